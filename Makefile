@@ -1,0 +1,29 @@
+# The two commands of a fresh machine: `make demo` and `make test`. Both make .venv first; neither needs a GPU or a hub.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test lint bench clean
+
+setup: .venv/.installed
+
+# The stamp is remade when the dependencies change; the sources themselves are installed in place.
+.venv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+demo: setup
+	$(BIN)/nanoengine demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python bench.py
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

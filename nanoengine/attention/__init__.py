@@ -1,0 +1,1 @@
+"""Paged attention: one protocol, and the backends behind it."""

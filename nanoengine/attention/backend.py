@@ -1,0 +1,88 @@
+"""The attention protocol: what a step tells a backend, what a backend can do, and how one is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nanoengine.config import ModelConfig
+from nanoengine.engine.messages import Phase
+from nanoengine.errors import InvalidConfig
+
+KVLayer = tuple[Tensor, Tensor]
+"""K and V of one layer, each of the shape that the backend asked for."""
+
+
+@dataclass
+class AttentionMetadata:
+    """Where the K/V of one step are written, and what each of its sequences reads.
+
+    Everything is computed from (tokens in the cache, new tokens) of this step alone. The lists repeat what the tensors say,
+    so that no backend must read a tensor back from the device to know a shape.
+    """
+
+    phase: Phase
+    kv_cache: list[KVLayer]
+    query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
+    seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included
+    block_tables: Tensor  # [num_seqs, max_blocks] int32, filled up with the null block
+    slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
+    query_lens_list: list[int]
+    seq_lens_list: list[int]
+
+
+class AttentionBackend(Protocol):
+    """One way to compute paged attention. Shapes: q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim].
+
+    `write_kv` is called with the K/V of the whole batch before any attention of the same layer: sequences of one step may
+    read each other's blocks.
+    """
+
+    name: str
+    description: str
+
+    def __init__(self, block_size: int) -> None: ...
+
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+        """The reason that this backend cannot run here; None if it can."""
+        ...
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of the K cache (and of the V cache) of one layer."""
+        ...
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None: ...
+
+    def prefill(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor: ...
+
+    def decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor: ...
+
+
+def choose_backend(
+    name: str, device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int
+) -> AttentionBackend:
+    """The backend of that name, or for "auto" the first of the known ones that can run here.
+
+    Raises:
+        InvalidConfig: no such backend, or it cannot run here; the message says why.
+    """
+    from nanoengine.attention.cpu import TorchAttention
+
+    backends: dict[str, type[AttentionBackend]] = {backend.name: backend for backend in (TorchAttention,)}  # best first
+    if name != "auto" and name not in backends:
+        raise InvalidConfig(f"attention_backend is {name!r}: it must be one of auto, {', '.join(backends)}")
+    reasons = {}
+    for backend in backends.values() if name == "auto" else [backends[name]]:
+        reason = backend.why_not(device, dtype, model, block_size)
+        if reason is None:
+            return backend(block_size)
+        reasons[backend.name] = reason
+    raise InvalidConfig("no attention backend can run: " + "; ".join(f"{key}: {why}" for key, why in reasons.items()))

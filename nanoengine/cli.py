@@ -1,0 +1,160 @@
+"""The `nanoengine` command: demo, generate, chat."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from time import perf_counter
+
+from nanoengine.errors import NanoEngineError
+from nanoengine.llm import LLM
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.tokenizer import Message
+
+DEMO_PROMPTS = [
+    "def binary_search(",
+    "class Stack:\n    ",
+    "import json\nimport os\n\ndef load_config(path):\n    ",
+    "for i in range(",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
+    "try:\n    import readline\nexcept ",
+]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status: 0, 1 for an error of the user's, 130 after Ctrl-C."""
+    args = _parser().parse_args(argv)
+    try:
+        args.run(args)
+    except NanoEngineError as error:
+        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nnanoengine: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def demo(args: argparse.Namespace) -> None:
+    """Complete a few beginnings of Python code in one batch, then once more to show the prefix cache."""
+    params = SamplingParams(temperature=args.temperature, top_p=0.95, max_tokens=args.max_tokens, seed=args.seed)
+    with _open(args) as llm:
+        start = perf_counter()
+        outputs = llm.generate(DEMO_PROMPTS, params)
+        seconds = perf_counter() - start
+        for output in outputs:
+            print(f"\n\033[1m{output.prompt}\033[0m{output.outputs[0].text}" if sys.stdout.isatty() else _plain(output))
+        num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        print(
+            f"\n{len(outputs)} completions, {num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s)"
+        )
+
+        shared = "".join(DEMO_PROMPTS)
+        first = llm.generate(shared + "\n# first", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
+        second = llm.generate(shared + "\n# second", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
+        for name, output in (("first", first), ("second", second)):
+            print(
+                f"{name} prompt with a shared beginning: {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} of "
+                f"them from the prefix cache, first token after {1000 * (output.metrics.ttft or 0):.1f} ms"
+            )
+
+
+def generate(args: argparse.Namespace) -> None:
+    """Complete the prompts of the command line, or the text on standard input."""
+    prompts = args.prompt or [sys.stdin.read()]
+    params = _sampling_params(args)
+    with _open(args) as llm:
+        if len(prompts) == 1 and params.n == 1:
+            for piece in llm.stream(prompts[0], params):
+                print(piece, end="", flush=True)
+            print()
+            return
+        for output in llm.generate(prompts, params):
+            for completion in output.outputs:
+                print(f"--- {output.prompt!r} [{completion.index}] ({completion.finish_reason})\n{completion.text}")
+
+
+def chat(args: argparse.Namespace) -> None:
+    """Talk with a model in the terminal; its answers appear as they are made."""
+    params = _sampling_params(args)
+    messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
+    with _open(args) as llm:
+        print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C ends an answer.")
+        while True:
+            try:
+                text = input("\n> ").strip()
+            except EOFError:
+                break
+            if not text:
+                break
+            messages.append({"role": "user", "content": text})
+            answer = ""
+            try:
+                for piece in llm.stream(llm.tokenizer.encode_chat(messages), params):
+                    answer += piece
+                    print(piece, end="", flush=True)
+            except KeyboardInterrupt:
+                print(" [interrupted]", end="")
+            print()
+            messages.append({"role": "assistant", "content": answer})
+
+
+def _plain(output: object) -> str:
+    from nanoengine.outputs import RequestOutput
+
+    assert isinstance(output, RequestOutput)
+    return f"\n=== {output.prompt!r}\n{output.prompt}{output.outputs[0].text}"
+
+
+def _open(args: argparse.Namespace) -> LLM:
+    options = {
+        name: getattr(args, name) for name in ("dtype", "device", "max_model_len") if getattr(args, name) is not None
+    }
+    return LLM(args.model, **options)
+
+
+def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+        stop=args.stop,
+        n=args.n,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nanoengine", description="A minimal, complete LLM inference engine.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for run, max_tokens in ((demo, 96), (generate, 128), (chat, 256)):
+        command = commands.add_parser(
+            run.__name__,
+            help=(run.__doc__ or "").split("\n")[0],
+            description=run.__doc__,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.set_defaults(run=run)
+        command.add_argument("--model", default="demo", help='"demo", a local folder or a hub name')
+        command.add_argument("--dtype", default=None, help="float32, bfloat16, float16 or auto")
+        command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
+        command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
+        command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
+        command.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+        command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+        if run is demo:
+            continue
+        command.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
+        command.add_argument("--top-p", type=float, default=0.95, help="1 keeps all tokens")
+        command.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
+        command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
+        if run is generate:
+            command.add_argument("-n", type=int, default=1, help="completions per prompt")
+            command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
+        else:
+            command.set_defaults(n=1)
+            command.add_argument("--system", default=None, help="a system message")
+    return parser

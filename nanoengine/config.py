@@ -1,0 +1,207 @@
+"""EngineConfig: what the user chooses. ModelConfig: what the model is, read from its config.json in this one place."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from nanoengine.errors import InvalidConfig, UnknownOption, UnsupportedModel
+
+DTYPES = ("float32", "bfloat16", "float16")
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Every option of the engine; all are keyword arguments of `LLM`. Names follow vLLM and nano-vllm.
+
+    Args:
+        model: "demo" (bundled), a local folder, or a hub name such as "Qwen/Qwen3-0.6B".
+        tokenizer: a folder or hub name, if the tokenizer is not the model's own.
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own where the device computes it natively,
+            float32 otherwise.
+        device: "cpu", "cuda", "cuda:1", or "auto": cuda if there is one.
+        max_model_len: longest sequence (prompt and output) in tokens. None: the model's own limit, lowered to what the KV
+            pool holds.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens computed in one step; longer prompts are prefilled in chunks of it. It also
+            bounds the running sequences, since each computes at least one token in a step.
+        block_size: tokens in one block of the KV cache.
+        num_kv_blocks: size of the KV pool in blocks (one more is taken for the null block). None: from memory.
+        kv_cache_memory: size of the KV pool in bytes. None: from free memory.
+        gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
+        enable_prefix_caching: reuse the KV of equal prefixes.
+        preemption_mode: what happens to a sequence that must give its blocks back: "recompute" (prefill it again later).
+        attention_backend: "auto", or the name of one.
+        enforce_eager: never use CUDA graphs. No backend has them yet, so both values mean eager.
+        tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
+        seed: seed of the requests that have none of their own: a fresh engine repeats itself.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    preemption_mode: str = "recompute"
+    attention_backend: str = "auto"
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    seed: int = 0
+
+    @classmethod
+    def from_options(cls, model: str, options: Mapping[str, Any]) -> EngineConfig:
+        """Build a config from keyword arguments; an unknown one is an error that suggests the nearest known name."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the options are {', '.join(known)}"
+                raise UnknownOption(f"unknown option {name!r}: {hint}")
+        return cls(model=str(model), **options)
+
+    def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, ("auto", *DTYPES))
+        _choice("preemption_mode", self.preemption_mode, ("recompute",))
+        if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
+            raise InvalidConfig(f"device is {self.device!r}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+            _positive(name, getattr(self, name))
+        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            raise InvalidConfig("num_kv_blocks and kv_cache_memory both size the KV pool: give one of them")
+        for name in ("enable_prefix_caching", "enforce_eager"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfig(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if not isinstance(self.gpu_memory_utilization, int | float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise InvalidConfig(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization}: it must be above 0 and at most 1"
+            )
+        if self.tensor_parallel_size != 1:
+            raise InvalidConfig(f"tensor_parallel_size is {self.tensor_parallel_size}: only 1 is supported")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidConfig(f"seed must be an integer, not {self.seed!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a model, in one spelling, whichever way its config.json says it."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    dtype: str
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Read the content of a Hugging Face config.json (schemas of transformers 4 and 5).
+
+        Raises:
+            UnsupportedModel: an architecture, rope type or feature that the engine does not compute, or a missing key.
+        """
+        architectures = list(config.get("architectures") or [])
+        architecture = next((name for name in architectures if name in ARCHITECTURES), None)
+        if architecture is None:
+            raise UnsupportedModel(f"architectures is {architectures}: supported are {', '.join(ARCHITECTURES)}")
+        for key, supported in (("use_sliding_window", False), ("quantization_config", None), ("hidden_act", "silu")):
+            if config.get(key, supported) not in (supported, None):
+                raise UnsupportedModel(f"{key} is {config[key]!r}: only {supported!r} is supported")
+
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise UnsupportedModel(f"the checkpoint's dtype is {dtype!r}: supported are {', '.join(DTYPES)}")
+
+        self = cls(
+            architecture=architecture,
+            vocab_size=_required(config, "vocab_size"),
+            hidden_size=_required(config, "hidden_size"),
+            intermediate_size=_required(config, "intermediate_size"),
+            num_layers=_required(config, "num_hidden_layers"),
+            num_heads=_required(config, "num_attention_heads"),
+            num_kv_heads=_required(config, "num_key_value_heads"),
+            head_dim=_required(config, "head_dim")
+            if config.get("head_dim") is not None
+            else 128,  # Qwen3's own default
+            max_position_embeddings=_required(config, "max_position_embeddings"),
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=_rope_theta(config),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=bool(config.get("attention_bias", False)),
+            dtype=dtype,
+        )
+        if self.num_heads % self.num_kv_heads:
+            raise UnsupportedModel(
+                f"num_attention_heads is {self.num_heads}: it must be a multiple of num_key_value_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise UnsupportedModel(f"head_dim is {self.head_dim}: rotary embeddings need an even one")
+        return self
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of K and V that one token takes in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    def num_parameters(self) -> int:
+        """Number of weights, from the shapes alone."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        attention = (heads + self.num_heads) * self.head_dim * self.hidden_size + 2 * self.head_dim
+        if self.attention_bias:
+            attention += heads * self.head_dim + self.hidden_size
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_layers * layer + self.hidden_size
+
+
+def _rope_theta(config: Mapping[str, Any]) -> float:
+    """The base of the rotary angles: transformers 5 nests it in `rope_parameters`, transformers 4 keeps it on top."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise UnsupportedModel(f"rope_parameters is {rope!r}: it must be a table with rope_type and rope_theta")
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type != "default":
+        raise UnsupportedModel(f"rope_type is {rope_type!r}: supported is 'default'")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"partial_rotary_factor is {rope['partial_rotary_factor']}: only 1.0 is supported")
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not (theta > 0 and math.isfinite(theta)):
+        raise UnsupportedModel(f"rope_theta is {theta!r}: it must be a positive number")
+    return float(theta)
+
+
+def _required(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"{key} is {value!r} in the model's config.json: it must be a positive integer")
+    return value
+
+
+def _positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidConfig(f"{name} is {value!r}: it must be a positive integer")
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidConfig(f"{name} is {value!r}: it must be one of {', '.join(choices)}")

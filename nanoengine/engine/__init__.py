@@ -1,0 +1,1 @@
+"""Policy: who runs, how many tokens, which blocks. Nothing in this package imports torch."""

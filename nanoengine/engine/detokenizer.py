@@ -1,0 +1,84 @@
+"""Detokenizer: turns tokens into text as they come, holds back what may still change, and finds stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+INCOMPLETE = "\ufffd"
+"""What decoders put in the place of bytes that are not (yet) a whole character."""
+
+
+class Detokenizer:
+    """Text of one completion. It grows only: what was released is never taken back.
+
+    Two kinds of text are held back: an incomplete character, which a later token may complete, and the beginning of what
+    may become a stop string.
+
+    Args:
+        decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
+        stop: strings that end the text; they are cut off.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()):
+        self._decode = decode
+        self._stop = tuple(stop)
+        self._longest_stop = max(map(len, self._stop), default=0)
+        self._text = ""  # all complete characters so far
+        self._num_released = 0
+        self._window: list[
+            int
+        ] = []  # the last tokens: those that are not decoded for good, and a few before, as context
+        self._num_context = 0  # how many tokens of the window are that context
+        self._window_text = ""  # characters of the window that are in _text already
+
+    @property
+    def text(self) -> str:
+        """The text that is final."""
+        return self._text[: self._num_released]
+
+    def push(self, token_id: int, *, match_stop: bool = True) -> str | None:
+        """Take the next token; returns the stop string that it completed, if any (the text is cut before it)."""
+        self._window.append(token_id)
+        decoded = self._decode(self._window)
+        ends_whole = not decoded.endswith(INCOMPLETE)
+        complete = decoded if ends_whole else decoded[:-1]
+        new = complete[len(self._window_text) :]
+        if ends_whole and new:
+            # The window ends at a character: these tokens become the context of the next.
+            del self._window[: self._num_context]
+            self._num_context = len(self._window)
+            self._window_text = self._decode(self._window)
+        elif new:
+            self._window_text = complete
+        return self._append(new, match_stop)
+
+    def finish(self) -> None:
+        """No more tokens come: release what was held back, incomplete characters included."""
+        self._text += self._decode(self._window)[len(self._window_text) :]
+        self._window, self._num_context, self._window_text = [], 0, ""
+        self._num_released = len(self._text)
+
+    def _append(self, new: str, match_stop: bool) -> str | None:
+        if not self._stop:
+            self._text += new
+            self._num_released = len(self._text)
+            return None
+        search_from = max(self._num_released, len(self._text) - self._longest_stop + 1)
+        self._text += new
+        if match_stop:
+            found = [(self._text.find(stop, search_from), stop) for stop in self._stop]
+            position, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
+            if position >= 0:
+                self._text = self._text[:position]
+                self._window, self._num_context, self._window_text = [], 0, ""
+                self._num_released = position
+                return stop
+        self._num_released = len(self._text) - self._num_held()
+        return None
+
+    def _num_held(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        for length in range(min(self._longest_stop - 1, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-length:]) for stop in self._stop):
+                return length
+        return 0

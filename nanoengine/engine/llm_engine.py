@@ -1,0 +1,257 @@
+"""LLMEngine: the loop. Each step schedules a batch, executes it, takes the results and turns them into text.
+
+It knows requests and text on the one side and two messages on the other; tensors are the executor's business.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from time import perf_counter
+from typing import Protocol
+
+from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.engine.interrupts import InterruptGuard
+from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.request import Completion, Request
+from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.sequence import Sequence
+from nanoengine.engine.stats import EngineStats
+from nanoengine.errors import EngineClosed, InvalidPrompt, InvalidSamplingParams
+from nanoengine.sampling_params import SamplingParams
+
+
+class Executor(Protocol):
+    """What the engine needs of a model: run a batch, sample its tokens."""
+
+    def execute(self, batch: ScheduledBatch) -> SampledBatch: ...
+
+    def close(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer: text to ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Seq[int]) -> str: ...
+
+
+class LLMEngine:
+    """Continuous batching over one executor. Not thread-safe: one thread adds requests and steps.
+
+    Args:
+        scheduler: decides each batch; holds the KV pool's bookkeeping.
+        executor: computes the batches.
+        tokenizer: text to ids and back.
+        vocab_size: prompt token ids are below it.
+        eos_token_ids: tokens that end a sequence, unless its params ignore them.
+        seed: where the seeds of requests without one come from.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_token_ids: Seq[int] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = perf_counter,
+    ):
+        self.scheduler = scheduler
+        self.executor = executor
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.stats = EngineStats()
+        self.clock = clock
+        self._seeds = random.Random(seed)
+        self._requests: dict[str, Request] = {}
+        self._owner: dict[int, tuple[Request, Completion]] = {}  # seq_id -> whose it is
+        self._num_requests = 0
+        self._num_sequences = 0
+        self._closed = False
+
+    # ---- requests
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def make_request(
+        self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
+    ) -> Request:
+        """Check a prompt and its params and make a request of them; nothing runs before `submit`.
+
+        Raises:
+            InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
+            InvalidSamplingParams: token ids outside the vocabulary among the params.
+        """
+        self._check_open()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {params!r}")
+        for token in params.stop_token_ids:
+            if token >= self.vocab_size:
+                raise InvalidSamplingParams(
+                    f"stop_token_ids holds {token}: the vocabulary ends at {self.vocab_size - 1}"
+                )
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self._prompt_token_ids(prompt)
+
+        if request_id is None:
+            request_id = f"request-{self._num_requests}"
+            self._num_requests += 1
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        completions = []
+        for index in range(params.n):
+            seq = Sequence(
+                self._num_sequences, token_ids, params, index=index, seed=seed, eos_token_ids=self.eos_token_ids
+            )
+            self._num_sequences += 1
+            completions.append(Completion(seq, Detokenizer(self.tokenizer.decode, params.stop)))
+        return Request(request_id, text, token_ids, params, completions, self.clock)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `step` works on it from now on.
+
+        Raises:
+            ValueError: a request of this id is running.
+        """
+        self._check_open()
+        if request.request_id in self._requests:
+            raise InvalidPrompt(
+                f"request_id {request.request_id!r} is in use: choose another, or abort that request first"
+            )
+        self._requests[request.request_id] = request
+        request.arrival_time = self.clock()
+        for completion in request.completions:
+            self._owner[completion.seq.seq_id] = (request, completion)
+            self.scheduler.add(completion.seq)
+
+    def add_request(
+        self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
+    ) -> Request:
+        """`make_request` and `submit` in one."""
+        request = self.make_request(prompt, params, request_id)
+        self.submit(request)
+        return request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands and take its blocks back; False if no such request is running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        for completion in request.completions:
+            self.scheduler.finish(completion.seq, "abort")
+            self._retire(completion)
+        return True
+
+    # ---- the loop
+
+    def step(self) -> list[Request]:
+        """Run one batch; returns the requests that advanced, ended or failed in it.
+
+        An exception while the batch executes ends the requests of that batch (finish reason "error", the exception in
+        `Request.error`), gives their blocks back and leaves the engine usable.
+        """
+        self._check_open()
+        with InterruptGuard() as guard:
+            batch = self.scheduler.schedule()
+            if not batch:
+                return []
+            start = self.clock()
+            try:
+                with guard.allowed():
+                    sampled = self.executor.execute(batch)
+            except Exception as error:
+                return self._fail(batch, error)
+            except BaseException:  # Ctrl-C: what the batch should have written is not there either
+                self._fail(batch, RuntimeError("interrupted"))
+                raise
+            advanced = self.scheduler.update(batch, sampled)
+            now = self.clock()
+            self.stats.record(batch.phase, len(batch.token_ids), now - start)
+            return self._take_tokens(advanced, now)
+
+    def _take_tokens(self, advanced: list[Sequence], now: float) -> list[Request]:
+        touched: dict[str, Request] = {}
+        for seq in advanced:
+            request, completion = self._owner[seq.seq_id]
+            touched[request.request_id] = request
+            if completion.first_token_time is None:
+                completion.first_token_time = now
+            completion.last_token_time = now
+            token = seq.token_ids[-1]
+            if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
+                match_stop = seq.num_output_tokens >= seq.params.min_tokens
+                stop = completion.detokenizer.push(token, match_stop=match_stop)
+                if stop is not None:
+                    self._stop(seq, stop)
+            if seq.finished:
+                self._retire(completion)
+        return list(touched.values())
+
+    def _stop(self, seq: Sequence, stop: str) -> None:
+        """A stop string wins over a length limit that the same token met."""
+        self.scheduler.finish(seq, "stop")
+        seq.finish_reason, seq.stop_reason = "stop", stop
+
+    def _fail(self, batch: ScheduledBatch, error: Exception) -> list[Request]:
+        self.stats.num_failed_steps += 1
+        touched: dict[str, Request] = {}
+        for seq in self.scheduler.fail(batch):
+            request, completion = self._owner[seq.seq_id]
+            request.error = error
+            touched[request.request_id] = request
+            self._retire(completion)
+        return list(touched.values())
+
+    def _retire(self, completion: Completion) -> None:
+        """Forget an ended sequence, and its request with the last of them; the caller's Request keeps the result."""
+        owner = self._owner.pop(completion.seq.seq_id, None)
+        if owner is None:
+            return
+        completion.detokenizer.finish()
+        if owner[0].finished:
+            del self._requests[owner[0].request_id]
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Abort what runs and give the executor's memory back. Closing twice is allowed."""
+        if self._closed:
+            return
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self._closed = True
+        self.executor.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed: make a new one")
+
+    def _prompt_token_ids(self, prompt: str | Seq[int]) -> list[int]:
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt)
+        elif isinstance(prompt, list | tuple):
+            token_ids = list(prompt)
+        else:
+            raise InvalidPrompt(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}")
+        if not token_ids:
+            raise InvalidPrompt("the prompt is empty: it must have at least one token")
+        for token in token_ids:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise InvalidPrompt(f"the prompt holds {token!r}: token ids must be integers")
+            if not 0 <= token < self.vocab_size:
+                raise InvalidPrompt(f"the prompt holds token id {token}: the vocabulary is 0 to {self.vocab_size - 1}")
+        limit = self.scheduler.max_model_len
+        if len(token_ids) >= limit:
+            raise InvalidPrompt(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {limit}: "
+                f"at most {limit - 1} leave room for a new one; shorten it or raise max_model_len"
+            )
+        return token_ids

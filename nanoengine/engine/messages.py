@@ -1,0 +1,53 @@
+"""The two messages between policy and tensors: ScheduledBatch goes down to the runner, SampledBatch comes back.
+
+They hold ids, lengths and token ids only: no slots, no tensors. Both can be pickled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from nanoengine.outputs import TokenLogprobs
+from nanoengine.sampling_params import SamplingParams
+
+
+class Phase(Enum):
+    """What a step does: prefill computes prompts or chunks of them, decode one token of each running sequence."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """One row that samples a token in this step."""
+
+    row: int  # index among the sequences of the batch
+    params: SamplingParams
+    seed: int  # of the request and the completion: with the position, the address of the randomness
+    banned_token_ids: tuple[int, ...]  # tokens that may not be chosen now, because of min_tokens
+
+
+@dataclass(slots=True)
+class ScheduledBatch:
+    """One step: parallel lists with an entry per sequence, and the new tokens of all of them, one after the other."""
+
+    phase: Phase
+    seq_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)  # [sum(num_new_tokens)]
+    num_computed_tokens: list[int] = field(default_factory=list)  # already in the KV cache
+    num_new_tokens: list[int] = field(default_factory=list)
+    block_tables: list[list[int]] = field(default_factory=list)  # block ids; they cover all tokens up to the new ones
+    sampling: list[SamplingRow] = field(default_factory=list)  # in row order; a chunk that ends early has none
+
+    def __len__(self) -> int:
+        return len(self.seq_ids)
+
+
+@dataclass(slots=True)
+class SampledBatch:
+    """The tokens sampled in one step: one per entry of `ScheduledBatch.sampling`, in that order."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]

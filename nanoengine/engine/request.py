@@ -1,0 +1,86 @@
+"""Request: what one caller asked for and what has come of it so far: one sequence and one text per completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.engine.sequence import Sequence
+from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from nanoengine.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Completion:
+    """One completion of a request while it runs. Times are seconds of `clock`."""
+
+    seq: Sequence
+    detokenizer: Detokenizer
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """The live state of a request. Callers read it at any time: `finished`, `output()`."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    completions: list[Completion]
+    clock: Callable[[], float] = perf_counter
+    error: Exception | None = None  # what a failed step raised
+    arrival_time: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrival_time = self.clock()
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.seq.finished for completion in self.completions)
+
+    def output(self) -> RequestOutput:
+        """The result so far, as a value that changes no more."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[self._completion_output(completion) for completion in self.completions],
+            num_cached_tokens=self.completions[0].seq.num_cached_tokens or 0,
+            metrics=self._metrics(),
+        )
+
+    def _completion_output(self, completion: Completion) -> CompletionOutput:
+        seq = completion.seq
+        token_ids = seq.output_token_ids
+        logprobs = cumulative = None
+        if self.params.logprobs is not None:
+            logprobs = list(seq.logprobs)
+            cumulative = sum(entry[token].logprob for entry, token in zip(logprobs, token_ids, strict=True))
+        return CompletionOutput(
+            index=seq.index,
+            text=completion.detokenizer.text,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            cumulative_logprob=cumulative,
+            finish_reason=seq.finish_reason,
+            stop_reason=seq.stop_reason,
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        started = [c for c in self.completions if c.first_token_time is not None]
+        num_preemptions = sum(c.seq.num_preemptions for c in self.completions)
+        if not started:
+            return RequestMetrics(ttft=None, tpot=None, latency=None, num_preemptions=num_preemptions)
+        first = min(c.first_token_time or 0.0 for c in started)
+        last = max(c.last_token_time or 0.0 for c in started)
+        num_steps = max(c.seq.num_output_tokens for c in started) - 1
+        return RequestMetrics(
+            ttft=first - self.arrival_time,
+            tpot=(last - first) / num_steps if num_steps else None,
+            latency=last - self.arrival_time if self.finished else None,
+            num_preemptions=num_preemptions,
+        )

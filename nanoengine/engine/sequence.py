@@ -1,0 +1,101 @@
+"""Sequence: the tokens of one completion and how far they are computed. It knows nothing of blocks' contents or text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from nanoengine.engine.randomness import sequence_seed
+from nanoengine.outputs import FinishReason, TokenLogprobs
+from nanoengine.sampling_params import SamplingParams
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One completion of a request, from its prompt to its last token.
+
+    What remains to compute is `num_tokens - num_computed_tokens`, whether the sequence is fresh, in the middle of its
+    prompt, decoding, or resumed after a preemption.
+
+    Args:
+        seq_id: unique in the engine's life; smaller is older.
+        index: which of the request's completions this is.
+        seed: the request's seed.
+        eos_token_ids: the model's end-of-text tokens.
+    """
+
+    __slots__ = (
+        "banned_until_min",
+        "block_table",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "params",
+        "seed",
+        "seq_id",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        seq_id: int,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        index: int = 0,
+        seed: int = 0,
+        eos_token_ids: Iterable[int] = (),
+    ):
+        self.seq_id = seq_id
+        self.index = index
+        self.params = params
+        self.seed = sequence_seed(seed, index)
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
+        self.num_preemptions = 0
+        self.block_table: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+
+        eos = () if params.ignore_eos else tuple(eos_token_ids)
+        self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
+        self.banned_until_min = tuple(sorted(self.stop_token_ids))
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    def __repr__(self) -> str:
+        return f"Sequence({self.seq_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens computed)"

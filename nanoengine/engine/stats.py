@@ -1,0 +1,38 @@
+"""EngineStats: counters of what the engine has done, read by progress bars and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.engine.messages import Phase
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them."""
+
+    num_steps: int = 0
+    prefill_tokens: int = 0
+    prefill_time: float = 0.0
+    decode_tokens: int = 0
+    decode_time: float = 0.0
+    num_failed_steps: int = 0
+
+    def record(self, phase: Phase, num_tokens: int, seconds: float) -> None:
+        self.num_steps += 1
+        if phase is Phase.PREFILL:
+            self.prefill_tokens += num_tokens
+            self.prefill_time += seconds
+        else:
+            self.decode_tokens += num_tokens
+            self.decode_time += seconds
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens computed per second of prefill steps."""
+        return self.prefill_tokens / self.prefill_time if self.prefill_time else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens generated per second of decode steps."""
+        return self.decode_tokens / self.decode_time if self.decode_time else 0.0

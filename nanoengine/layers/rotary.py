@@ -1,0 +1,24 @@
+"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split layout of Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of each position: two of [num_tokens, 1, head_dim / 2], float32.
+
+    They are the same in every layer, so a model computes them once per step.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=positions.device).float() / head_dim
+    frequencies = 1.0 / theta**exponents  # rounded once, as checkpoints were trained: it matters at large positions
+    angles = positions.float()[:, None] * frequencies
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def apply_rotary(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
+    cos, sin = angles
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -1,0 +1,139 @@
+"""Loading: find the files of a model, read its config, and copy its safetensors straight into the parameters.
+
+Only data is read: JSON and safetensors. Nothing in a model folder is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+
+DEMO = Path(__file__).parent.parent / "demo"
+HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model"]
+
+
+def find_model(model: str) -> Path:
+    """The folder of a model: "demo" is the bundled one, then local folders, then repositories of the hub.
+
+    Raises:
+        ModelNotFound: none of these.
+    """
+    if model == "demo":
+        return DEMO
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
+        raise ModelNotFound(
+            f"model {model!r} is no folder: give 'demo', a folder with a config.json, or a hub name like 'Qwen/Qwen3-0.6B'"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS))
+    except (
+        Exception
+    ) as error:  # the hub client raises many kinds, from HTTP errors to its own: all mean "not to be had"
+        raise ModelNotFound(f"model {model!r} is no folder, and the hub did not give it: {error}") from error
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON table in `folder / name`.
+
+    Raises:
+        ModelNotFound: no such file.
+        UnsupportedModel: it is not a JSON table.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise ModelNotFound(f"{path} is missing: a model folder needs config.json, *.safetensors and tokenizer files")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{path} must hold a JSON table, not {type(content).__name__}")
+    return content
+
+
+def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = True) -> None:
+    """Copy every tensor of the checkpoint in `folder` into its place in `tensors`, converted to the dtype there.
+
+    The files are memory-mapped, so that a tensor is in memory once, in its place.
+
+    Raises:
+        ModelNotFound: no safetensors, or a shard of the index is missing.
+        InvalidWeights: a broken file; tensors that are missing, unexpected or misshapen. The message names them.
+    """
+    missing = dict.fromkeys(tensors)
+    misshapen: list[str] = []
+    unexpected: dict[str, Tensor] = {}
+    with tqdm(total=len(tensors), desc="Loading weights", unit="tensor", disable=not use_tqdm, leave=False) as bar:
+        for path in _weight_files(folder):
+            for name, source in _read_tensors(path):
+                target = tensors.get(name)
+                if target is None:
+                    unexpected[name] = source
+                    continue
+                missing.pop(name, None)
+                if source.shape != target.shape or not source.is_floating_point():
+                    misshapen.append(f"{name} is {source.dtype} {list(source.shape)}, not a float {list(target.shape)}")
+                    continue
+                target.copy_(source)
+                bar.update()
+
+    if (
+        "lm_head.weight" in unexpected
+    ):  # the model is tied; a checkpoint may repeat the embedding, but not contradict it
+        head, embedding = unexpected.pop("lm_head.weight"), tensors["model.embed_tokens.weight"]
+        if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
+            raise InvalidWeights(
+                f"the weights in {folder} have an lm_head.weight that is not the embedding, but tie_word_embeddings is true: "
+                "correct one of the two"
+            )
+    problems = {"missing": list(missing), "unexpected": list(unexpected), "misshapen": misshapen}
+    if any(problems.values()):
+        lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
+        raise InvalidWeights(f"the weights in {folder} do not match the config.json beside them: " + "; ".join(lines))
+
+
+def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+                yield name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(folder, index.name).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise InvalidWeights(f"{index} has no weight_map")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        for path in files:
+            if path.parent != folder:
+                raise InvalidWeights(f"{index} names {path.name!r} outside the model folder")
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelNotFound(f"{folder} holds no *.safetensors: other formats are not read, because they can run code")
+    for path in files:
+        if not path.is_file():
+            raise ModelNotFound(f"{path} is missing, though {index.name} lists it: fetch the model again")
+    return files
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

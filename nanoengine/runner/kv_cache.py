@@ -1,0 +1,77 @@
+"""KVCache: the tensors that hold K and V of every layer, and how many blocks of them the machine has room for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from nanoengine.attention.backend import AttentionBackend, KVLayer
+from nanoengine.config import ModelConfig
+
+CPU_CAP = 4 << 30
+"""Most bytes of KV that a CPU engine takes unasked; `kv_cache_memory` asks for more."""
+
+CPU_SHARE = 0.5
+"""Share of the available RAM that a CPU engine takes at most unasked; the rest is for weights' copies and other programs."""
+
+
+class KVCache:
+    """K and V of every layer for `num_blocks` usable blocks and the null block.
+
+    `layers[i]` is (K, V) of layer i, each of the backend's shape. Their content is unset: nothing may read a slot before it
+    was written.
+    """
+
+    def __init__(
+        self, num_blocks: int, model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
+    ):
+        shape = backend.kv_shape(num_blocks + 1, model.num_kv_heads, model.head_dim)
+        self.layers: list[KVLayer] = [
+            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+            for _ in range(model.num_layers)
+        ]
+
+    def fill(self, value: float) -> None:
+        """Set every slot, the null block's too. Tests fill a pool with NaN to see that nobody reads what nobody wrote."""
+        for k, v in self.layers:
+            k.fill_(value)
+            v.fill_(value)
+
+
+def available_ram() -> int:
+    """Bytes of RAM that this process can still take: of the machine, or of its container where that has less."""
+    available = _meminfo_available() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    try:  # control groups, version 2
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if kilobytes is None else int(kilobytes) * 1024
+
+
+def cpu_kv_bytes() -> int:
+    """Bytes for the KV pool on the CPU when the user names none."""
+    return int(min(CPU_CAP, CPU_SHARE * available_ram()))
+
+
+def gpu_kv_bytes(total: int, free: int, utilization: float, peak: int, current: int) -> int:
+    """Bytes for the KV pool on a GPU.
+
+    Args:
+        total: memory of the device.
+        free: what nobody uses now; all the rest counts as used, by other processes too.
+        utilization: share of `total` that may be used in the end.
+        peak, current: most bytes that this process allocated during a forward pass of full size, and those it holds now.
+    """
+    return int(total * utilization) - (total - free) - (peak - current)

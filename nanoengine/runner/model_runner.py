@@ -1,0 +1,214 @@
+"""ModelRunner: owns the model and the KV cache, and executes batches."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from nanoengine.attention.backend import choose_backend
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.engine.messages import Phase, SampledBatch, SamplingRow, ScheduledBatch
+from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
+from nanoengine.models.loader import load_weights
+from nanoengine.models.registry import build_model
+from nanoengine.runner.input_batch import InputBatch
+from nanoengine.runner.kv_cache import KVCache, cpu_kv_bytes, gpu_kv_bytes
+from nanoengine.runner.sampler import Sampler
+from nanoengine.sampling_params import SamplingParams
+
+logger = logging.getLogger("nanoengine")
+
+
+class ModelRunner:
+    """Loads a model and sizes its KV cache; then `execute` turns each ScheduledBatch into a SampledBatch.
+
+    Args:
+        config: the engine's options.
+        model_config: the model's shape.
+        folder: where its weights are.
+        use_tqdm: show a bar while loading.
+
+    Attributes:
+        num_blocks: usable blocks of the KV pool.
+        max_model_len: the one asked for, or the model's own lowered to what the pool holds.
+
+    Raises:
+        InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
+        ModelNotFound, InvalidWeights: the weights are missing or wrong.
+    """
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path, *, use_tqdm: bool = True):
+        self.config = config
+        self.device = _device(config.device)
+        self.dtype = _dtype(config.dtype, model_config.dtype, self.device)
+        self.model_config = model_config
+        _check_max_model_len(config.max_model_len, model_config.max_position_embeddings)
+        self.backend = choose_backend(
+            config.attention_backend, self.device, self.dtype, model_config, config.block_size
+        )
+        self.model = build_model(model_config, self.backend, self.dtype, self.device)
+        load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)
+        self.sampler = Sampler()
+        self.num_blocks, self.max_model_len = self._size_kv_cache()
+        self.kv_cache: KVCache | None = self._new_kv_cache(self.num_blocks)
+        logger.info("%s", self.describe())
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> SampledBatch:
+        """Run one step: write the K/V of its tokens, and sample a token for each row that asks for one."""
+        if self.kv_cache is None:
+            raise EngineClosed("the model runner is closed")
+        return self._run(batch, self.kv_cache)
+
+    def _run(self, batch: ScheduledBatch, kv_cache: KVCache) -> SampledBatch:
+        inputs = InputBatch.build(batch, kv_cache.layers, self.config.block_size, self.device)
+        hidden = self.model(inputs.input_ids, inputs.positions, inputs.metadata)
+        if not batch.sampling:
+            return SampledBatch([], [])
+        logits = self.model.compute_logits(hidden[inputs.sampled_rows])
+        positions = [inputs.metadata.seq_lens_list[row.row] for row in batch.sampling]
+        return self.sampler.sample(logits, batch.sampling, positions)
+
+    def close(self) -> None:
+        """Give the memory of the model and the cache back."""
+        self.kv_cache = None
+        del self.model
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def describe(self) -> str:
+        """The start-up line: what runs where, by which path, and how much KV there is."""
+        place = f"cpu, {torch.get_num_threads()} threads" if self.device.type == "cpu" else _gpu_name(self.device)
+        kv_bytes = self.num_blocks * self._block_bytes
+        config, model = self.config, self.model_config
+        limit = model.max_position_embeddings
+        is_lowered = config.max_model_len is None and self.max_model_len < limit
+        lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
+        return (
+            f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
+            f"{str(self.dtype).removeprefix('torch.')} on {place}; "
+            f"attention: {self.backend.name} ({self.backend.description}), no CUDA graphs; "
+            f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
+            f"max_model_len {self.max_model_len}{lowered}; "
+            f"at most {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
+        )
+
+    # ---- sizing
+
+    @property
+    def _block_bytes(self) -> int:
+        return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
+
+    def _new_kv_cache(self, num_blocks: int) -> KVCache:
+        return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
+
+    def _size_kv_cache(self) -> tuple[int, int]:
+        """Usable blocks of the pool, and the longest sequence."""
+        config = self.config
+        wanted_len = config.max_model_len or self.model_config.max_position_embeddings
+        blocks_per_sequence = -(-wanted_len // config.block_size)
+        if config.num_kv_blocks is not None:
+            num_blocks, self._kv_source = config.num_kv_blocks, "num_kv_blocks"
+        else:
+            if config.kv_cache_memory is not None:
+                kv_bytes, self._kv_source = config.kv_cache_memory, "kv_cache_memory"
+            elif self.device.type == "cpu":
+                kv_bytes, self._kv_source = cpu_kv_bytes(), "half of the available RAM, at most 4 GiB"
+            else:
+                kv_bytes = self._measure_gpu_kv_bytes()
+                self._kv_source = f"gpu_memory_utilization {config.gpu_memory_utilization}"
+            num_blocks = max(kv_bytes, 0) // self._block_bytes - 1  # one is the null block
+            if num_blocks > blocks_per_sequence * config.max_num_seqs:  # more could never be used at once
+                num_blocks = blocks_per_sequence * config.max_num_seqs
+                self._kv_source = "max_num_seqs x max_model_len"
+        if (
+            num_blocks < (1 if config.max_model_len is None else blocks_per_sequence)
+            or num_blocks * config.block_size < 2
+        ):
+            raise KVCacheTooSmall(
+                f"the KV pool ({self._kv_source}) has {max(num_blocks, 0)} blocks of {config.block_size} tokens "
+                f"({self._block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
+                "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
+            )
+        return num_blocks, min(wanted_len, num_blocks * config.block_size)
+
+    def _measure_gpu_kv_bytes(self) -> int:
+        """Memory that a step of the largest size leaves: the largest prefill, and sampling for every sequence."""
+        config, device = self.config, self.device
+        num_tokens = config.max_num_batched_tokens
+        per_sequence = min(num_tokens, config.max_model_len or self.model_config.max_position_embeddings)
+        counts = [min(per_sequence, num_tokens - start) for start in range(0, num_tokens, per_sequence)]
+        num_blocks = -(-per_sequence // config.block_size)
+        table = list(range(1, num_blocks + 1))  # all warm-up sequences write to the same blocks
+        params = SamplingParams(top_k=10, top_p=0.9)
+        prefill = ScheduledBatch(
+            Phase.PREFILL,
+            seq_ids=list(range(len(counts))),
+            token_ids=[0] * num_tokens,
+            num_computed_tokens=[0] * len(counts),
+            num_new_tokens=counts,
+            block_tables=[table] * len(counts),
+        )
+        decode = ScheduledBatch(
+            Phase.DECODE,
+            seq_ids=list(range(config.max_num_seqs)),
+            token_ids=[0] * config.max_num_seqs,
+            num_computed_tokens=[per_sequence - 1] * config.max_num_seqs,
+            num_new_tokens=[1] * config.max_num_seqs,
+            block_tables=[table] * config.max_num_seqs,
+            sampling=[SamplingRow(row, params, row, ()) for row in range(config.max_num_seqs)],
+        )
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        cache = self._new_kv_cache(num_blocks)
+        cache.fill(0.0)
+        current = torch.cuda.memory_allocated(device)
+        with torch.inference_mode():
+            self._run(prefill, cache)
+            self._run(decode, cache)
+        peak = torch.cuda.max_memory_allocated(device)
+        del cache
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak, current)
+
+
+def _check_max_model_len(asked: int | None, limit: int) -> None:
+    if asked is not None and asked > limit:
+        raise InvalidConfig(f"max_model_len is {asked}, but the model was made for at most {limit} positions: lower it")
+    if asked is not None and asked < 2:
+        raise InvalidConfig(f"max_model_len is {asked}: it must hold a prompt token and a new one, so at least 2")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise InvalidConfig(
+                f"device is {name!r}, but torch sees {count} CUDA devices: use device='cpu', or install a CUDA torch"
+            )
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if device.type == "cpu" and checkpoint != "float32":
+        native = {
+            "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
+            "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
+        }
+        if not native[checkpoint]():
+            return torch.float32
+    return getattr(torch, checkpoint)
+
+
+def _gpu_name(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})"

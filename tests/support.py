@@ -1,0 +1,126 @@
+"""What several tests share: tiny checkpoints, the reference (Hugging Face transformers), and the engine under a magnifier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from nanoengine import LLM
+from nanoengine.engine.messages import Phase, ScheduledBatch
+from nanoengine.runner.input_batch import InputBatch
+from nanoengine.runner.model_runner import ModelRunner
+
+TINY = {
+    "vocab_size": 300,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "rope_theta": 10000.0,
+    "eos_token_id": 256,
+    "bos_token_id": 256,
+}
+
+
+def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB", **overrides: Any) -> Path:
+    """A random Qwen3 checkpoint with a byte-level tokenizer; weights large enough that every token has its own logits."""
+    torch.manual_seed(seed)
+    options = TINY | overrides
+    rope_theta = options.pop("rope_theta")
+    config = Qwen3Config(**options, rope_parameters={"rope_type": "default", "rope_theta": rope_theta}, dtype="float32")
+    model = Qwen3ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            elif "bias" in name:
+                parameter.normal_(0, 0.5)
+            else:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5 * 1.5)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, and an end of text: every text has ids, every list of ids has a text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+
+
+def reference_model(folder: Path) -> Any:
+    """The same weights in transformers, float32."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def reference_greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    """Greedy continuation by transformers, end-of-text tokens treated like others."""
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """[num_tokens, vocab_size]: what transformers predicts after each token."""
+    return model(torch.tensor([list(token_ids)])).logits[0]
+
+
+def model_runner(llm: LLM) -> ModelRunner:
+    assert isinstance(llm.engine.executor, ModelRunner)
+    return llm.engine.executor
+
+
+def fill_kv_with_nan(llm: LLM) -> None:
+    """Whoever reads a slot that nobody wrote, will show."""
+    kv_cache = model_runner(llm).kv_cache
+    assert kv_cache is not None
+    kv_cache.fill(float("nan"))
+
+
+@torch.inference_mode()
+def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, chunk: int) -> torch.Tensor:
+    """[num_tokens, vocab_size]: what the engine predicts after each token of a given text.
+
+    The first `num_prompt_tokens` are prefilled in chunks, the others decoded one by one; the block table is a shuffled one.
+    """
+    runner = model_runner(llm)
+    assert runner.kv_cache is not None
+    block_size = llm.config.block_size
+    num_blocks = -(-len(token_ids) // block_size)
+    table = [1 + (7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks, 0, -1))
+    logits = []
+    start = 0
+    while start < len(token_ids):
+        decoding = start >= num_prompt_tokens
+        count = 1 if decoding else min(chunk, num_prompt_tokens - start)
+        batch = ScheduledBatch(
+            Phase.DECODE if decoding else Phase.PREFILL,
+            seq_ids=[0],
+            token_ids=list(token_ids[start : start + count]),
+            num_computed_tokens=[start],
+            num_new_tokens=[count],
+            block_tables=[table[: -(-(start + count) // block_size)]],
+        )
+        inputs = InputBatch.build(batch, runner.kv_cache.layers, block_size, runner.device)
+        hidden = runner.model(inputs.input_ids, inputs.positions, inputs.metadata)
+        logits.append(runner.model.compute_logits(hidden))
+        start += count
+    return torch.cat(logits)
