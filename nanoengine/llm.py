@@ -15,7 +15,6 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
-from nanoengine.models.loader import find_model, read_json
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import HFTokenizer, Message
@@ -153,7 +152,9 @@ class LLM:
 
 
 def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, ModelConfig, HFTokenizer]:
-    from nanoengine.runner.model_runner import ModelRunner  # torch is needed from here on, and not before
+    # torch is needed from here on, and not before: `import nanoengine` takes no time.
+    from nanoengine.models.loader import find_model, read_json
+    from nanoengine.runner.model_runner import ModelRunner
 
     _show_log()
     folder = find_model(config.model)

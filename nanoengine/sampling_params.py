@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 from nanoengine.errors import InvalidSamplingParams
 
@@ -50,8 +52,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        object.__setattr__(self, "stop", tuple(stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop", _tuple("stop", stop))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidSamplingParams(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
 
         _number("temperature", self.temperature, 0.0, 100.0)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
@@ -80,6 +84,14 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _tuple(field: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable):
+        raise InvalidSamplingParams(f"{field} must be a list, not {value!r}")
+    return tuple(value)
 
 
 def _number(field: str, value: object, low: float, high: float, *, above: bool = False) -> None:

@@ -69,12 +69,14 @@ def reference_model(folder: Path) -> Any:
 
 
 @torch.inference_mode()
-def reference_greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Greedy continuation by transformers, end-of-text tokens treated like others."""
+def reference_greedy(model: Any, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+    """Greedy continuations of prompts of one length by transformers, end-of-text tokens treated like others."""
     model.generation_config.eos_token_id = None
-    ids = torch.tensor([list(prompt)])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
-    return out[0, len(prompt) :].tolist()
+    ids = torch.tensor([list(prompt) for prompt in prompts])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0
+    )
+    return out[:, ids.shape[1] :].tolist()
 
 
 @torch.inference_mode()
@@ -105,7 +107,9 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, ch
     assert runner.kv_cache is not None
     block_size = llm.config.block_size
     num_blocks = -(-len(token_ids) // block_size)
-    table = [1 + (7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks, 0, -1))
+    table = (
+        [1 + (7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks, 0, -1))
+    )
     logits = []
     start = 0
     while start < len(token_ids):

@@ -144,7 +144,7 @@ class BlockPool:
                 f"block {block}: free list and count differ"
             )
             prefix = self.contents[block]
-            assert prefix is None or (block in prefix.blocks and prefix in self.index[prefix.hash])
+            assert prefix is None or (block in prefix.blocks and prefix in self.index.get(prefix.hash, ()))
         for hash, prefixes in self.index.items():
             assert prefixes
             for prefix in prefixes:

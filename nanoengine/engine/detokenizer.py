@@ -41,7 +41,7 @@ class Detokenizer:
         self._window.append(token_id)
         decoded = self._decode(self._window)
         ends_whole = not decoded.endswith(INCOMPLETE)
-        complete = decoded if ends_whole else decoded[:-1]
+        complete = decoded.rstrip(INCOMPLETE)
         new = complete[len(self._window_text) :]
         if ends_whole and new:
             # The window ends at a character: these tokens become the context of the next.
@@ -50,6 +50,8 @@ class Detokenizer:
             self._window_text = self._decode(self._window)
         elif new:
             self._window_text = complete
+        elif ends_whole:
+            self._window.pop()  # a token without text
         return self._append(new, match_stop)
 
     def finish(self) -> None:
@@ -63,10 +65,11 @@ class Detokenizer:
             self._text += new
             self._num_released = len(self._text)
             return None
-        search_from = max(self._num_released, len(self._text) - self._longest_stop + 1)
+        old = len(self._text)
         self._text += new
         if match_stop:
-            found = [(self._text.find(stop, search_from), stop) for stop in self._stop]
+            # Only a stop that ends in the new text: an earlier one ended before `min_tokens`, and is text.
+            found = [(self._text.find(stop, max(self._num_released, old - len(stop) + 1)), stop) for stop in self._stop]
             position, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
             if position >= 0:
                 self._text = self._text[:position]

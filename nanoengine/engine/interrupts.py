@@ -39,8 +39,8 @@ class InterruptGuard:
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """A region that may be interrupted; the caller handles KeyboardInterrupt from it."""
-        self._deferring = False
         try:
+            self._deferring = False
             if self._pending:
                 self._pending = False
                 raise KeyboardInterrupt

@@ -103,15 +103,15 @@ class LLMEngine:
         token_ids = self._prompt_token_ids(prompt)
 
         if request_id is None:
+            while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
+                self._num_requests += 1
             request_id = f"request-{self._num_requests}"
             self._num_requests += 1
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         completions = []
         for index in range(params.n):
-            seq = Sequence(
-                self._num_sequences, token_ids, params, index=index, seed=seed, eos_token_ids=self.eos_token_ids
-            )
-            self._num_sequences += 1
+            # Its number is that of its arrival, so `submit` gives it.
+            seq = Sequence(-1, token_ids, params, index=index, seed=seed, eos_token_ids=self.eos_token_ids)
             completions.append(Completion(seq, Detokenizer(self.tokenizer.decode, params.stop)))
         return Request(request_id, text, token_ids, params, completions, self.clock)
 
@@ -126,9 +126,13 @@ class LLMEngine:
             raise InvalidPrompt(
                 f"request_id {request.request_id!r} is in use: choose another, or abort that request first"
             )
+        if request.finished:
+            raise InvalidPrompt(f"request {request.request_id!r} has ended: make a new one")
         self._requests[request.request_id] = request
         request.arrival_time = self.clock()
         for completion in request.completions:
+            completion.seq.seq_id = self._num_sequences
+            self._num_sequences += 1
             self._owner[completion.seq.seq_id] = (request, completion)
             self.scheduler.add(completion.seq)
 
@@ -216,8 +220,8 @@ class LLMEngine:
         if owner is None:
             return
         completion.detokenizer.finish()
-        if owner[0].finished:
-            del self._requests[owner[0].request_id]
+        if owner[0].finished:  # several completions may end in one step: the first of them finds the request finished
+            self._requests.pop(owner[0].request_id, None)
 
     # ---- the end
 

@@ -35,6 +35,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self._begun: Sequence | None = None  # the sequence of which the last prefill step computed only a chunk
         self._in_flight: dict[int, Sequence] = {}  # the sequences of the batch that was handed out
         self._published: list[int] = []  # the blocks whose content that batch computes
 
@@ -60,8 +61,8 @@ class Scheduler:
     def _schedule_prefill(self) -> ScheduledBatch:
         batch = ScheduledBatch(Phase.PREFILL)
         budget = self.max_num_batched_tokens
-        if self.running and self.running[-1].num_uncomputed_tokens > 1:  # a prompt that an earlier step only began
-            budget -= self._take(batch, self.running[-1], budget)
+        if self._begun is not None:
+            budget -= self._take(batch, self._begun, budget)
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             seq = self.waiting[0]
             num_cached = self.block_manager.admit(seq)
@@ -94,7 +95,8 @@ class Scheduler:
         """Put the next tokens of a sequence into a batch, as many as are uncomputed and fit; returns how many."""
         start = seq.num_computed_tokens
         count = min(budget, seq.num_uncomputed_tokens)
-        if start + count == seq.num_tokens:
+        self._begun = None if start + count == seq.num_tokens else seq
+        if self._begun is None:
             banned = seq.banned_until_min if seq.num_output_tokens < seq.params.min_tokens else ()
             batch.sampling.append(SamplingRow(len(batch), seq.params, seq.seed, banned))
         batch.seq_ids.append(seq.seq_id)
@@ -153,6 +155,8 @@ class Scheduler:
         if seq.finished:
             return
         (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
+        if seq is self._begun:
+            self._begun = None
         self.block_manager.free(seq)
         seq.status = Status.FINISHED
         seq.finish_reason = reason

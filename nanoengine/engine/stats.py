@@ -11,21 +11,23 @@ from nanoengine.engine.messages import Phase
 class EngineStats:
     """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them."""
 
-    num_steps: int = 0
     prefill_tokens: int = 0
     prefill_time: float = 0.0
+    num_prefill_steps: int = 0
     decode_tokens: int = 0
     decode_time: float = 0.0
+    num_decode_steps: int = 0
     num_failed_steps: int = 0
 
     def record(self, phase: Phase, num_tokens: int, seconds: float) -> None:
-        self.num_steps += 1
         if phase is Phase.PREFILL:
             self.prefill_tokens += num_tokens
             self.prefill_time += seconds
+            self.num_prefill_steps += 1
         else:
             self.decode_tokens += num_tokens
             self.decode_time += seconds
+            self.num_decode_steps += 1
 
     @property
     def prefill_rate(self) -> float:

@@ -1,0 +1,37 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # tiny matrices gain nothing from more, and on a busy machine the threads wait for each other
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from nanoengine import LLM  # noqa: E402 - the settings above come first
+from tests.support import tiny_checkpoint  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random checkpoint."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def tiny_llm(tiny: Path) -> Iterator[LLM]:
+    """A fresh engine on it."""
+    with LLM(str(tiny), dtype="float32", device="cpu", num_kv_blocks=200, use_tqdm=False) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def demo_llm() -> Iterator[LLM]:
+    """The bundled model in float32, shared by the tests that leave it as they found it."""
+    with LLM("demo", dtype="float32", device="cpu", use_tqdm=False) as llm:
+        yield llm

@@ -1,0 +1,129 @@
+"""The engine against itself: however a request is run, alone, batched, chunked, preempted, cached, it gets the same tokens.
+
+Sixty-four prompts, half of them greedy and half sampled with seeds and filters, first run one at a time. Every other way of
+running them must give the same tokens, over a KV pool full of NaN.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM, SamplingParams
+from tests.support import fill_kv_with_nan
+
+NUM_PROMPTS = 64
+Tokens = list[list[int]]
+
+
+def engine(**options: Any) -> LLM:
+    llm = LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **({"max_model_len": 512} | options))
+    fill_kv_with_nan(llm)
+    return llm
+
+
+def run(llm: LLM, prompts: Tokens, params: list[SamplingParams]) -> Tokens:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.engine.scheduler.check()
+    assert llm.engine.scheduler.block_manager.pool.usage == 0
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_llm: LLM) -> Tokens:
+    """Real text of many lengths; every third prompt begins like the first, so that there is something to share."""
+    ids = demo_llm.tokenizer.encode(inspect.getsource(textwrap))
+    shared = ids[:70]
+    lengths = [1 + (37 * i) % 150 for i in range(NUM_PROMPTS)]
+    return [
+        shared + ids[9 * i : 9 * i + 1 + length // 3] if i % 3 == 0 else ids[11 * i : 11 * i + length]
+        for i, length in enumerate(lengths)
+    ]
+
+
+@pytest.fixture(scope="module")
+def params() -> list[SamplingParams]:
+    greedy = {"temperature": 0.0}
+    sampled: list[dict[str, Any]] = [
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_k": 20},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 1.2, "min_p": 0.05, "top_k": 50},
+    ]
+    return [
+        SamplingParams(ignore_eos=True, max_tokens=24 + i % 17, seed=i, **(greedy if i % 2 else sampled[i // 2 % 4]))
+        for i in range(NUM_PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(prompts: Tokens, params: list[SamplingParams]) -> Tokens:
+    """What each prompt gets with the engine to itself, and nothing cached."""
+    with engine(enable_prefix_caching=False) as llm:
+        return [run(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)]
+
+
+def test_in_one_batch_twice_and_in_another_order(prompts: Tokens, params: list[SamplingParams], alone: Tokens) -> None:
+    with engine() as llm:
+        assert run(llm, prompts, params) == alone
+        hits = llm.engine.scheduler.block_manager.num_hit_tokens
+        assert hits > 0, "prompts of one step share their beginnings"
+        assert run(llm, prompts, params) == alone, "the second time, from the prefix cache"
+        assert llm.engine.scheduler.block_manager.num_hit_tokens > 2 * hits
+        assert run(llm, prompts[::-1], params[::-1]) == alone[::-1]
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("max_num_batched_tokens", [5, 64, 333])
+def test_in_chunks_of_any_size(
+    prompts: Tokens,
+    params: list[SamplingParams],
+    alone: Tokens,
+    max_num_batched_tokens: int,
+    enable_prefix_caching: bool,
+) -> None:
+    with engine(max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=enable_prefix_caching) as llm:
+        assert run(llm, prompts, params) == alone
+        assert (llm.engine.scheduler.block_manager.num_hit_tokens > 0) == enable_prefix_caching
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 64, 256])
+def test_in_blocks_of_any_size(prompts: Tokens, params: list[SamplingParams], alone: Tokens, block_size: int) -> None:
+    with engine(block_size=block_size, max_num_batched_tokens=200) as llm:
+        assert run(llm, prompts, params) == alone
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize(("block_size", "num_kv_blocks"), [(16, 14), (3, 75), (1, 220)])
+def test_preempted_many_times(
+    prompts: Tokens,
+    params: list[SamplingParams],
+    alone: Tokens,
+    block_size: int,
+    num_kv_blocks: int,
+    enable_prefix_caching: bool,
+) -> None:
+    options = {"block_size": block_size, "num_kv_blocks": num_kv_blocks, "enable_prefix_caching": enable_prefix_caching}
+    with engine(max_model_len=200, max_num_batched_tokens=48, **options) as llm:
+        assert run(llm, prompts, params) == alone
+        assert llm.engine.scheduler.num_preemptions >= 10
+
+
+def test_seeds_and_params_do_change_the_tokens(prompts: Tokens, alone: Tokens) -> None:
+    """The inverse: without it, all of the above could pass by ignoring the params."""
+    with engine() as llm:
+        other_seeds = [SamplingParams(temperature=0.8, ignore_eos=True, max_tokens=24, seed=1000 + i) for i in range(8)]
+        others = run(llm, prompts[:8], other_seeds)
+        assert all(tokens[:24] != base[:24] for tokens, base in zip(others, alone, strict=False))
+
+
+def test_completions_of_one_request_differ_and_repeat(prompts: Tokens) -> None:
+    own = SamplingParams(temperature=1.0, n=4, seed=3, max_tokens=20, ignore_eos=True)
+    with engine() as llm:
+        first = [c.token_ids for c in llm.generate(prompts[5], own, use_tqdm=False)[0].outputs]
+        assert len({tuple(tokens) for tokens in first}) == 4
+    with engine(max_num_seqs=1, block_size=3) as llm:
+        assert [c.token_ids for c in llm.generate(prompts[5], own, use_tqdm=False)[0].outputs] == first

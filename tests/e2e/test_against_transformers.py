@@ -1,0 +1,79 @@
+"""The engine against Hugging Face transformers on the bundled model: the same tokens, the same logits, in float32."""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import statistics
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.models.loader import DEMO
+from tests.support import fill_kv_with_nan, forced_logits, reference_greedy, reference_logits, reference_model
+
+NUM_NEW_TOKENS = 200
+PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 48, 130, 333, 900)
+PROMPTS_PER_LENGTH = 5
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return reference_model(DEMO)
+
+
+@pytest.fixture(scope="module")
+def code_tokens(demo_llm: LLM) -> list[int]:
+    """Real text: sources of the standard library."""
+    text = "".join(inspect.getsource(module) for module in (heapq, textwrap, statistics))
+    return demo_llm.tokenizer.encode(text)
+
+
+def test_greedy_tokens_are_those_of_transformers(demo_llm: LLM, reference: Any, code_tokens: list[int]) -> None:
+    stride = (len(code_tokens) - max(PROMPT_LENGTHS)) // PROMPTS_PER_LENGTH
+    prompts = [
+        code_tokens[i * stride + length : i * stride + 2 * length]
+        if length < 400
+        else code_tokens[i * stride :][:length]
+        for length in PROMPT_LENGTHS
+        for i in range(PROMPTS_PER_LENGTH)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+    fill_kv_with_nan(demo_llm)
+    outputs = demo_llm.generate(prompts, params, use_tqdm=False)
+    for group in range(0, len(prompts), PROMPTS_PER_LENGTH):  # prompts of one length make a batch without padding
+        batch = slice(group, group + PROMPTS_PER_LENGTH)
+        expected = reference_greedy(reference, prompts[batch], NUM_NEW_TOKENS)
+        actual = [output.outputs[0].token_ids for output in outputs[batch]]
+        assert actual == expected, f"prompts of {len(prompts[group])} tokens"
+
+
+@pytest.mark.parametrize("chunk", [1000, 64, 7])
+def test_logits_are_those_of_transformers_at_every_position(
+    demo_llm: LLM, reference: Any, code_tokens: list[int], chunk: int
+) -> None:
+    token_ids = code_tokens[100:900]
+    fill_kv_with_nan(demo_llm)
+    logits = forced_logits(demo_llm, token_ids, num_prompt_tokens=700, chunk=chunk)
+    torch.testing.assert_close(logits, reference_logits(reference, token_ids), atol=1e-4, rtol=0)
+
+
+def test_logprobs_are_those_of_transformers(demo_llm: LLM, reference: Any, code_tokens: list[int]) -> None:
+    prompt = code_tokens[40:80]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3)
+    completion = demo_llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    logits = reference_logits(reference, prompt + completion.token_ids)
+    expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+    assert completion.logprobs is not None
+    assert completion.cumulative_logprob is not None
+    total = 0.0
+    for row, token, entry in zip(expected, completion.token_ids, completion.logprobs, strict=True):
+        values, ids = row.topk(3)
+        assert list(entry) == ids.tolist()  # greedy: the chosen token is the likeliest
+        assert [entry[i].rank for i in ids.tolist()] == [1, 2, 3]
+        assert [entry[i].logprob for i in ids.tolist()] == pytest.approx(values.tolist(), abs=1e-4)
+        total += float(row[token])
+    assert completion.cumulative_logprob == pytest.approx(total, abs=1e-3)

@@ -1,0 +1,178 @@
+"""What users do with `LLM`: generate, chat, stream, several completions, stop strings, logprobs, metrics, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from tests.support import tiny_checkpoint
+
+PROMPT = "def binary_search("
+
+
+@pytest.fixture
+def llm(demo_llm: LLM) -> Iterator[LLM]:
+    """The bundled model; every test must leave no request and no block behind."""
+    yield demo_llm
+    demo_llm.engine.scheduler.check()
+    assert not demo_llm.engine.has_unfinished
+    assert demo_llm.engine.scheduler.block_manager.pool.usage == 0
+
+
+def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = ["import ", [1, 2, 3], PROMPT, "x"]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (9, 1, 5, 3)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["import ", None, PROMPT, "x"]
+    assert outputs[1].prompt_token_ids == [1, 2, 3]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [9, 1, 5, 3]
+    assert all(output.finished for output in outputs)
+
+
+def test_a_single_prompt_needs_no_list(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4)
+    as_text = llm.generate(PROMPT, params, use_tqdm=False)
+    as_ids = llm.generate(llm.tokenizer.encode(PROMPT), params, use_tqdm=False)
+    assert as_text[0].outputs == as_ids[0].outputs
+
+
+def test_no_prompts_no_results(llm: LLM) -> None:
+    assert llm.generate([], use_tqdm=False) == []
+    assert llm.chat([], use_tqdm=False) == []
+
+
+def test_text_is_the_text_of_the_tokens(llm: LLM) -> None:
+    for seed in range(5):
+        params = SamplingParams(temperature=1.5, seed=seed, max_tokens=60, ignore_eos=True)
+        completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+        assert completion.text == llm.tokenizer.hf.decode(completion.token_ids, skip_special_tokens=True)
+
+
+def test_a_stream_is_the_text_of_generate_in_pieces(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.9, seed=1, max_tokens=50, stop=["\n\n", "return"])
+    pieces = list(llm.stream(PROMPT, params))
+    assert len(pieces) > 1
+    assert "".join(pieces) == llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
+
+
+def test_streams_and_generate_may_be_interleaved(llm: LLM) -> None:
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
+    alone = [llm.generate(PROMPT, own, use_tqdm=False)[0].outputs[0].text for own in params]
+    first, second = llm.stream(PROMPT, params[0]), llm.stream(PROMPT, params[1])
+    pieces = [next(first), next(second)]
+    between = llm.generate(PROMPT, params[2], use_tqdm=False)[0].outputs[0].text
+    assert [pieces[0] + "".join(first), pieces[1] + "".join(second), between] == alone
+
+
+def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SamplingParams(max_tokens=1000, ignore_eos=True))
+    next(stream)
+    assert llm.engine.has_unfinished
+    stream.close()  # type: ignore[attr-defined]
+    assert not llm.engine.has_unfinished
+
+
+def test_a_stream_checks_its_prompt_when_it_is_made(llm: LLM) -> None:
+    with pytest.raises(InvalidPrompt, match="empty"):
+        llm.stream("")
+    with pytest.raises(InvalidSamplingParams, match="n is 2"):
+        llm.stream(PROMPT, SamplingParams(n=2))
+
+
+def test_text_ends_before_a_stop_string(llm: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    text = llm.generate(PROMPT, free, use_tqdm=False)[0].outputs[0].text
+    stop = text[20:24]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, stop=stop)
+    completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+    assert completion.text == text[: text.index(stop)]
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+
+
+def test_min_tokens_holds_every_kind_of_stop_back(llm: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    completion = llm.generate(PROMPT, free, use_tqdm=False)[0].outputs[0]
+    token = completion.token_ids[3]
+    early = SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token])
+    late = SamplingParams(temperature=0, max_tokens=40, stop_token_ids=[token], min_tokens=30)
+    first = llm.generate(PROMPT, early, use_tqdm=False)[0].outputs[0]
+    assert (first.finish_reason, first.stop_reason) == ("stop", token)
+    assert len(first.token_ids) == completion.token_ids.index(token) + 1
+    held = llm.generate(PROMPT, late, use_tqdm=False)[0].outputs[0]
+    assert token not in held.token_ids[:30]
+    assert len(held.token_ids) > 30
+
+
+def test_chat_applies_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "read a file"}]
+    params = SamplingParams(temperature=0, max_tokens=10)
+    output = llm.chat(messages, params, use_tqdm=False)[0]
+    assert "read a file" in llm.tokenizer.decode(output.prompt_token_ids)
+    several = llm.chat([messages, messages], params, use_tqdm=False)
+    assert [entry.outputs for entry in several] == [output.outputs] * 2
+
+
+def test_a_second_turn_finds_the_first_in_the_prefix_cache(llm: LLM) -> None:
+    prompt = llm.tokenizer.encode("import os\n" * 20)
+    first = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=50, ignore_eos=True), use_tqdm=False)[0]
+    whole = prompt + first.outputs[0].token_ids
+    second = llm.generate([*whole, 5], SamplingParams(max_tokens=1), use_tqdm=False)[0]
+    block_size = llm.config.block_size
+    # The last token of the first turn was sampled but never computed, so its block may be one short.
+    assert second.num_cached_tokens == (len(whole) - 1) // block_size * block_size
+
+
+def test_metrics_make_sense(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    metrics = llm.generate(PROMPT, params, use_tqdm=False)[0].metrics
+    assert metrics.ttft is not None
+    assert metrics.tpot is not None
+    assert metrics.latency is not None
+    assert metrics.latency == pytest.approx(metrics.ttft + 9 * metrics.tpot)
+    assert metrics.num_preemptions == 0
+
+
+def test_the_progress_bar_says_what_the_engine_does(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([PROMPT] * 3, SamplingParams(max_tokens=10, ignore_eos=True))
+    shown = capsys.readouterr().err
+    assert "3/3" in shown
+    for word in ("prefill", "decode", "tok/s", "KV", "running", "waiting"):
+        assert word in shown
+    llm.generate([PROMPT], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_unseeded_requests_differ_but_a_fresh_engine_repeats_itself(tmp_path: Path) -> None:
+    folder = str(tiny_checkpoint(tmp_path))
+    options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 60, "use_tqdm": False}
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+
+    def texts(seed: int) -> list[str]:
+        with LLM(folder, seed=seed, **options) as llm:
+            return [output.outputs[0].text for output in llm.generate(["a", "a"], params, use_tqdm=False)]
+
+    first = texts(0)
+    assert first[0] != first[1]
+    assert texts(0) == first
+    assert texts(1) != first
+
+
+def test_a_script_written_for_nano_vllm_runs_as_it_is(tiny: Path) -> None:
+    """The calls of its public example and benchmark: positional path, its option names, both kinds of prompts."""
+    random = Random(0)
+    llm = LLM(str(tiny), enforce_eager=True, tensor_parallel_size=1, max_model_len=512, num_kv_blocks=300)
+    outputs = llm.generate(["introduce yourself", "list primes"], SamplingParams(temperature=0.6, max_tokens=12))
+    assert all(isinstance(output.outputs[0].text, str) for output in outputs)
+    prompt_token_ids = [[random.randint(0, 255) for _ in range(random.randint(10, 60))] for _ in range(8)]
+    sampling_params = [
+        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=random.randint(5, 20)) for _ in range(8)
+    ]
+    llm.generate(["Benchmark: "], SamplingParams())
+    outputs = llm.generate(prompt_token_ids, sampling_params, use_tqdm=False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [params.max_tokens for params in sampling_params]
+    llm.close()

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoengine.engine.block_pool import NULL_BLOCK, BlockPool, Prefix
+from tests.engine.toys import FAST, free_order, snapshot
+
+
+def published(pool: BlockPool, token_bytes: bytes, parent: Prefix | None = None) -> tuple[int, Prefix]:
+    """A block in use that holds these tokens."""
+    [block] = pool.allocate(1)
+    pool.publish(block, parent, token_bytes)
+    prefix = pool.contents[block]
+    assert prefix is not None
+    return block, prefix
+
+
+def test_fresh_blocks_are_handed_out_in_order_with_one_reference_and_no_content() -> None:
+    pool = BlockPool(4)
+    assert pool.allocate(3) == [1, 2, 3]
+    assert pool.ref_counts == [0, 1, 1, 1, 0]
+    assert pool.contents == [None] * 5
+    assert free_order(pool) == [4]
+    pool.check()
+
+
+def test_the_null_block_is_never_handed_out() -> None:
+    pool = BlockPool(3)
+    assert NULL_BLOCK not in pool.allocate(3)
+    assert pool.num_free == 0
+
+
+def test_the_null_block_cannot_be_released() -> None:
+    with pytest.raises(RuntimeError, match=r"block 0 "):
+        BlockPool(3).release([NULL_BLOCK])
+
+
+def test_usage_counts_usable_blocks_only() -> None:
+    pool = BlockPool(4)
+    assert pool.usage == 0.0
+    pool.allocate(3)
+    assert pool.usage == 0.75
+    pool.allocate(1)
+    assert pool.usage == 1.0
+
+
+def test_released_blocks_go_to_the_tail_in_the_order_given() -> None:
+    pool = BlockPool(5)
+    pool.allocate(4)
+    pool.release([3, 1])
+    pool.release([4])
+    assert free_order(pool) == [5, 3, 1, 4]
+    assert pool.allocate(2) == [5, 3]
+
+
+def test_a_block_with_two_references_is_free_after_the_second_release() -> None:
+    pool = BlockPool(2)
+    [block] = pool.allocate(1)
+    pool.acquire([block])
+    pool.release([block])
+    assert free_order(pool) == [2]
+    pool.release([block])
+    assert free_order(pool) == [2, block]
+
+
+def test_double_free_raises_and_keeps_the_count_at_zero() -> None:
+    pool = BlockPool(2)
+    [block] = pool.allocate(1)
+    pool.release([block])
+    with pytest.raises(RuntimeError, match=f"block {block} is released more often"):
+        pool.release([block])
+    assert pool.ref_counts[block] == 0
+    assert free_order(pool) == [2, 1]
+    pool.check()
+
+
+def test_a_hit_takes_its_block_from_the_middle_of_the_free_list() -> None:
+    pool = BlockPool(4)
+    pool.allocate(4)
+    pool.release([1, 2, 3, 4])
+    pool.acquire([3])
+    assert free_order(pool) == [1, 2, 4]
+    assert pool.ref_counts[3] == 1
+    pool.check()
+
+
+def test_a_free_block_keeps_its_content_until_it_is_allocated_again() -> None:
+    pool = BlockPool(2)
+    block, prefix = published(pool, b"tokens")
+    pool.release([block])
+    assert pool.find(None, b"tokens") is prefix
+    pool.allocate(1)  # the unused block goes first
+    assert pool.find(None, b"tokens") is prefix
+    assert pool.allocate(1) == [block]
+    assert pool.find(None, b"tokens") is None
+    assert pool.contents[block] is None
+    assert pool.index == {}
+
+
+def test_the_least_recently_used_content_is_evicted_first() -> None:
+    pool = BlockPool(3)
+    blocks = [published(pool, name)[0] for name in (b"a", b"b", b"c")]
+    pool.release(blocks)
+    pool.acquire(blocks[:1])
+    pool.release(blocks[:1])  # "a" is now the most recently used
+    pool.allocate(1)
+    assert [pool.find(None, name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+
+
+def test_equal_tokens_behind_different_parents_are_different_content() -> None:
+    pool = BlockPool(4)
+    _, left = published(pool, b"left")
+    _, right = published(pool, b"right")
+    published(pool, b"same", left)
+    assert pool.find(left, b"same") is not None
+    assert pool.find(right, b"same") is None
+    assert pool.find(None, b"same") is None
+
+
+def test_equal_tokens_behind_different_parents_have_different_hashes() -> None:
+    pool = BlockPool(2)
+    _, left = published(pool, b"left")
+    _, right = published(pool, b"right")
+    assert len({pool.hash_block(parent, b"same") for parent in (None, left, right)}) == 3
+
+
+def test_equal_content_computed_twice_survives_the_loss_of_one_copy() -> None:
+    pool = BlockPool(2)
+    first, prefix = published(pool, b"tokens")
+    second, same = published(pool, b"tokens")
+    assert same is prefix
+    pool.release([first])
+    assert pool.allocate(1) == [first]
+    found = pool.find(None, b"tokens")
+    assert found is prefix
+    assert found.blocks == [second]
+    pool.withdraw(second)
+    assert pool.find(None, b"tokens") is None
+    pool.check()
+
+
+def test_a_block_is_published_once() -> None:
+    pool = BlockPool(1)
+    block, _ = published(pool, b"tokens")
+    with pytest.raises(AssertionError, match="published already"):
+        pool.publish(block, None, b"others")
+
+
+def test_withdrawing_a_block_without_content_does_nothing() -> None:
+    pool = BlockPool(2)
+    pool.allocate(1)
+    before = snapshot(pool)
+    pool.withdraw(1)
+    assert snapshot(pool) == before
+
+
+class TestForcedCollision:
+    """Every block has the same hash: only comparing tokens and parents can tell them apart."""
+
+    @pytest.fixture
+    def pool(self, monkeypatch: pytest.MonkeyPatch) -> BlockPool:
+        monkeypatch.setattr(BlockPool, "hash_block", lambda *_: b"always the same")
+        return BlockPool(6)
+
+    def test_different_tokens_are_a_miss(self, pool: BlockPool) -> None:
+        published(pool, b"tokens")
+        assert pool.find(None, b"others") is None
+
+    def test_equal_tokens_behind_different_parents_are_a_miss(self, pool: BlockPool) -> None:
+        _, left = published(pool, b"left")
+        _, right = published(pool, b"right")
+        published(pool, b"same", left)
+        assert pool.find(right, b"same") is None
+        assert pool.find(None, b"same") is None
+
+    def test_a_difference_far_up_the_chain_is_a_miss(self, pool: BlockPool) -> None:
+        _, left = published(pool, b"left")
+        _, right = published(pool, b"right")
+        _, left_child = published(pool, b"child", left)
+        _, right_child = published(pool, b"child", right)
+        published(pool, b"grandchild", left_child)
+        assert pool.find(left_child, b"grandchild") is not None
+        assert pool.find(right_child, b"grandchild") is None
+
+    def test_colliding_content_is_kept_apart_and_forgotten_apart(self, pool: BlockPool) -> None:
+        a, _ = published(pool, b"a")
+        b, prefix = published(pool, b"b")
+        pool.withdraw(a)
+        assert pool.find(None, b"a") is None
+        assert pool.find(None, b"b") is prefix
+        pool.check()
+        pool.withdraw(b)
+        assert pool.index == {}
+
+
+def test_evicted_parent_computed_again_does_not_adopt_the_old_children() -> None:
+    """What follows an evicted block was computed behind another copy of it: it misses, and never hits wrongly."""
+    pool = BlockPool(3)
+    parent_block, parent = published(pool, b"parent")
+    published(pool, b"child", parent)
+    pool.withdraw(parent_block)
+    _, again = published(pool, b"parent")
+    assert again is not parent
+    assert pool.find(again, b"child") is None
+    pool.check()
+
+
+def test_hash_seed_is_drawn_anew_for_each_pool() -> None:
+    hashes = {BlockPool(1).hash_block(None, b"tokens") for _ in range(8)}
+    assert len(hashes) == 8
+
+
+def test_a_given_hash_seed_repeats_and_matters() -> None:
+    def hash_with(seed: int) -> bytes:
+        return BlockPool(1, hash_seed=seed).hash_block(None, b"tokens")
+
+    assert hash_with(1) == hash_with(1) != hash_with(2)
+    assert len(hash_with(1)) == 16
+
+
+def test_reset_is_refused_while_a_block_is_in_use_and_changes_nothing() -> None:
+    pool = BlockPool(3)
+    published(pool, b"tokens")
+    before = snapshot(pool)
+    assert pool.reset_prefix_cache() is False
+    assert snapshot(pool) == before
+
+
+def test_reset_forgets_everything_once_all_blocks_are_free() -> None:
+    pool = BlockPool(3)
+    block, _ = published(pool, b"tokens")
+    pool.release([block])
+    assert pool.reset_prefix_cache() is True
+    assert pool.find(None, b"tokens") is None
+    pool.check()
+    assert len(pool.allocate(3)) == 3
+
+
+def corrupt_count(pool: BlockPool) -> None:
+    pool.ref_counts[1] = 0
+
+
+def corrupt_free_list(pool: BlockPool) -> None:
+    pool.free_blocks[1] = None
+
+
+def corrupt_null_block(pool: BlockPool) -> None:
+    pool.ref_counts[NULL_BLOCK] = 1
+
+
+def corrupt_contents(pool: BlockPool) -> None:
+    pool.contents[1] = None
+
+
+def corrupt_index(pool: BlockPool) -> None:
+    pool.index.clear()
+
+
+def corrupt_copies(pool: BlockPool) -> None:
+    for prefixes in pool.index.values():
+        prefixes[0].blocks.append(2)
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [corrupt_count, corrupt_free_list, corrupt_null_block, corrupt_contents, corrupt_index, corrupt_copies],
+)
+def test_check_notices_every_kind_of_corruption(corrupt: Callable[[BlockPool], None]) -> None:
+    pool = BlockPool(3)
+    published(pool, b"tokens")
+    pool.check()
+    corrupt(pool)
+    with pytest.raises(AssertionError):
+        pool.check()
+
+
+@FAST
+@given(
+    st.lists(st.tuples(st.sampled_from(["allocate", "acquire", "release", "publish", "withdraw"]), st.integers(0, 99)))
+)
+def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple[str, int]]) -> None:
+    pool = BlockPool(6)
+    counts = dict.fromkeys(range(1, 7), 0)
+    free = list(range(1, 7))
+    contents: dict[int, bytes] = {}
+    for name, number in calls:
+        block = 1 + number % 6
+        if name == "allocate" and number % 4 <= len(free):
+            taken, free = free[: number % 4], free[number % 4 :]
+            assert pool.allocate(number % 4) == taken
+            for each in taken:
+                counts[each] = 1
+                contents.pop(each, None)
+        elif name == "acquire":
+            pool.acquire([block])
+            counts[block] += 1
+            free = [each for each in free if each != block]
+        elif name == "release" and counts[block]:
+            pool.release([block])
+            counts[block] -= 1
+            free += [block] if counts[block] == 0 else []
+        elif name == "publish" and counts[block] and block not in contents:
+            contents[block] = b"%d" % (number % 3)  # few contents, so that copies occur
+            pool.publish(block, None, contents[block])
+        elif name == "withdraw":
+            pool.withdraw(block)
+            contents.pop(block, None)
+        pool.check()
+        assert pool.ref_counts[1:] == list(counts.values())
+        assert free_order(pool) == free
+        for content in (b"0", b"1", b"2"):
+            prefix = pool.find(None, content)
+            assert sorted(prefix.blocks if prefix else []) == sorted(b for b, c in contents.items() if c == content)

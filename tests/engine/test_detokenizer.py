@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoengine.engine.detokenizer import Detokenizer
+from tests.engine.toys import FAST
+
+
+class Pieces:
+    """A vocabulary made on the spot: token i is the i-th piece of bytes."""
+
+    def __init__(self, *pieces: bytes):
+        self.pieces = pieces
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return b"".join(self.pieces[token] for token in token_ids).decode(errors="replace")
+
+
+def stream(
+    pieces: Sequence[bytes | str], stop: Sequence[str] = (), *, min_tokens: int = 0
+) -> tuple[list[str], str | None]:
+    """Push all pieces, one token each; the text after each push and after the end, and the stop that was met."""
+    raw = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
+    detokenizer = Detokenizer(Pieces(*raw).decode, stop)
+    texts, met = [], None
+    for token in range(len(raw)):
+        met = detokenizer.push(token, match_stop=token + 1 >= min_tokens)
+        texts.append(detokenizer.text)
+        if met is not None:
+            break
+    detokenizer.finish()
+    return [*texts, detokenizer.text], met
+
+
+# ---- characters
+
+
+def test_text_comes_token_by_token() -> None:
+    assert stream(["Hello", ",", " world"]) == (["Hello", "Hello,", "Hello, world", "Hello, world"], None)
+
+
+def test_no_tokens_give_no_text() -> None:
+    assert stream([]) == ([""], None)
+
+
+def test_a_character_split_over_tokens_waits_for_its_last_byte() -> None:
+    texts, _ = stream([b"a\xc3", b"\xa9b"])
+    assert texts == ["a", "aéb", "aéb"]
+
+
+def test_an_emoji_split_into_bytes_comes_whole() -> None:
+    texts, _ = stream([b"\xf0", b"\x9f", b"\x98", b"\x80", "!"])
+    assert texts == ["", "", "", "😀", "😀!", "😀!"]
+
+
+def test_joined_emoji_keep_all_their_parts() -> None:
+    family = "👩‍👩‍👧"
+    texts, _ = stream([bytes([byte]) for byte in family.encode()])
+    assert texts[-1] == family
+    assert all(family.startswith(text) for text in texts)
+
+
+def test_invalid_bytes_become_replacement_characters_and_do_not_hold_up_the_text() -> None:
+    texts, _ = stream([b"a", b"\xff", b"b", b"c"])
+    assert texts == ["a", "a", "a\ufffdb", "a\ufffdbc", "a\ufffdbc"]
+
+
+def test_a_character_that_is_never_completed_is_released_at_the_end() -> None:
+    texts, _ = stream([b"a", b"\xe2\x82"])
+    assert texts == ["a", "a", "a\ufffd"]
+
+
+def test_a_run_of_invalid_bytes_gives_all_of_them() -> None:
+    texts, _ = stream([b"\xff"] * 5)
+    assert texts[-1] == "\ufffd" * 5
+
+
+def test_tokens_without_text_change_nothing() -> None:
+    assert stream(["a", "", "", "b"])[0] == ["a", "a", "a", "ab", "ab"]
+
+
+def test_tokens_without_text_do_not_make_later_decoding_longer() -> None:
+    """A special token has no text; thousands of them in a row must not be decoded over and over."""
+    lengths = []
+    pieces = Pieces(b"a", *[b""] * 50)
+    detokenizer = Detokenizer(lambda ids: (lengths.append(len(ids)), pieces.decode(ids))[1])
+    for token in range(51):
+        detokenizer.push(token)
+    assert max(lengths) <= 4
+
+
+def test_a_decoder_that_looks_at_the_token_before_is_given_it() -> None:
+    """Some decoders drop the space before the first token; the text must not lose the spaces in the middle."""
+    words = ["one", "two", "three"]
+    detokenizer = Detokenizer(lambda ids: " ".join(words[i] for i in ids))
+    for token in range(3):
+        detokenizer.push(token)
+    assert detokenizer.text == "one two three"
+
+
+def test_a_decoder_that_drops_the_first_space_keeps_the_others_after_a_token_without_text() -> None:
+    pieces = Pieces(b" one", b"", b" two")
+    detokenizer = Detokenizer(lambda ids: pieces.decode(ids).removeprefix(" "))
+    for token in range(3):
+        detokenizer.push(token)
+    assert detokenizer.text == "one two"
+
+
+def test_a_decoder_with_one_replacement_for_each_missing_byte_gives_whole_characters() -> None:
+    """Tokenizers with byte fallback do so: an incomplete character looks like several."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        data = bytes(token_ids)
+        for length in range(len(data), -1, -1):
+            try:
+                return data[:length].decode() + "\ufffd" * (len(data) - length)
+            except UnicodeDecodeError:
+                continue
+        raise AssertionError("an empty prefix always decodes")
+
+    detokenizer = Detokenizer(decode)
+    texts = []
+    for byte in "a€😀b".encode():
+        detokenizer.push(byte)
+        texts.append(detokenizer.text)
+    assert texts == ["a", "a", "a", "a€", "a€", "a€", "a€", "a€😀", "a€😀b"]
+
+
+def test_finishing_twice_adds_nothing() -> None:
+    detokenizer = Detokenizer(Pieces(b"a", b"\xe2").decode)
+    detokenizer.push(0)
+    detokenizer.push(1)
+    detokenizer.finish()
+    detokenizer.finish()
+    assert detokenizer.text == "a\ufffd"
+
+
+# ---- stop strings
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+def test_a_stop_split_over_any_tokens_is_cut_and_never_leaks(size: int) -> None:
+    whole = "some text<|END|>rest"
+    texts, met = stream([whole[i : i + size] for i in range(0, len(whole), size)], ["<|END|>"])
+    assert met == "<|END|>"
+    assert texts[-1] == "some text"
+    assert all("some text".startswith(text) for text in texts)
+
+
+def test_the_beginning_of_a_stop_is_held_until_it_proves_to_be_none() -> None:
+    texts, met = stream(["a", "E", "N", "x"], ["END"])
+    assert met is None
+    assert texts == ["a", "a", "a", "aENx", "aENx"]
+
+
+def test_only_the_beginning_of_a_stop_is_held() -> None:
+    assert stream(["axE"], ["END"])[0] == ["ax", "axE"]
+
+
+def test_a_stop_that_begins_inside_another_beginning_is_found() -> None:
+    texts, met = stream(list("xaab"), ["ab"])
+    assert (texts[-1], met) == ("xa", "ab")
+    texts, met = stream(list("EENDED"), ["END"])
+    assert (texts[-1], met) == ("E", "END")
+    texts, met = stream(list("xababac"), ["abac"])
+    assert (texts[-1], met) == ("xab", "abac")
+
+
+def test_text_held_at_the_end_is_released() -> None:
+    assert stream(["a", "EN"], ["END"])[0] == ["a", "a", "aEN"]
+
+
+def test_the_earliest_stop_wins_when_a_token_completes_several() -> None:
+    texts, met = stream(["x one two"], ["two", "one"])
+    assert (texts[-1], met) == ("x ", "one")
+
+
+def test_a_long_stop_that_begins_earlier_wins_over_one_inside_it() -> None:
+    texts, met = stream(["x abcd"], ["bc", "abcd"])
+    assert (texts[-1], met) == ("x ", "abcd")
+
+
+def test_the_stop_completed_first_wins_over_one_that_is_still_open() -> None:
+    texts, met = stream(list("xabcd"), ["abcd", "bc"])
+    assert (texts[-1], met) == ("xa", "bc")
+
+
+def test_several_stops_are_held_back_together() -> None:
+    texts, met = stream(list("a<b##"), ["</", "##"])
+    assert texts == ["a", "a", "a<b", "a<b", "a<b", "a<b"]
+    assert met == "##"
+
+
+def test_a_stop_over_a_split_character_is_found() -> None:
+    texts, met = stream([b"ok \xe2\x82", b"\xac", b"5"], ["€5"])
+    assert (texts[-1], met) == ("ok ", "€5")
+
+
+def test_text_after_a_stop_in_the_same_token_is_dropped() -> None:
+    texts, met = stream(["a\n", "b\n\nc"], ["\n\n"])
+    assert (texts[-1], met) == ("a\nb", "\n\n")
+
+
+def test_a_stop_at_the_very_beginning_leaves_no_text() -> None:
+    assert stream(["END of"], ["END"]) == (["", ""], "END")
+
+
+def test_stops_before_min_tokens_are_text() -> None:
+    texts, met = stream(["a", "END", "b", "END", "c"], ["END"], min_tokens=3)
+    assert (texts[-1], met) == ("aENDb", "END")
+
+
+def test_a_stop_may_end_after_min_tokens_though_it_began_before() -> None:
+    texts, met = stream(["a", "EN", "D"], ["END"], min_tokens=3)
+    assert (texts[-1], met) == ("a", "END")
+
+
+def test_a_stop_completed_before_min_tokens_does_not_end_the_text_later() -> None:
+    """Even while it is held back as the beginning of a longer stop."""
+    texts, met = stream(["x", "ab", "c", "!"], ["ab", "ab##"], min_tokens=3)
+    assert (texts[-1], met) == ("xabc!", None)
+
+
+def test_after_min_tokens_the_next_stop_counts_and_not_an_earlier_one() -> None:
+    texts, met = stream(["x", "ab", "abc"], ["ab", "ab##"], min_tokens=3)
+    assert (texts[-1], met) == ("xab", "ab")
+
+
+# ---- any text
+
+fragments = st.lists(
+    st.one_of(
+        st.text("abé€😀", max_size=3).map(str.encode),
+        st.binary(max_size=3),
+        st.sampled_from([b"\xf0\x9f", b"\x98\x80", b"\xe2\x82", b"\xac", b"\xc3", b"\xa9"]),
+    ),
+    max_size=14,
+)
+
+
+@FAST
+@given(fragments)
+def test_without_stops_the_pieces_join_to_the_whole(pieces: list[bytes]) -> None:
+    texts, _ = stream(pieces)
+    assert texts[-1] == b"".join(pieces).decode(errors="replace")
+    for earlier, later in itertools.pairwise(texts):
+        assert later.startswith(earlier)
+
+
+def cut(pieces: list[str], stops: list[str], min_tokens: int) -> tuple[str, str | None]:
+    """What should come out: the text is cut by the first token whose text completes a stop, at its earliest stop."""
+    text = ""
+    for number, piece in enumerate(pieces, 1):
+        old, text = len(text), text + piece
+        if number >= min_tokens:
+            ends = ((start, stop) for stop in stops for start in range(len(text)) if text.startswith(stop, start))
+            new = [(start, stop) for start, stop in ends if start + len(stop) > old]
+            if new:
+                start, stop = min(new)
+                return text[:start], stop
+    return text, None
+
+
+@FAST
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_with_stops_the_text_is_the_whole_cut_at_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+    texts, met = stream(pieces, stops)
+    assert (texts[-1], met) == cut(pieces, stops, 0)
+    assert all(texts[-1].startswith(text) for text in texts)
+
+
+@FAST
+@given(st.lists(st.text("ab", max_size=2), max_size=12), st.text("ab", min_size=1, max_size=3))
+def test_one_character_a_token_cuts_like_a_search(pieces: list[str], stop: str) -> None:
+    whole = "".join(pieces)
+    texts, met = stream(list(whole), [stop])
+    position = whole.find(stop)
+    assert texts[-1] == (whole if position < 0 else whole[:position])
+    assert met == (stop if position >= 0 else None)
+
+
+@FAST
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=12),
+    st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.integers(0, 8),
+)
+def test_with_min_tokens_the_text_is_cut_at_the_first_stop_that_ends_after_them(
+    pieces: list[str], stops: list[str], min_tokens: int
+) -> None:
+    texts, met = stream(pieces, stops, min_tokens=min_tokens)
+    assert (texts[-1], met) == cut(pieces, stops, min_tokens)
+    assert all(texts[-1].startswith(text) for text in texts)

@@ -1,0 +1,64 @@
+"""The `nanoengine` command, run as a user would."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nanoengine.cli import main
+
+
+def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--max-tokens", "8", "--dtype", "float32"]) == 0
+    shown = capsys.readouterr().out
+    assert "def binary_search(" in shown
+    assert "from the prefix cache" in shown
+
+
+def test_generate_streams_one_prompt(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", "--model", str(tiny), "--max-tokens", "5", "--seed", "1", "hello"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert first.endswith("\n")
+    assert len(first) > 1
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_generate_takes_several_prompts_and_completions(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--model", str(tiny), "--max-tokens", "3", "-n", "2", "one", "two"]) == 0
+    shown = capsys.readouterr().out
+    assert [shown.count(f"--- {prompt!r}") for prompt in ("one", "two")] == [2, 2]
+
+
+def test_generate_reads_standard_input(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    assert main(["generate", "--model", str(tiny), "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out
+
+
+def test_chat_remembers_the_conversation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Iterator[str] = iter(["parse a date", "now the time", ""])
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
+    assert main(["chat", "--max-tokens", "6", "--seed", "3", "--dtype", "float32"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
+        (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
+        (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
+        (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
+    ],
+)
+def test_mistakes_end_with_one_clear_line(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith(f"nanoengine: {named}: ")
