@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -73,7 +74,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption_mode", self.preemption_mode, ("recompute",))
-        if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
+        if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d?))?", self.device):
             raise InvalidConfig(f"device is {self.device!r}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
@@ -85,7 +86,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if not isinstance(self.gpu_memory_utilization, int | float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
+        if type(self.gpu_memory_utilization) not in (int, float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}: it must be above 0 and at most 1"
             )
@@ -145,7 +146,7 @@ class ModelConfig:
             if config.get("head_dim") is not None
             else 128,  # Qwen3's own default
             max_position_embeddings=_required(config, "max_position_embeddings"),
-            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_positive_number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
             rope_theta=_rope_theta(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             attention_bias=bool(config.get("attention_bias", False)),
@@ -179,15 +180,23 @@ def _rope_theta(config: Mapping[str, Any]) -> float:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise UnsupportedModel(f"rope_parameters is {rope!r}: it must be a table with rope_type and rope_theta")
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise UnsupportedModel(
+            f"rope_parameters has a table for each of {', '.join(rope)}: one for all layers is supported"
+        )
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise UnsupportedModel(f"rope_type is {rope_type!r}: supported is 'default'")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedModel(f"partial_rotary_factor is {rope['partial_rotary_factor']}: only 1.0 is supported")
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not (theta > 0 and math.isfinite(theta)):
-        raise UnsupportedModel(f"rope_theta is {theta!r}: it must be a positive number")
-    return float(theta)
+    return _positive_number("rope_theta", theta)
+
+
+def _positive_number(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value > 0 and math.isfinite(value)):
+        raise UnsupportedModel(f"{key} is {value!r} in the model's config.json: it must be a positive number")
+    return float(value)
 
 
 def _required(config: Mapping[str, Any], key: str) -> int:

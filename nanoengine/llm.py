@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.interrupts import InterruptGuard
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
@@ -73,6 +74,10 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template."""
+        if not isinstance(messages, Sequence):
+            raise InvalidPrompt(
+                f"messages must be a list of messages or of conversations, not {type(messages).__name__}"
+            )
         if not messages:
             return []
         is_one = isinstance(messages[0], dict)
@@ -117,8 +122,9 @@ class LLM:
                     if use_tqdm:
                         bar.set_postfix_str(self._progress(), refresh=False)
         finally:  # after Ctrl-C, nobody waits for the rest
-            for request in requests:
-                self.engine.abort(request.request_id)
+            with InterruptGuard():  # a second Ctrl-C waits until all are gone
+                for request in requests:
+                    self.engine.abort(request.request_id)
 
         outputs = [request.output() for request in requests]
         errors = [request.error for request in requests if request.error is not None]
@@ -160,7 +166,7 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
     folder = find_model(config.model)
     hf_config = read_json(folder, "config.json")
     model_config = ModelConfig.from_hf(hf_config)
-    tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(config.tokenizer))
+    tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
     runner = ModelRunner(config, model_config, folder, use_tqdm=use_tqdm)
     scheduler = Scheduler(
         BlockManager(runner.num_blocks, config.block_size, config.enable_prefix_caching),
@@ -205,6 +211,10 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence):
+        raise InvalidSamplingParams(
+            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}"
+        )
     if len(params) != count:
         raise InvalidSamplingParams(
             f"sampling_params has {len(params)} entries for {count} prompts: give one, or one for each"

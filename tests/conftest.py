@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
-torch.set_num_threads(1)  # tiny matrices gain nothing from more, and on a busy machine the threads wait for each other
+# Tiny matrices gain nothing from more threads, and on a busy machine the threads wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

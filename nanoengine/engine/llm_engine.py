@@ -107,13 +107,7 @@ class LLMEngine:
                 self._num_requests += 1
             request_id = f"request-{self._num_requests}"
             self._num_requests += 1
-        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        completions = []
-        for index in range(params.n):
-            # Its number is that of its arrival, so `submit` gives it.
-            seq = Sequence(-1, token_ids, params, index=index, seed=seed, eos_token_ids=self.eos_token_ids)
-            completions.append(Completion(seq, Detokenizer(self.tokenizer.decode, params.stop)))
-        return Request(request_id, text, token_ids, params, completions, self.clock)
+        return Request(request_id, text, token_ids, params)
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` works on it from now on.
@@ -126,15 +120,26 @@ class LLMEngine:
             raise InvalidPrompt(
                 f"request_id {request.request_id!r} is in use: choose another, or abort that request first"
             )
-        if request.finished:
-            raise InvalidPrompt(f"request {request.request_id!r} has ended: make a new one")
-        self._requests[request.request_id] = request
-        request.arrival_time = self.clock()
-        for completion in request.completions:
-            completion.seq.seq_id = self._num_sequences
-            self._num_sequences += 1
-            self._owner[completion.seq.seq_id] = (request, completion)
-            self.scheduler.add(completion.seq)
+        if request.completions:
+            raise InvalidPrompt(f"request {request.request_id!r} was submitted before: make a new one")
+        with InterruptGuard():
+            seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
+            request.arrival_time = self.clock()
+            self._requests[request.request_id] = request
+            for index in range(request.params.n):
+                seq = Sequence(
+                    self._num_sequences,
+                    request.prompt_token_ids,
+                    request.params,
+                    index=index,
+                    seed=seed,
+                    eos_token_ids=self.eos_token_ids,
+                )
+                self._num_sequences += 1
+                completion = Completion(seq, Detokenizer(self.tokenizer.decode, request.params.stop))
+                request.completions.append(completion)
+                self._owner[seq.seq_id] = (request, completion)
+                self.scheduler.add(seq)
 
     def add_request(
         self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None

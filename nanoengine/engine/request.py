@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
 
 from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.sequence import Sequence
@@ -14,7 +12,7 @@ from nanoengine.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class Completion:
-    """One completion of a request while it runs. Times are seconds of `clock`."""
+    """One completion of a request while it runs. Times are seconds of the engine's clock."""
 
     seq: Sequence
     detokenizer: Detokenizer
@@ -24,23 +22,19 @@ class Completion:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The live state of a request. Callers read it at any time: `finished`, `output()`."""
+    """The live state of a request. Once it is submitted, callers read it at any time: `finished`, `output()`."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    completions: list[Completion]
-    clock: Callable[[], float] = perf_counter
+    arrival_time: float = 0.0  # set, like `completions`, when it is submitted
+    completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None  # what a failed step raised
-    arrival_time: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.arrival_time = self.clock()
 
     @property
     def finished(self) -> bool:
-        return all(completion.seq.finished for completion in self.completions)
+        return bool(self.completions) and all(completion.seq.finished for completion in self.completions)
 
     def output(self) -> RequestOutput:
         """The result so far, as a value that changes no more."""

@@ -6,6 +6,7 @@ Only data is read: JSON and safetensors. Nothing in a model folder is ever execu
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def find_model(model: str) -> Path:
     """
     if model == "demo":
         return DEMO
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))  # as Path.expanduser, but an unknown user's ~ stays as it is
     if folder.is_dir():
         return folder
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
@@ -119,8 +120,8 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(folder, index.name).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise InvalidWeights(f"{index} has no weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise InvalidWeights(f"{index} has no weight_map from tensor names to file names")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for path in files:
             if path.parent != folder:

@@ -104,7 +104,7 @@ def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> Tens
     """
     key = torch.tensor([_signed(key) for key in keys], device=device)[:, None]
     bits = _mix(key + torch.arange(1, vocab_size + 1, device=device) * _signed(GOLDEN_GAMMA))
-    uniform = (_shift_right(bits, 24).float() + 0.5) * 2.0**-40
+    uniform = ((_shift_right(bits, 24).float() + 0.5) * 2.0**-40).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
 
 

@@ -16,7 +16,7 @@ def make_request(n: int = 1, *, logprobs: int | None = None) -> Request:
         Completion(make_sequence(index, b"ab", logprobs=logprobs), Detokenizer(ByteTokenizer().decode))
         for index in range(n)
     ]
-    return Request("r", "ab", [*b"ab"], SamplingParams(n=n, logprobs=logprobs), completions, clock=lambda: 10.0)
+    return Request("r", "ab", [*b"ab"], SamplingParams(n=n, logprobs=logprobs), 10.0, completions)
 
 
 def say(completion: Completion, text: str, times: list[float]) -> None:

@@ -1,0 +1,228 @@
+"""The torch backend against dense attention, in float64, over paged caches whose unwritten slots hold NaN."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.engine.messages import Phase
+
+HEAD_DIM = 8
+SCALE = 0.3  # not head_dim ** -0.5: the factor that is passed counts
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
+    """Query j stands at position first + j and sees the positions up to its own. One sequence, float64, head by head."""
+    q, k, v = q.double(), k.double(), v.double()
+    group = q.shape[1] // k.shape[1]
+    out = torch.zeros_like(q)
+    for j in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            keys, values = k[: first + j + 1, head // group], v[: first + j + 1, head // group]
+            out[j, head] = (keys @ q[j, head] * SCALE).softmax(0) @ values
+    return out
+
+
+class Paged:
+    """Random sequences in a NaN-filled pool, at shuffled blocks."""
+
+    def __init__(
+        self, seq_lens: list[int], block_size: int, *, num_heads: int = 4, num_kv_heads: int = 2, seed: int = 0
+    ):
+        generator = torch.Generator().manual_seed(seed)
+        self.block_size = block_size
+        self.num_heads = num_heads
+        self.seq_lens = seq_lens
+        self.generator = generator
+        self.backend = TorchAttention(block_size)
+        counts = [math.ceil(n / block_size) for n in seq_lens]
+        blocks = list(range(1, sum(counts) + 3))
+        random.Random(seed).shuffle(blocks)
+        self.tables = [[blocks.pop() for _ in range(count)] for count in counts]
+        shape = self.backend.kv_shape(sum(counts) + 3, num_kv_heads, HEAD_DIM)
+        self.k_cache = torch.full(shape, float("nan"))
+        self.v_cache = torch.full(shape, float("nan"))
+        self.k = [torch.randn(n, num_kv_heads, HEAD_DIM, generator=generator) for n in seq_lens]
+        self.v = [torch.randn(n, num_kv_heads, HEAD_DIM, generator=generator) for n in seq_lens]
+
+    def slots(self, i: int, start: int, end: int) -> list[int]:
+        size = self.block_size
+        return [self.tables[i][p // size] * size + p % size for p in range(start, end)]
+
+    def write(self, starts: list[int], ends: list[int]) -> list[int]:
+        """Write the K/V of positions starts[i] to ends[i] of every sequence; returns the slots."""
+        spans = list(enumerate(zip(starts, ends, strict=True)))
+        slots = [slot for i, (start, end) in spans for slot in self.slots(i, start, end)]
+        k = torch.cat([self.k[i][start:end] for i, (start, end) in spans])
+        v = torch.cat([self.v[i][start:end] for i, (start, end) in spans])
+        self.backend.write_kv(k, v, self.k_cache, self.v_cache, torch.tensor(slots))
+        return slots
+
+    def metadata(self, phase: Phase, starts: list[int], ends: list[int], slots: list[int]) -> AttentionMetadata:
+        lens = [end - start for start, end in zip(starts, ends, strict=True)]
+        tables = [table[: math.ceil(end / self.block_size)] for table, end in zip(self.tables, ends, strict=True)]
+        width = max(map(len, tables))
+        return AttentionMetadata(
+            phase=phase,
+            kv_cache=[(self.k_cache, self.v_cache)],
+            query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
+            seq_lens=torch.tensor(ends, dtype=torch.int32),
+            block_tables=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32),
+            slot_mapping=torch.tensor(slots),
+            query_lens_list=lens,
+            seq_lens_list=ends,
+        )
+
+    def attend(self, phase: Phase, starts: list[int], ends: list[int]) -> tuple[Tensor, Tensor]:
+        """Write positions starts[i] to ends[i], attend from them; returns what the backend says and what is right."""
+        metadata = self.metadata(phase, starts, ends, self.write(starts, ends))
+        queries = [
+            torch.randn(end - start, self.num_heads, HEAD_DIM, generator=self.generator)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        attend = self.backend.prefill if phase is Phase.PREFILL else self.backend.decode
+        out = attend(torch.cat(queries), self.k_cache, self.v_cache, metadata, SCALE)
+        expected = [
+            dense_attention(q, self.k[i][:end], self.v[i][:end], start)
+            for i, (q, start, end) in enumerate(zip(queries, starts, ends, strict=True))
+        ]
+        return out, torch.cat(expected)
+
+
+def assert_equal(out: Tensor, expected: Tensor) -> None:
+    assert out.shape == expected.shape
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def boundary_lengths(block_size: int) -> list[int]:
+    return sorted({n for n in (1, block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1) if n})
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_prefill_of_whole_prompts_at_every_block_boundary(block_size: int) -> None:
+    for n in boundary_lengths(block_size):
+        assert_equal(*Paged([n], block_size, seed=n).attend(Phase.PREFILL, [0], [n]))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_decode_at_every_block_boundary(block_size: int) -> None:
+    for n in boundary_lengths(block_size):
+        paged = Paged([n], block_size, seed=n)
+        if n > 1:
+            paged.write([0], [n - 1])
+        assert_equal(*paged.attend(Phase.DECODE, [n - 1], [n]))
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (6, 2), (8, 2)])
+def test_query_heads_share_the_right_kv_heads(heads: tuple[int, int]) -> None:
+    num_heads, num_kv_heads = heads
+    paged = Paged([11, 6], 4, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    assert_equal(*paged.attend(Phase.PREFILL, [0, 0], [10, 5]))
+    assert_equal(*paged.attend(Phase.DECODE, [10, 5], [11, 6]))
+
+
+def test_prefill_of_mixed_lengths_in_one_batch() -> None:
+    lens = [1, 9, 4, 3, 17, 5]
+    assert_equal(*Paged(lens, 4).attend(Phase.PREFILL, [0] * len(lens), lens))
+
+
+def test_decode_of_mixed_lengths_in_one_batch() -> None:
+    lens = [1, 9, 4, 3, 17, 5, 40]
+    paged = Paged(lens, 4)
+    paged.write([0] * len(lens), [n - 1 for n in lens])
+    assert_equal(*paged.attend(Phase.DECODE, [n - 1 for n in lens], lens))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 8, 13])
+def test_prefill_in_chunks_sees_the_history_and_nothing_after(chunk: int) -> None:
+    paged = Paged([13], 4)
+    for start in range(0, 13, chunk):
+        assert_equal(*paged.attend(Phase.PREFILL, [start], [min(start + chunk, 13)]))
+
+
+def test_a_batch_of_fresh_prompts_and_later_chunks() -> None:
+    paged = Paged([9, 12, 20, 6], 4)
+    paged.write([0, 0, 0, 0], [0, 5, 16, 5])
+    assert_equal(*paged.attend(Phase.PREFILL, [0, 5, 16, 5], [9, 12, 19, 6]))
+
+
+def test_prefill_of_one_last_token_is_its_decode() -> None:
+    prefilled, decoded = Paged([10], 4), Paged([10], 4)
+    for paged in (prefilled, decoded):
+        paged.write([0], [9])
+    out = prefilled.attend(Phase.PREFILL, [9], [10])[0]
+    torch.testing.assert_close(decoded.attend(Phase.DECODE, [9], [10])[0], out)
+
+
+def test_slots_that_nobody_wrote_are_never_read() -> None:
+    """The tails of last blocks, other blocks and the null block hold NaN; padding of a batch must not bring it in."""
+    lens = [1, 30, 5]
+    paged = Paged(lens, 16)
+    out, _ = paged.attend(Phase.PREFILL, [0, 0, 0], [1, 29, 4])
+    assert out.isfinite().all()
+    out, _ = paged.attend(Phase.DECODE, [0, 29, 4], lens)
+    assert out.isfinite().all()
+    assert paged.k_cache[0].isnan().all()
+
+
+def test_sequences_may_share_blocks() -> None:
+    """One prefix of two blocks, three continuations of different lengths."""
+    paged = Paged([9, 11, 14], 4)
+    for i in (1, 2):
+        paged.tables[i][:2] = paged.tables[0][:2]
+        paged.k[i][:8], paged.v[i][:8] = paged.k[0][:8], paged.v[0][:8]
+    paged.write([0, 8, 8], [8, 8, 8])
+    assert_equal(*paged.attend(Phase.PREFILL, [8, 8, 8], [9, 10, 13]))
+    assert_equal(*paged.attend(Phase.DECODE, [8, 10, 13], [9, 11, 14]))
+
+
+def test_a_block_written_in_this_step_may_be_read_by_another_sequence_of_it() -> None:
+    paged = Paged([9, 10], 4)
+    paged.tables[1][:2] = paged.tables[0][:2]
+    paged.k[1][:8], paged.v[1][:8] = paged.k[0][:8], paged.v[0][:8]
+    assert_equal(*paged.attend(Phase.PREFILL, [0, 8], [9, 10]))
+
+
+def test_write_kv_puts_each_token_into_its_slot_and_touches_no_other() -> None:
+    backend = TorchAttention(4)
+    k, v = torch.randn(3, 2, HEAD_DIM), torch.randn(3, 2, HEAD_DIM)
+    k_cache, v_cache = torch.full((2, *backend.kv_shape(4, 2, HEAD_DIM)), float("nan"))
+    backend.write_kv(k, v, k_cache, v_cache, torch.tensor([14, 5, 7]))
+    for cache, source in ((k_cache, k), (v_cache, v)):
+        for row, (block, offset) in enumerate([(3, 2), (1, 1), (1, 3)]):
+            assert torch.equal(cache[block, offset], source[row])
+        assert cache.isfinite().sum() == source.numel()
+
+
+@pytest.mark.parametrize("slots", [[-1, -1, -1], [-1, 9, -1], [9, -1, -1]])
+def test_slot_minus_1_is_not_written(slots: list[int]) -> None:
+    backend = TorchAttention(4)
+    k, v = torch.randn(3, 2, HEAD_DIM), torch.randn(3, 2, HEAD_DIM)
+    k_cache, v_cache = torch.full((2, *backend.kv_shape(4, 2, HEAD_DIM)), float("nan"))
+    backend.write_kv(k, v, k_cache, v_cache, torch.tensor(slots))
+    for cache, source in ((k_cache, k), (v_cache, v)):
+        written = [row for row, slot in enumerate(slots) if slot >= 0]
+        assert cache.isfinite().sum() == len(written) * 2 * HEAD_DIM
+        for row in written:
+            assert torch.equal(cache[2, 1], source[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_dtypes_stay_what_they_are(dtype: torch.dtype) -> None:
+    paged = Paged([7, 3], 4)
+    paged.k_cache, paged.v_cache = paged.k_cache.to(dtype), paged.v_cache.to(dtype)
+    paged.k, paged.v = [k.to(dtype) for k in paged.k], [v.to(dtype) for v in paged.v]
+    metadata = paged.metadata(Phase.PREFILL, [0, 0], [7, 3], paged.write([0, 0], [7, 3]))
+    q = torch.randn(10, 4, HEAD_DIM).to(dtype)
+    out = paged.backend.prefill(q, paged.k_cache, paged.v_cache, metadata, SCALE)
+    expected = torch.cat(
+        [dense_attention(q[:7], paged.k[0], paged.v[0], 0), dense_attention(q[7:], paged.k[1], paged.v[1], 0)]
+    )
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)

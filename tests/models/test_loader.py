@@ -1,0 +1,384 @@
+"""Finding a model and loading its weights: every broken folder is a named error, and no folder ever runs code."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.config import ModelConfig
+from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.models.loader import DEMO, find_model, load_weights, read_json
+from nanoengine.models.qwen3 import Qwen3ForCausalLM
+from nanoengine.models.registry import build_model
+from tests.support import tiny_checkpoint
+
+INDEX = "model.safetensors.index.json"
+SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "attention_bias": True}
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("original"), **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("sharded"), **SHAPE, max_shard_size="30KB")
+
+
+@pytest.fixture
+def copy(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "copy"))
+
+
+@pytest.fixture
+def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sharded, tmp_path / "copy"))
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen3ForCausalLM:
+    """The engine's model with the weights of the folder; it starts full of NaN, so that a hole would show."""
+    config = ModelConfig.from_hf(read_json(folder, "config.json") | changes)
+    model = build_model(config, TorchAttention(16), dtype, torch.device("cpu"))
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+    load_weights(model.checkpoint_tensors(), folder, use_tqdm=False)
+    return model
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def assert_loaded(model: Qwen3ForCausalLM, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+    tensors = model.checkpoint_tensors()
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, expected[name].to(dtype)), name
+
+
+# ---- what is loaded
+
+
+def test_every_tensor_of_a_single_file_is_loaded(original: Path) -> None:
+    assert not (original / INDEX).exists()
+    model = load(original)
+    assert_loaded(model, weights(original))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_every_tensor_of_a_sharded_checkpoint_is_loaded(sharded: Path, original: Path) -> None:
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    assert_loaded(load(sharded), weights(original))
+
+
+def test_several_files_without_an_index_are_all_read(sharded_copy: Path, original: Path) -> None:
+    (sharded_copy / INDEX).unlink()
+    assert_loaded(load(sharded_copy), weights(original))
+
+
+def test_a_file_that_the_index_does_not_name_is_not_read(sharded_copy: Path, original: Path) -> None:
+    (sharded_copy / "leftover.safetensors").write_bytes(b"no safetensors at all")
+    assert_loaded(load(sharded_copy), weights(original))
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_are_converted_to_the_dtype_of_the_model(copy: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+    edit_weights(copy, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
+    model = load(copy, wanted)
+    assert {parameter.dtype for parameter in model.parameters()} == {wanted}
+    assert_loaded(model, weights(copy), wanted)
+
+
+def test_an_untied_head_is_its_own(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, **SHAPE, tie_word_embeddings=False)
+    model = load(folder)
+    assert_loaded(model, weights(folder))
+    assert not torch.equal(model.lm_head.weight, model.embed_tokens.weight)
+
+
+def test_a_tied_head_is_the_embedding(original: Path) -> None:
+    model = load(original)
+    assert model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()
+
+
+def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(copy: Path) -> None:
+    edit_weights(copy, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    assert load(copy).lm_head.weight.isfinite().all()
+    assert load(copy, torch.bfloat16).lm_head.weight.isfinite().all()
+
+
+def test_a_tied_checkpoint_may_not_contradict_its_embedding(copy: Path) -> None:
+    def change_one_number(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][7, 3] += 1
+
+    edit_weights(copy, change_one_number)
+    with pytest.raises(InvalidWeights, match=r"lm_head\.weight.*tie_word_embeddings"):
+        load(copy)
+
+
+def test_a_tied_checkpoint_may_not_have_a_head_of_another_shape(copy: Path) -> None:
+    edit_weights(copy, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"][:-1].clone()}))
+    with pytest.raises(InvalidWeights, match=r"lm_head\.weight"):
+        load(copy)
+
+
+def test_an_untied_model_without_a_head_is_refused(copy: Path) -> None:
+    with pytest.raises(InvalidWeights, match=r"missing \(1\): lm_head\.weight"):
+        load(copy, tie_word_embeddings=False)
+
+
+# ---- tensors that do not match
+
+
+def test_missing_tensors_are_named(copy: Path) -> None:
+    edit_weights(copy, lambda t: t.pop(Q_PROJ))
+    with pytest.raises(InvalidWeights, match=rf"missing \(1\): {Q_PROJ}"):
+        load(copy)
+
+
+def test_many_missing_tensors_are_counted_and_some_are_named(copy: Path) -> None:
+    edit_config(copy, num_hidden_layers=4)
+    with pytest.raises(InvalidWeights, match=r"missing \(\d\d\): model\.layers\.2\..* and \d+ more"):
+        load(copy)
+
+
+def test_unexpected_tensors_are_named(copy: Path) -> None:
+    edit_weights(copy, lambda t: t.update({"model.layers.0.adapter": torch.zeros(2)}))
+    with pytest.raises(InvalidWeights, match=r"unexpected \(1\): model\.layers\.0\.adapter"):
+        load(copy)
+
+
+def test_layers_that_the_config_does_not_know_are_unexpected(copy: Path) -> None:
+    edit_config(copy, num_hidden_layers=1)
+    with pytest.raises(InvalidWeights, match=r"unexpected \(\d+\): model\.layers\.1\."):
+        load(copy)
+
+
+def test_biases_that_the_config_denies_are_unexpected(copy: Path) -> None:
+    edit_config(copy, attention_bias=False)
+    with pytest.raises(InvalidWeights, match=r"unexpected .*_proj\.bias"):
+        load(copy)
+
+
+@pytest.mark.parametrize("reshape", [Tensor.t, lambda t: t[:-1], lambda t: t[None], lambda t: t.flatten()])
+def test_misshapen_tensors_are_named_with_both_shapes(copy: Path, reshape: Callable[[Tensor], Tensor]) -> None:
+    edit_weights(copy, lambda t: t.update({Q_PROJ: reshape(t[Q_PROJ]).contiguous()}))
+    with pytest.raises(InvalidWeights, match=rf"misshapen \(1\): {Q_PROJ} is .*\[64, 24\]"):
+        load(copy)
+
+
+def test_a_tensor_that_would_broadcast_is_misshapen(copy: Path) -> None:
+    edit_weights(copy, lambda t: t.update({Q_PROJ: t[Q_PROJ][:1].clone()}))
+    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is torch.float32 \[1, 24\]"):
+        load(copy)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_integer_weights_are_refused(copy: Path, dtype: torch.dtype) -> None:
+    edit_weights(copy, lambda t: t.update({Q_PROJ: t[Q_PROJ].to(dtype)}))
+    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is {dtype}"):
+        load(copy)
+
+
+def test_all_problems_are_told_at_once(copy: Path) -> None:
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        del tensors["model.norm.weight"]
+        tensors["extra"] = torch.zeros(1)
+        tensors[Q_PROJ] = tensors[Q_PROJ][:3].clone()
+
+    edit_weights(copy, spoil)
+    with pytest.raises(InvalidWeights, match=r"missing \(1\).*unexpected \(1\).*misshapen \(1\)"):
+        load(copy)
+
+
+# ---- broken files
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 20_000])
+def test_a_truncated_file_is_named(copy: Path, size: int) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(InvalidWeights, match=r"model\.safetensors cannot be read as safetensors"):
+        load(copy)
+
+
+def test_a_file_of_noise_is_named(copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(bytes(range(256)) * 100)
+    with pytest.raises(InvalidWeights, match="cannot be read as safetensors"):
+        load(copy)
+
+
+def test_a_missing_shard_is_named(sharded_copy: Path) -> None:
+    shard = sorted(sharded_copy.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelNotFound, match=f"{shard.name} is missing"):
+        load(sharded_copy)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "5"])
+def test_an_index_that_is_no_table_is_refused(sharded_copy: Path, content: str) -> None:
+    (sharded_copy / INDEX).write_text(content)
+    with pytest.raises(UnsupportedModel, match=INDEX):
+        load(sharded_copy)
+
+
+@pytest.mark.parametrize(
+    "weight_map", [None, [], "model.safetensors", {"a": 5}, {"a": ["model.safetensors"]}, {"a": None}]
+)
+def test_an_index_without_a_usable_weight_map_is_refused(sharded_copy: Path, weight_map: object) -> None:
+    (sharded_copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(InvalidWeights, match="weight_map"):
+        load(sharded_copy)
+
+
+@pytest.mark.parametrize("where", ["../elsewhere.safetensors", "absolute", "sub/../../elsewhere.safetensors"])
+def test_an_index_may_not_name_files_outside_of_its_folder(copy: Path, where: str) -> None:
+    outside = copy.parent / "elsewhere.safetensors"
+    (copy / "model.safetensors").rename(outside)
+    name = str(outside) if where == "absolute" else where
+    (copy / "sub").mkdir()
+    (copy / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(outside), name)}))
+    with pytest.raises(InvalidWeights, match=r"elsewhere\.safetensors.*outside"):
+        load(copy)
+
+
+class Trap:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, flag: Path):
+        self.flag = flag
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.flag,)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
+def test_a_pickle_is_refused_and_never_opened(copy: Path, tmp_path: Path, name: str) -> None:
+    flag = tmp_path / "flag"
+    (copy / "model.safetensors").unlink()
+    (copy / name).write_bytes(pickle.dumps(Trap(flag)))
+    with pytest.raises(ModelNotFound, match="can run code"):
+        load(copy)
+    assert not flag.exists()
+    pickle.loads((copy / name).read_bytes())
+    assert flag.exists(), "the trap works"
+
+
+def test_a_pickle_named_safetensors_is_never_unpickled(copy: Path, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    (copy / "model.safetensors").write_bytes(pickle.dumps(Trap(flag)))
+    with pytest.raises(InvalidWeights):
+        load(copy)
+    assert not flag.exists()
+
+
+# ---- config.json
+
+
+def test_a_missing_config_is_named(copy: Path) -> None:
+    (copy / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
+        read_json(copy, "config.json")
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"not json", b"\xff\xfe\xfa"])
+def test_a_config_that_is_no_json_is_named(copy: Path, content: bytes) -> None:
+    (copy / "config.json").write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
+        read_json(copy, "config.json")
+
+
+@pytest.mark.parametrize("content", ["[]", '"text"', "3", "null"])
+def test_a_config_that_is_no_table_is_named(copy: Path, content: str) -> None:
+    (copy / "config.json").write_text(content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json must hold a JSON table"):
+        read_json(copy, "config.json")
+
+
+# ---- finding
+
+
+def test_the_demo_is_in_the_package() -> None:
+    assert find_model("demo") == DEMO
+
+
+def test_a_folder_is_found_by_its_path(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(copy.parent)
+    assert find_model(str(copy)) == copy
+    assert find_model(copy.name).resolve() == copy
+    assert find_model(f"./{copy.name}").resolve() == copy
+
+
+def test_the_home_folder_may_be_a_tilde(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(copy.parent))
+    assert find_model(f"~/{copy.name}") == copy
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that the hub was asked for; it answers with an error."""
+    asked: list[str] = []
+
+    def snapshot_download(repo_id: str, **_: object) -> str:
+        asked.append(repo_id)
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "name", ["/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x"]
+)
+def test_a_path_that_is_not_there_is_an_error_without_asking_the_hub(hub: list[str], name: str) -> None:
+    with pytest.raises(ModelNotFound, match="is no folder"):
+        find_model(name)
+    assert hub == []
+
+
+def test_a_hub_name_without_a_network_is_a_named_error(hub: list[str]) -> None:
+    with pytest.raises(ModelNotFound, match=r"someone/model.*the network is unreachable"):
+        find_model("someone/model")
+    assert hub == ["someone/model"]
+
+
+def test_a_hub_name_is_fetched_without_formats_that_run_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patterns: list[str] = []
+
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
+        assert repo_id == "someone/model"
+        patterns.extend(allow_patterns)
+        return str(copy)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert find_model("someone/model") == copy
+    for file in ("pytorch_model.bin", "modeling_qwen3.py", "weights.pt", "weights.pkl"):
+        assert not any(Path(file).match(pattern) for pattern in patterns)
+    for file in ("model-00001-of-00002.safetensors", INDEX, "config.json", "tokenizer.json"):
+        assert any(Path(file).match(pattern) for pattern in patterns)

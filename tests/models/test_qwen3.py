@@ -1,0 +1,146 @@
+"""Qwen3 against transformers: the logits after every token, not the look of the text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from nanoengine import LLM
+from nanoengine.layers.rotary import rotary_angles
+from nanoengine.models.registry import MODELS
+from tests.support import (
+    fill_kv_with_nan,
+    forced_logits,
+    model_runner,
+    reference_logits,
+    reference_model,
+    tiny_checkpoint,
+)
+
+TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"tie_word_embeddings": False},
+    "no groups": {"num_key_value_heads": 4},
+    "group of 3": {"num_attention_heads": 6, "num_key_value_heads": 2},
+    "group of 8": {"num_attention_heads": 8, "num_key_value_heads": 1},
+    "heads wider than the model": {"hidden_size": 20, "num_attention_heads": 4, "head_dim": 32},
+    "heads narrower than the model": {"hidden_size": 100, "num_attention_heads": 2, "head_dim": 6},
+    "attention bias": {"attention_bias": True},
+    "attention bias, untied, one layer": {"attention_bias": True, "tie_word_embeddings": False, "num_hidden_layers": 1},
+    "odd sizes": {
+        "vocab_size": 257,
+        "hidden_size": 37,
+        "intermediate_size": 53,
+        "head_dim": 10,
+        "num_hidden_layers": 3,
+    },
+    "other norm": {"rms_norm_eps": 0.1},
+    "other rope": {"rope_theta": 1e6},
+}
+
+
+def engine(folder: Path, **options: Any) -> LLM:
+    """An engine whose KV pool is full of NaN."""
+    llm = LLM(str(folder), use_tqdm=False, **{"num_kv_blocks": 100, "device": "cpu", "dtype": "float32"} | options)
+    fill_kv_with_nan(llm)
+    return llm
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> torch.Tensor:
+    return reference_logits(reference_model(tiny), TOKENS)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shape: dict[str, Any]) -> None:
+    folder = tiny_checkpoint(tmp_path, seed=len(shape), **shape)
+    right = reference_logits(reference_model(folder), TOKENS)
+    assert right.std() > 0.3  # a model whose logits differ, so that 1e-4 means something
+    with engine(folder) as llm:
+        logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=40)
+    torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 31, 75])
+def test_any_chunk_size_gives_the_same_logits(tiny: Path, expected: torch.Tensor, chunk: int) -> None:
+    with engine(tiny) as llm:
+        torch.testing.assert_close(forced_logits(llm, TOKENS, 75, chunk), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64, 256])
+def test_any_block_size_gives_the_same_logits(tiny: Path, expected: torch.Tensor, block_size: int) -> None:
+    with engine(tiny, block_size=block_size) as llm:
+        torch.testing.assert_close(forced_logits(llm, TOKENS, 33, 10), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 15, 16, 17, 32])
+def test_decode_may_begin_on_either_side_of_a_block_boundary(
+    tiny: Path, expected: torch.Tensor, num_prompt_tokens: int
+) -> None:
+    with engine(tiny) as llm:
+        logits = forced_logits(llm, TOKENS[:40], num_prompt_tokens, num_prompt_tokens)
+    torch.testing.assert_close(logits, expected[:40], rtol=0, atol=1e-4)
+
+
+def test_bfloat16_is_not_worse_than_transformers_in_bfloat16(tiny: Path, expected: torch.Tensor) -> None:
+    with torch.inference_mode():
+        theirs = (
+            AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.bfloat16).eval()(torch.tensor([TOKENS])).logits[0]
+        )
+    with engine(tiny, dtype="bfloat16") as llm:
+        ours = forced_logits(llm, TOKENS, 40, 40)
+    assert ours.dtype == torch.float32
+    assert 0 < (ours - expected).square().mean() <= 1.5**2 * (theirs.float() - expected).square().mean()
+
+
+# ---- large positions
+
+
+@pytest.mark.parametrize(("theta", "head_dim"), [(1e6, 128), (1e4, 64), (5e6, 10)])
+def test_rotary_angles_up_to_40_960_positions_are_those_of_transformers(theta: float, head_dim: int) -> None:
+    config = Qwen3Config(
+        head_dim=head_dim, max_position_embeddings=40960, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    )
+    positions = torch.cat([torch.arange(0, 40960, 77), torch.arange(40900, 40960)])
+    cos, sin = Qwen3RotaryEmbedding(config)(torch.zeros(1), positions[None])
+    ours = rotary_angles(positions, head_dim, theta)
+    for mine, theirs in zip(ours, (cos, sin), strict=True):
+        torch.testing.assert_close(mine[:, 0], theirs[0, :, : head_dim // 2], rtol=0, atol=1e-6)
+
+
+def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path) -> None:
+    """The last chunk and the last decoded tokens of 3,000, far beyond the positions that rotate slowly."""
+    folder = tiny_checkpoint(tmp_path, max_position_embeddings=40960, rope_theta=1e6, num_hidden_layers=1)
+    tokens = torch.randint(0, 250, (3000,), generator=torch.Generator().manual_seed(1)).tolist()
+    right = reference_logits(reference_model(folder), tokens)
+    with engine(folder, num_kv_blocks=200) as llm:
+        logits = forced_logits(llm, tokens, num_prompt_tokens=2990, chunk=1000)
+    torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
+
+
+# ---- the whole
+
+
+def test_the_demo_shape_of_any_supported_architecture_has_a_class(tiny: Path) -> None:
+    with engine(tiny) as llm:
+        assert type(model_runner(llm).model) is MODELS[llm.model_config.architecture]
+
+
+def test_the_config_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
+    for i, shape in enumerate(SHAPES.values()):
+        folder = tiny_checkpoint(tmp_path / str(i), **shape)
+        with engine(folder, num_kv_blocks=8) as llm:
+            parameters = sum(parameter.numel() for parameter in model_runner(llm).model.parameters())
+            assert llm.model_config.num_parameters() == parameters == reference_model(folder).num_parameters()

@@ -1,0 +1,53 @@
+"""Building a model: in its dtype from the start, with torch's own settings left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.config import ARCHITECTURES, ModelConfig
+from nanoengine.models.registry import MODELS, build_model
+
+CONFIG = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    max_position_embeddings=16,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    dtype="float32",
+)
+
+
+def test_every_architecture_that_configs_may_name_has_a_class() -> None:
+    assert set(MODELS) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_is_built_in_its_dtype_without_gradients(dtype: torch.dtype) -> None:
+    model = build_model(CONFIG, TorchAttention(4), dtype, torch.device("cpu"))
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert not model.training
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_model_is_built_on_its_device() -> None:
+    model = build_model(CONFIG, TorchAttention(4), torch.float32, torch.device("meta"))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_a_failed_build_restores_torchs_default_dtype() -> None:
+    with pytest.raises(KeyError):
+        build_model(replace(CONFIG, architecture="Other"), TorchAttention(4), torch.bfloat16, torch.device("cpu"))
+    assert torch.get_default_dtype() == torch.float32

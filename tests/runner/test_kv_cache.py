@@ -1,0 +1,137 @@
+"""How large the KV pool is, and from which memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.config import ModelConfig
+from nanoengine.runner import kv_cache
+from nanoengine.runner.kv_cache import KVCache, available_ram, cpu_kv_bytes, gpu_kv_bytes
+
+MIB = 2**20
+GIB = 2**30
+
+QWEN3_06B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    dtype="bfloat16",
+)
+
+
+def test_bytes_of_qwen3_06b() -> None:
+    assert QWEN3_06B.kv_bytes_per_token(2) == 112 * 1024
+    assert 256 * QWEN3_06B.kv_bytes_per_token(2) == 28 * MIB
+    assert 17_408 * MIB // (256 * QWEN3_06B.kv_bytes_per_token(2)) == 621
+
+
+def test_bytes_of_a_token_scale_with_the_dtype() -> None:
+    assert QWEN3_06B.kv_bytes_per_token(4) == 2 * QWEN3_06B.kv_bytes_per_token(2)
+
+
+def test_the_tensors_take_what_the_formula_says() -> None:
+    num_blocks, block_size = 3, 4
+    backend = TorchAttention(block_size)
+    cache = KVCache(num_blocks, QWEN3_06B, backend, torch.bfloat16, torch.device("cpu"))
+    taken = sum(tensor.numel() * tensor.itemsize for layer in cache.layers for tensor in layer)
+    with_null_block = num_blocks + 1
+    assert taken == with_null_block * block_size * QWEN3_06B.kv_bytes_per_token(2)
+
+
+def test_k_and_v_and_layers_do_not_share_memory() -> None:
+    cache = KVCache(2, QWEN3_06B, TorchAttention(2), torch.float32, torch.device("cpu"))
+    tensors = [tensor for layer in cache.layers for tensor in layer]
+    assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors) == 2 * QWEN3_06B.num_layers
+
+
+def test_fill_reaches_every_slot() -> None:
+    cache = KVCache(2, QWEN3_06B, TorchAttention(2), torch.float32, torch.device("cpu"))
+    cache.fill(float("nan"))
+    assert all(tensor.isnan().all() for layer in cache.layers for tensor in layer)
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "utilization", "peak", "current", "expected"),
+    [
+        (24 * GIB, 22 * GIB, 1.0, 0, 0, 22 * GIB),  # all that is free
+        (24 * GIB, 22 * GIB, 0.5, 0, 0, 10 * GIB),  # half of the device, 2 GiB of it taken by somebody
+        (24 * GIB, 22 * GIB, 0.5, 5 * GIB, 2 * GIB, 7 * GIB),  # and a forward pass needs 3 GiB beyond what is held
+        (24 * GIB, 4 * GIB, 0.5, 0, 0, -8 * GIB),  # others hold more than the share
+        (32_768 * MIB, 30_000 * MIB, 0.75, 5_400 * MIB, 1_000 * MIB, 17_408 * MIB),
+    ],
+)
+def test_gpu_bytes_are_the_share_less_what_is_used_less_what_a_step_needs(
+    total: int, free: int, utilization: float, peak: int, current: int, expected: int
+) -> None:
+    assert gpu_kv_bytes(total, free, utilization, peak, current) == expected
+
+
+def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
+    """Let the system's memory files have this content; those not named do not exist."""
+
+    def read_text(path: Path, *_: object, **__: object) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    monkeypatch.setattr(kv_cache.Path, "read_text", read_text)
+
+
+MEMINFO = {"/proc/meminfo": "MemTotal:       33554432 kB\nMemFree: 1 kB\nMemAvailable:   16777216 kB\n"}
+
+
+def cgroup(limit: str, used: int) -> dict[str, str]:
+    return {"/sys/fs/cgroup/memory.max": f"{limit}\n", "/sys/fs/cgroup/memory.current": f"{used}\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (MEMINFO, 16 * GIB),
+        (MEMINFO | cgroup("max", 5 * GIB), 16 * GIB),
+        (MEMINFO | cgroup(str(8 * GIB), 3 * GIB), 5 * GIB),  # the container has less than the machine
+        (MEMINFO | cgroup(str(64 * GIB), 3 * GIB), 16 * GIB),  # the machine has less than the container may take
+        (MEMINFO | cgroup(str(2 * GIB), 3 * GIB), 0),  # over its limit
+    ],
+)
+def test_available_ram_is_the_machines_or_the_containers(
+    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    fake_files(monkeypatch, files)
+    assert available_ram() == expected
+
+
+@pytest.mark.parametrize("meminfo", [{}, {"/proc/meminfo": "MemTotal: 33554432 kB\n"}])
+def test_available_ram_without_meminfo_is_half_of_the_physical(
+    monkeypatch: pytest.MonkeyPatch, meminfo: dict[str, str]
+) -> None:
+    fake_files(monkeypatch, meminfo)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert available_ram() == 1000 * 4096 // 2
+
+
+def test_available_ram_of_this_machine_is_plausible() -> None:
+    assert 0 <= available_ram() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(("available", "expected"), [(16 * GIB, 4 * GIB), (8 * GIB, 4 * GIB), (3 * GIB, 3 * GIB // 2)])
+def test_the_cpu_takes_half_of_the_ram_and_at_most_4_gib(
+    monkeypatch: pytest.MonkeyPatch, available: int, expected: int
+) -> None:
+    monkeypatch.setattr(kv_cache, "available_ram", lambda: available)
+    assert cpu_kv_bytes() == expected

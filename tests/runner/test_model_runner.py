@@ -1,0 +1,320 @@
+"""The runner: what it makes of options and machine, what it says about it, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import SamplingParams
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
+from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall, ModelNotFound
+from nanoengine.models.loader import read_json
+from nanoengine.runner import model_runner as module
+from nanoengine.runner.model_runner import ModelRunner
+from tests.support import tiny_checkpoint
+
+MODEL_LIMIT = 512
+BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, 2 layers, 2 KV heads, head_dim 16, float32
+
+MakeRunner = Callable[..., ModelRunner]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def make(folder: Path) -> Iterator[MakeRunner]:
+    """Makes a runner with some options and, as `model`, changes to the model's config."""
+    runners = []
+
+    def make_runner(*, model: dict[str, Any] | None = None, **options: Any) -> ModelRunner:
+        config = EngineConfig(model=str(folder), **{"num_kv_blocks": 64, "device": "cpu"} | options)
+        runners.append(ModelRunner(config, shape(folder, **model or {}), folder, use_tqdm=False))
+        return runners[-1]
+
+    yield make_runner
+    for runner in runners:
+        if runner.kv_cache is not None:
+            runner.close()
+
+
+def shape(folder: Path, **changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf(read_json(folder, "config.json") | changes)
+
+
+def prefill(num_tokens: int, *, computed: int = 0, sampled: bool = True) -> ScheduledBatch:
+    return ScheduledBatch(
+        Phase.PREFILL,
+        seq_ids=[0],
+        token_ids=list(range(10, 10 + num_tokens)),
+        num_computed_tokens=[computed],
+        num_new_tokens=[num_tokens],
+        block_tables=[list(range(1, 2 + (computed + num_tokens) // 16))],
+        sampling=[SamplingRow(0, SamplingParams(temperature=0), 0, ())] if sampled else [],
+    )
+
+
+def pool_bytes(runner: ModelRunner) -> int:
+    assert runner.kv_cache is not None
+    return sum(tensor.numel() * tensor.itemsize for layer in runner.kv_cache.layers for tensor in layer)
+
+
+# ---- the start-up line
+
+
+def test_the_start_up_line_says_what_runs_where_and_how(make: MakeRunner, folder: Path) -> None:
+    line = make(max_num_seqs=7, max_num_batched_tokens=99).describe()
+    for part in (
+        str(folder),
+        "Qwen3ForCausalLM",
+        "float32",
+        f"cpu, {torch.get_num_threads()} threads",
+        "attention: torch (",
+        "no CUDA graphs",
+        "64 blocks x 16 tokens (num_kv_blocks)",
+        "max_model_len 512",
+        "at most 7 sequences and 99 tokens a step",
+    ):
+        assert part in line
+    assert f"{64 * 16 * BYTES_PER_TOKEN / 2**20:.0f} MiB" in line
+    assert "lowered" not in line
+    assert "\n" not in line
+
+
+def test_the_start_up_line_is_logged_once(make: MakeRunner, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="nanoengine"):
+        runner = make()
+    assert [record.getMessage() for record in caplog.records] == [runner.describe()]
+
+
+def test_the_start_up_line_counts_the_parameters(make: MakeRunner) -> None:
+    runner = make()
+    count = sum(parameter.numel() for parameter in runner.model.parameters())
+    assert f"{count / 1e6:.1f} M parameters" in runner.describe()
+
+
+# ---- the size of the pool
+
+
+def test_num_kv_blocks_are_usable_ones_and_the_null_block_comes_on_top(make: MakeRunner) -> None:
+    runner = make(num_kv_blocks=40)
+    assert runner.num_blocks == 40
+    assert pool_bytes(runner) == 41 * 16 * BYTES_PER_TOKEN
+
+
+def test_kv_cache_memory_is_never_exceeded_and_used_to_the_last_block(make: MakeRunner) -> None:
+    budget = 1_000_000
+    runner = make(num_kv_blocks=None, kv_cache_memory=budget)
+    assert budget - 16 * BYTES_PER_TOKEN < pool_bytes(runner) <= budget
+    assert "(kv_cache_memory)" in runner.describe()
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+def test_the_pool_in_bytes_does_not_depend_on_the_block_size(make: MakeRunner, block_size: int) -> None:
+    runner = make(num_kv_blocks=None, kv_cache_memory=600_000, block_size=block_size)
+    assert 0 <= 600_000 - pool_bytes(runner) < block_size * BYTES_PER_TOKEN
+
+
+def test_by_default_the_pool_comes_from_free_memory(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 2_000_000)
+    runner = make(num_kv_blocks=None)
+    assert 2_000_000 - 16 * BYTES_PER_TOKEN < pool_bytes(runner) <= 2_000_000
+    assert "available RAM" in runner.describe()
+
+
+def test_the_pool_is_no_larger_than_what_can_run_at_once(make: MakeRunner) -> None:
+    runner = make(num_kv_blocks=None, kv_cache_memory=1 << 33, max_num_seqs=3, max_model_len=100)
+    assert runner.num_blocks == 3 * 7
+    assert "(max_num_seqs x max_model_len)" in runner.describe()
+
+
+# ---- max_model_len
+
+
+def test_max_model_len_is_the_models_own_if_it_fits(make: MakeRunner) -> None:
+    assert make(num_kv_blocks=MODEL_LIMIT // 16).max_model_len == MODEL_LIMIT
+
+
+def test_max_model_len_is_lowered_to_the_pool_and_said_so(make: MakeRunner) -> None:
+    runner = make(num_kv_blocks=5)
+    assert runner.max_model_len == 80
+    assert f"max_model_len 80 (lowered from {MODEL_LIMIT}" in runner.describe()
+
+
+def test_max_model_len_asked_for_is_kept(make: MakeRunner) -> None:
+    runner = make(num_kv_blocks=7, max_model_len=100)
+    assert runner.max_model_len == 100
+    assert "lowered" not in runner.describe()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_kv_blocks": 6, "max_model_len": 100},
+        {
+            "num_kv_blocks": None,
+            "kv_cache_memory": 7 * 16 * BYTES_PER_TOKEN,
+            "max_model_len": 100,
+        },  # one is the null block
+        {"num_kv_blocks": None, "kv_cache_memory": 1},
+        {"num_kv_blocks": 1, "block_size": 1},  # no room for a prompt token and a new one
+    ],
+)
+def test_a_pool_too_small_for_one_sequence_names_the_knobs(make: MakeRunner, options: dict[str, Any]) -> None:
+    with pytest.raises(KVCacheTooSmall) as raised:
+        make(**options)
+    for knob in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "gpu_memory_utilization"):
+        assert knob in str(raised.value)
+    assert re.search(r"needs \d+", str(raised.value))
+
+
+def test_a_machine_without_free_memory_is_a_named_error(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 0)
+    with pytest.raises(KVCacheTooSmall, match="0 blocks"):
+        make(num_kv_blocks=None)
+
+
+def test_max_model_len_beyond_the_models_positions_is_refused(make: MakeRunner) -> None:
+    with pytest.raises(InvalidConfig, match=r"max_model_len is 513.*512 positions"):
+        make(max_model_len=513)
+
+
+def test_max_model_len_1_leaves_no_room_for_a_new_token(make: MakeRunner) -> None:
+    with pytest.raises(InvalidConfig, match="max_model_len is 1"):
+        make(max_model_len=1)
+
+
+# ---- dtype and device
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "native", "expected"),
+    [
+        ("float32", True, torch.float32),
+        ("float32", False, torch.float32),
+        ("bfloat16", True, torch.bfloat16),
+        ("bfloat16", False, torch.float32),
+        ("float16", True, torch.float16),
+        ("float16", False, torch.float32),
+    ],
+)
+def test_dtype_auto_is_the_checkpoints_where_the_cpu_computes_it_natively(
+    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, checkpoint: str, native: bool, expected: torch.dtype
+) -> None:
+    for check in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, check, lambda: native, raising=False)
+    runner = make(model={"dtype": checkpoint})
+    assert runner.dtype == expected
+    assert {parameter.dtype for parameter in runner.model.parameters()} == {expected}
+    assert runner.kv_cache is not None
+    assert {tensor.dtype for layer in runner.kv_cache.layers for tensor in layer} == {expected}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_dtype_asked_for_is_taken_whatever_the_checkpoints(make: MakeRunner, dtype: str) -> None:
+    runner = make(dtype=dtype)
+    assert runner.dtype == getattr(torch, dtype)
+    assert dtype in runner.describe()
+
+
+def test_torchs_default_dtype_is_left_alone(make: MakeRunner) -> None:
+    before = torch.get_default_dtype()
+    make(dtype="bfloat16")
+    assert torch.get_default_dtype() == before
+
+
+def test_device_auto_is_the_cpu_where_there_is_no_gpu(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert make(device="auto").device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
+def test_cuda_without_cuda_is_a_named_error(make: MakeRunner, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidConfig, match=f"'{device}'.*0 CUDA devices.*device='cpu'"):
+        make(device=device)
+
+
+@pytest.mark.parametrize("device", ["cuda:", "cuda:x", "cuda:-1", "cuda:0:0", "cuda:1.5", "tpu", "cpu:0", "", 0, None])
+def test_a_bad_device_is_a_named_error(make: MakeRunner, device: Any) -> None:
+    with pytest.raises(InvalidConfig, match="device"):
+        make(device=device)
+
+
+def test_an_unknown_attention_backend_is_a_named_error(make: MakeRunner) -> None:
+    with pytest.raises(InvalidConfig, match="attention_backend is 'flashy'"):
+        make(attention_backend="flashy")
+
+
+def test_a_folder_without_weights_is_a_named_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="safetensors"):
+        ModelRunner(EngineConfig(model="x", device="cpu"), shape(folder), tmp_path, use_tqdm=False)
+
+
+# ---- running
+
+
+def test_a_whole_prompt_samples_one_token(make: MakeRunner) -> None:
+    sampled = make().execute(prefill(5))
+    assert len(sampled.token_ids) == 1
+    assert 0 <= sampled.token_ids[0] < 300
+    assert sampled.logprobs == [None]
+
+
+def test_a_chunk_that_samples_nothing_returns_an_empty_batch(make: MakeRunner) -> None:
+    sampled = make().execute(prefill(5, sampled=False))
+    assert sampled.token_ids == []
+    assert sampled.logprobs == []
+
+
+def test_a_chunk_that_samples_nothing_still_writes_its_kv(make: MakeRunner) -> None:
+    whole, chunked = make(), make()
+    params = SamplingParams(temperature=0, logprobs=3)
+    batch = prefill(20)
+    batch.sampling[0].params = params
+    expected = whole.execute(batch)
+    chunked.execute(prefill(9, sampled=False))
+    rest = prefill(11, computed=9)
+    rest.token_ids = batch.token_ids[9:]
+    rest.sampling[0].params = params
+    sampled = chunked.execute(rest)
+    assert sampled.token_ids == expected.token_ids
+    assert sampled.logprobs[0] is not None
+    assert expected.logprobs[0] is not None
+    for token, entry in expected.logprobs[0].items():
+        assert sampled.logprobs[0][token].logprob == pytest.approx(entry.logprob, abs=1e-4)
+
+
+def test_the_position_of_the_sampled_token_addresses_its_randomness(make: MakeRunner) -> None:
+    """The same text cut into chunks draws the same token: its position counts, not its row."""
+    draws = []
+    for first in (0, 4, 16, 19):
+        runner = make()
+        token_ids = list(range(30, 50))
+        if first:
+            begin = prefill(first, sampled=False)
+            begin.token_ids = token_ids[:first]
+            runner.execute(begin)
+        rest = prefill(20 - first, computed=first)
+        rest.token_ids = token_ids[first:]
+        rest.sampling = [SamplingRow(0, SamplingParams(temperature=5.0), seed, ()) for seed in range(10)]
+        draws.append(runner.execute(rest).token_ids)
+    assert draws[1:] == draws[:1] * 3
+    assert len(set(draws[0])) > 5
+
+
+def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
+    runner = make()
+    runner.close()
+    assert runner.kv_cache is None
+    assert not hasattr(runner, "model")
+    with pytest.raises(EngineClosed):
+        runner.execute(prefill(5))
