@@ -1,69 +1,159 @@
-"""TTFT, TPOT and tokens per second of the engine on this machine, beside the bandwidth limit of the same machine.
+"""TTFT, TPOT and tokens per second on this machine, beside the bandwidth that limits them and, if asked, beside transformers.
 
-python bench.py                                    the bundled model: 32 requests, prompts of 16-256, outputs of 16-128 tokens
+python bench.py                                    the bundled model; a stream of 128 + 128 tokens, then 32 requests at once
+python bench.py --vs transformers                  the same weights, prompts and lengths in transformers, in the same run
 python bench.py --model FOLDER --num-seqs 256 --input-len 100 1024 --output-len 100 1024
 
-Prompts are random token ids, end-of-text tokens are ignored, sampling is at temperature 0.6. A warm-up run goes first; then
-each repetition draws new prompts, so that no prefix is ever cached, and medians are printed with their range.
+Prompts are random token ids, end-of-text tokens are ignored, sampling is at temperature 0.6. A warm-up goes first; then every
+repetition draws new prompts, so that no prefix is ever cached. Figures are medians, with their range.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import platform
 import random
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 
 import nanoengine
-from nanoengine import LLM, RequestOutput, SamplingParams
+from nanoengine import LLM, SamplingParams
 from nanoengine.errors import NanoEngineError
+from nanoengine.models.loader import find_model
 from nanoengine.runner.model_runner import ModelRunner
 
+TEMPERATURE = 0.6
+STREAM_TOKENS = 128  # prompt and output of the single stream
 
-def measure_read_bandwidth(device: torch.device, num_bytes: int = 1 << 30, repetitions: int = 5) -> float:
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts as token ids, and how many tokens to generate for each."""
+
+    prompts: list[list[int]]
+    output_lens: list[int]
+
+    @classmethod
+    def draw(
+        cls, rng: random.Random, count: int, input_len: tuple[int, int], output_len: tuple[int, int], vocab: int
+    ) -> Workload:
+        prompts = [[rng.randint(0, min(9999, vocab - 1)) for _ in range(rng.randint(*input_len))] for _ in range(count)]
+        return cls(prompts, [rng.randint(*output_len) for _ in range(count)])
+
+
+def run_stream(llm: LLM, work: Workload, bandwidth: float) -> Figures:
+    """One request by itself."""
+    output = _generate(llm, work)[0][0]
+    ttft, tpot = output.metrics.ttft or 0.0, output.metrics.tpot or 0.0
+    context = len(output.prompt_token_ids) + work.output_lens[0] / 2
+    floor = least_step_seconds(llm, bandwidth, num_seqs=1, context=context)
+    return {"ttft_ms": 1000 * ttft, "tpot_ms": 1000 * tpot, "tpot_share_of_limit": floor / tpot}
+
+
+def run_batch(llm: LLM, work: Workload, bandwidth: float) -> Figures:
+    """All requests at once."""
+    before = copy.copy(llm.engine.stats)
+    _, seconds = _generate(llm, work)
+    stats = llm.engine.stats
+    decode_time = stats.decode_time - before.decode_time
+    decode_tokens = stats.decode_tokens - before.decode_tokens
+    steps = stats.num_decode_steps - before.num_decode_steps
+    total = sum(work.output_lens)
+    context = sum((len(p) + n / 2) * n for p, n in zip(work.prompts, work.output_lens, strict=True)) / total
+    floor = least_step_seconds(llm, bandwidth, num_seqs=decode_tokens / steps, context=context)
+    return {
+        "output_tok_s": total / seconds,
+        "prefill_tok_s": (stats.prefill_tokens - before.prefill_tokens) / (stats.prefill_time - before.prefill_time),
+        "decode_tok_s": decode_tokens / decode_time,
+        "decode_share_of_limit": floor * steps / decode_time,
+    }
+
+
+def _generate(llm: LLM, work: Workload) -> tuple[list[nanoengine.RequestOutput], float]:
+    params = [SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n) for n in work.output_lens]
+    start = perf_counter()
+    return llm.generate(work.prompts, params, use_tqdm=False), perf_counter() - start
+
+
+class Transformers:
+    """The same work in transformers' `generate`: one left-padded batch, of which only the wanted tokens are counted."""
+
+    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device):
+        self.device = device
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self.model.generation_config.eos_token_id = None  # end-of-text tokens are ignored
+
+    def stream(self, work: Workload) -> Figures:
+        first = self._seconds(Workload(work.prompts, [1]))
+        seconds = self._seconds(work)
+        return {"ttft_ms": 1000 * first, "tpot_ms": 1000 * (seconds - first) / (work.output_lens[0] - 1)}
+
+    def batch(self, work: Workload) -> Figures:
+        return {"output_tok_s": sum(work.output_lens) / self._seconds(work)}
+
+    @torch.inference_mode()
+    def _seconds(self, work: Workload) -> float:
+        rows = [torch.tensor(prompt) for prompt in work.prompts]
+        ids = pad_sequence(rows, batch_first=True, padding_side="left").to(self.device)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left").to(
+            self.device
+        )
+        options = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0, "pad_token_id": 0}
+        start = perf_counter()
+        out = self.model.generate(ids, attention_mask=mask, max_new_tokens=max(work.output_lens), **options)
+        out[0, -1].item()  # waits for the device
+        assert out.shape[1] == ids.shape[1] + max(work.output_lens)
+        return perf_counter() - start
+
+
+def read_bandwidth(device: torch.device, num_bytes: int = 1 << 30, repetitions: int = 5) -> float:
     """Bytes per second at which this device reads memory: the best of a few maxima over a large tensor."""
     data = torch.zeros(num_bytes // 4, dtype=torch.int32, device=device)
-    best = float("inf")
-    for _ in range(repetitions):
+
+    def seconds() -> float:
         start = perf_counter()
         data.max().item()
-        best = min(best, perf_counter() - start)
-    return num_bytes / best
+        return perf_counter() - start
+
+    return num_bytes / min(seconds() for _ in range(repetitions))
 
 
-def run_once(llm: LLM, args: argparse.Namespace, rng: random.Random) -> tuple[float, list[RequestOutput]]:
-    """Generate the workload once; returns the wall time in seconds and the results."""
-    highest = min(9999, llm.model_config.vocab_size - 1)
-    prompts = [[rng.randint(0, highest) for _ in range(rng.randint(*args.input_len))] for _ in range(args.num_seqs)]
-    params = [
-        SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=rng.randint(*args.output_len))
-        for _ in range(args.num_seqs)
-    ]
-    start = perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=not args.quiet)
-    return perf_counter() - start, outputs
+def least_step_seconds(llm: LLM, bandwidth: float, *, num_seqs: float, context: float) -> float:
+    """Time of one decode step that only reads every weight, and the K/V of every sequence, once."""
+    model, item = llm.model_config, _runner(llm).dtype.itemsize
+    num_weights = model.num_parameters()
+    if not model.tie_word_embeddings:  # of an untied embedding only a few rows are read
+        num_weights -= model.vocab_size * model.hidden_size
+    return (num_weights * item + num_seqs * context * model.kv_bytes_per_token(item)) / bandwidth
 
 
-def decode_floor(llm: LLM, bandwidth: float, mean_context: float, num_seqs: int) -> float:
-    """Least seconds of one decode step: every weight and every cached K/V of the batch is read once."""
-    runner = llm.engine.executor
-    assert isinstance(runner, ModelRunner)
-    item = runner.dtype.itemsize
-    num_weights = llm.model_config.num_parameters()
-    if not llm.model_config.tie_word_embeddings:  # of an untied embedding only a few rows are read
-        num_weights -= llm.model_config.vocab_size * llm.model_config.hidden_size
-    return (num_weights * item + num_seqs * mean_context * llm.model_config.kv_bytes_per_token(item)) / bandwidth
+def _runner(llm: LLM) -> ModelRunner:
+    assert isinstance(llm.engine.executor, ModelRunner)
+    return llm.engine.executor
 
 
-def spread(values: list[float], unit: str, digits: int = 1) -> str:
-    return f"{median(values):.{digits}f} {unit} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+def repeat(count: int, run: Callable[[], Figures]) -> dict[str, dict[str, float]]:
+    """Median and range of every figure of `run` over `count` calls."""
+    runs = [run() for _ in range(count)]
+    columns = {name: [figures[name] for figures in runs] for name in runs[0]}
+    return {name: {"median": median(c), "min": min(c), "max": max(c)} for name, c in columns.items()}
+
+
+def show(name: str, figures: dict[str, float], unit: str, scale: float = 1.0) -> None:
+    low, middle, high = (f"{scale * figures[key]:.4g}" for key in ("min", "median", "max"))
+    print(f"  {name:<24} {middle:>8} {unit} ({low} to {high})")
 
 
 def main() -> None:
@@ -74,81 +164,67 @@ def main() -> None:
     parser.add_argument("--num-seqs", type=int, default=32)
     parser.add_argument("--input-len", type=int, nargs=2, default=(16, 256), metavar=("LOW", "HIGH"))
     parser.add_argument("--output-len", type=int, nargs=2, default=(16, 128), metavar=("LOW", "HIGH"))
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument("--vs", choices=["transformers"], help="also run this peer on the same work")
     args = parser.parse_args()
-    rng = random.Random(args.seed)
 
-    with LLM(args.model, dtype=args.dtype, device=args.device, use_tqdm=not args.quiet) as llm:
-        runner = llm.engine.executor
-        assert isinstance(runner, ModelRunner)
-        bandwidth = measure_read_bandwidth(runner.device)
-        run_once(llm, args, random.Random(args.seed - 1))  # warm-up
-        stats = llm.engine.stats
-        result: dict[str, list[float]] = {
-            "output_tok_s": [],
-            "prefill_tok_s": [],
-            "decode_tok_s": [],
-            "ttft_ms": [],
-            "tpot_ms": [],
-        }
-        floors = []
-        for _ in range(args.repeat):
-            before = (
-                stats.prefill_tokens,
-                stats.prefill_time,
-                stats.decode_tokens,
-                stats.decode_time,
-                stats.num_decode_steps,
-            )
-            seconds, outputs = run_once(llm, args, rng)
-            num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-            result["output_tok_s"].append(num_tokens / seconds)
-            result["prefill_tok_s"].append((stats.prefill_tokens - before[0]) / (stats.prefill_time - before[1]))
-            decode_time = stats.decode_time - before[3]
-            result["decode_tok_s"].append((stats.decode_tokens - before[2]) / decode_time)
-            result["ttft_ms"].append(1000 * median(output.metrics.ttft or 0.0 for output in outputs))
-            result["tpot_ms"].append(
-                1000 * median(output.metrics.tpot or 0.0 for output in outputs if output.metrics.tpot)
-            )
-            steps = stats.num_decode_steps - before[4]
-            context = sum(
-                (len(o.prompt_token_ids) + len(o.outputs[0].token_ids) / 2) * len(o.outputs[0].token_ids)
-                for o in outputs
-            )
-            mean_rows = (stats.decode_tokens - before[2]) / steps
-            floor = decode_floor(llm, bandwidth, context / num_tokens, round(mean_rows))
-            floors.append(floor * steps / decode_time)
+    with LLM(args.model, dtype=args.dtype, device=args.device, use_tqdm=False) as llm:
+        runner = _runner(llm)
+        vocab = llm.model_config.vocab_size
+        bandwidth = read_bandwidth(runner.device)
+        peer = None
+        if args.vs:
+            peer = Transformers(str(find_model(args.model)), runner.dtype, runner.device)
 
+        def stream(rng: random.Random) -> Workload:
+            return Workload.draw(rng, 1, (STREAM_TOKENS, STREAM_TOKENS), (STREAM_TOKENS, STREAM_TOKENS), vocab)
+
+        def batch(rng: random.Random) -> Workload:
+            return Workload.draw(rng, args.num_seqs, tuple(args.input_len), tuple(args.output_len), vocab)
+
+        warm_up, rng = random.Random(args.seed - 1), random.Random(args.seed)
+        run_batch(llm, batch(warm_up), bandwidth)
+        result: dict[str, Any] = repeat(args.repeat, lambda: run_stream(llm, stream(rng), bandwidth))
+        result |= repeat(args.repeat, lambda: run_batch(llm, batch(rng), bandwidth))
+        if peer is not None:
+            peer.batch(batch(warm_up))
+            rng = random.Random(args.seed)  # the same prompts again
+            result["transformers"] = repeat(args.repeat, lambda: peer.stream(stream(rng)))
+            result["transformers"] |= repeat(args.repeat, lambda: peer.batch(batch(rng)))
+
+        print(f"\none stream, {STREAM_TOKENS} + {STREAM_TOKENS} tokens, {args.repeat} repetitions: median (range)")
+        show("TTFT", result["ttft_ms"], "ms")
+        show("TPOT", result["tpot_ms"], "ms")
+        show("  share of the limit", result["tpot_share_of_limit"], "%", 100)
+        print(f"{args.num_seqs} requests at once, prompts of {args.input_len}, outputs of {args.output_len} tokens")
+        show("throughput", result["output_tok_s"], "output tok/s")
+        show("prefill", result["prefill_tok_s"], "tok/s")
+        show("decode", result["decode_tok_s"], "tok/s")
+        show("  share of the limit", result["decode_share_of_limit"], "%", 100)
         print(
-            f"\n{args.num_seqs} requests, prompts {args.input_len}, outputs {args.output_len}, {args.repeat} repetitions"
+            f"limit: this device reads {bandwidth / 1e9:.1f} GB/s; a step reads every weight and the K/V of its sequences once"
         )
-        print(f"throughput   {spread(result['output_tok_s'], 'output tok/s', 0)}")
-        print(f"prefill      {spread(result['prefill_tok_s'], 'tok/s', 0)}")
-        print(f"decode       {spread(result['decode_tok_s'], 'tok/s', 0)}")
-        print(f"TTFT         {spread(result['ttft_ms'], 'ms')}, median over requests, queueing included")
-        print(f"TPOT         {spread(result['tpot_ms'], 'ms', 2)}, median over requests")
-        print(
-            f"limit        {bandwidth / 1e9:.1f} GB/s read; decode reaches {spread([100 * f for f in floors], '%')} of it"
-        )
-        summary: dict[str, Any] = {
-            name: {"median": median(values), "min": min(values), "max": max(values)} for name, values in result.items()
+        for name, figures in result.get("transformers", {}).items():
+            ours, theirs = result[name]["median"], figures["median"]
+            faster = ours / theirs if name.endswith("tok_s") else theirs / ours
+            span = f"{figures['min']:.4g} to {figures['max']:.4g}"
+            print(f"transformers {name}: {theirs:.4g} ({span}): nanoengine is {faster:.2f} x as fast")
+
+        result["config"] = vars(args) | {
+            "backend": runner.backend.name,
+            "used_dtype": str(runner.dtype),
+            "used_device": str(runner.device),
         }
-        summary |= {
-            "config": vars(args)
-            | {"backend": runner.backend.name, "dtype": str(runner.dtype), "device": str(runner.device)},
-            "read_gb_s": bandwidth / 1e9,
-            "decode_share_of_limit": median(floors),
-            "versions": {
-                "nanoengine": nanoengine.__version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-                "python": platform.python_version(),
-            },
-            "threads": torch.get_num_threads(),
+        result["read_gb_s"] = bandwidth / 1e9
+        result["threads"] = torch.get_num_threads()
+        result["versions"] = {
+            "nanoengine": nanoengine.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
         }
-        print(json.dumps(summary))
+        print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from nanoengine import LLM  # noqa: E402 - the settings above come first
-from tests.support import tiny_checkpoint  # noqa: E402
+from nanoengine import LLM
+from tests.support import tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM
+from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Phase, ScheduledBatch
 from nanoengine.runner.input_batch import InputBatch
 from nanoengine.runner.model_runner import ModelRunner
@@ -31,6 +33,26 @@ TINY = {
     "eos_token_id": 256,
     "bos_token_id": 256,
 }
+
+QWEN3_06B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tie_word_embeddings=True,
+    attention_bias=False,
+    dtype="bfloat16",
+)
+TOY = replace(
+    QWEN3_06B, vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
+)
 
 
 def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB", **overrides: Any) -> Path:

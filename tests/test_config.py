@@ -9,6 +9,7 @@ import pytest
 from nanoengine import LLM
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.errors import InvalidConfig, UnknownOption, UnsupportedModel
+from tests import support
 
 QWEN3_06B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -57,22 +58,7 @@ def without(*names: str) -> dict[str, Any]:
 
 
 def test_qwen3_06b_in_the_schema_of_transformers_4() -> None:
-    assert ModelConfig.from_hf(QWEN3_06B) == ModelConfig(
-        architecture="Qwen3ForCausalLM",
-        vocab_size=151936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=True,
-        attention_bias=False,
-        dtype="bfloat16",
-    )
+    assert ModelConfig.from_hf(QWEN3_06B) == support.QWEN3_06B
 
 
 def test_qwen3_06b_in_the_schema_of_transformers_5_is_the_same() -> None:

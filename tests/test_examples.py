@@ -26,11 +26,24 @@ def test_example_runs(example: str) -> None:
 
 
 def test_bench_prints_its_figures_and_one_json_line() -> None:
-    shown = run(
-        "bench.py", "--num-seqs", "2", "--input-len", "4", "9", "--output-len", "3", "5", "--repeat", "2", "--quiet"
-    )
-    for word in ("TTFT", "TPOT", "tok/s", "limit"):
+    tiny = [
+        "--num-seqs",
+        "2",
+        "--input-len",
+        "4",
+        "9",
+        "--output-len",
+        "3",
+        "5",
+        "--repeat",
+        "2",
+        "--vs",
+        "transformers",
+    ]
+    shown = run("bench.py", *tiny)
+    for word in ("TTFT", "TPOT", "tok/s", "limit", "transformers"):
         assert word in shown
     figures = json.loads(shown.splitlines()[-1])
     assert figures["output_tok_s"]["median"] > 0
-    assert 0 < figures["decode_share_of_limit"] < 1
+    assert figures["transformers"]["tpot_ms"]["median"] > 0
+    assert 0 < figures["decode_share_of_limit"]["median"] < 1

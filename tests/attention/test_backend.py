@@ -10,27 +10,11 @@ from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
-
-MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    max_position_embeddings=16,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    dtype="float32",
-)
+from tests.support import TOY
 
 
 def choose(name: str, block_size: int = 16) -> AttentionBackend:
-    return choose_backend(name, torch.device("cpu"), torch.float32, MODEL, block_size)
+    return choose_backend(name, torch.device("cpu"), torch.float32, TOY, block_size)
 
 
 class Unable(TorchAttention):

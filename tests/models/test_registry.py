@@ -8,25 +8,11 @@ import pytest
 import torch
 
 from nanoengine.attention.cpu import TorchAttention
-from nanoengine.config import ARCHITECTURES, ModelConfig
+from nanoengine.config import ARCHITECTURES
 from nanoengine.models.registry import MODELS, build_model
+from tests.support import TOY
 
-CONFIG = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=4,
-    max_position_embeddings=16,
-    rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    tie_word_embeddings=False,
-    attention_bias=True,
-    dtype="float32",
-)
+CONFIG = replace(TOY, tie_word_embeddings=False, attention_bias=True)
 
 
 def test_every_architecture_that_configs_may_name_has_a_class() -> None:

@@ -9,29 +9,12 @@ import pytest
 import torch
 
 from nanoengine.attention.cpu import TorchAttention
-from nanoengine.config import ModelConfig
 from nanoengine.runner import kv_cache
 from nanoengine.runner.kv_cache import KVCache, available_ram, cpu_kv_bytes, gpu_kv_bytes
+from tests.support import QWEN3_06B
 
 MIB = 2**20
 GIB = 2**30
-
-QWEN3_06B = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=151936,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position_embeddings=40960,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    tie_word_embeddings=True,
-    attention_bias=False,
-    dtype="bfloat16",
-)
 
 
 def test_bytes_of_qwen3_06b() -> None:

@@ -318,3 +318,17 @@ def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
     assert not hasattr(runner, "model")
     with pytest.raises(EngineClosed):
         runner.execute(prefill(5))
+
+
+def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the sizing but the GPU: the warm-up runs on the CPU, and torch.cuda answers from the facts below."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 300)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (90_000, 100_000))
+    runner = make(max_num_batched_tokens=1100, max_num_seqs=7, gpu_memory_utilization=0.5)
+    sizes = []
+    runner.model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
+    assert runner._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
+    assert sizes == [1100, 7], "the largest prefill, then the largest decode step"
