@@ -66,19 +66,15 @@ def run_batch(llm: LLM, work: Workload, bandwidth: float) -> Figures:
     """All requests at once."""
     before = copy.copy(llm.engine.stats)
     _, seconds = _generate(llm, work)
-    stats = llm.engine.stats
-    decode_time = stats.decode_time - before.decode_time
-    decode_tokens = stats.decode_tokens - before.decode_tokens
-    steps = stats.num_decode_steps - before.num_decode_steps
+    stats = llm.engine.stats.since(before)
     total = sum(work.output_lens)
     context = sum((len(p) + n / 2) * n for p, n in zip(work.prompts, work.output_lens, strict=True)) / total
-    floor = least_step_seconds(llm, bandwidth, num_seqs=decode_tokens / steps, context=context)
-    return {
-        "output_tok_s": total / seconds,
-        "prefill_tok_s": (stats.prefill_tokens - before.prefill_tokens) / (stats.prefill_time - before.prefill_time),
-        "decode_tok_s": decode_tokens / decode_time,
-        "decode_share_of_limit": floor * steps / decode_time,
-    }
+    figures = {"output_tok_s": total / seconds, "prefill_tok_s": stats.prefill_rate}
+    if stats.num_decode_steps:  # outputs of one token need none
+        rows = stats.decode_tokens / stats.num_decode_steps
+        floor = stats.num_decode_steps * least_step_seconds(llm, bandwidth, num_seqs=rows, context=context)
+        figures |= {"decode_tok_s": stats.decode_rate, "decode_share_of_limit": floor / stats.decode_time}
+    return figures
 
 
 def _generate(llm: LLM, work: Workload) -> tuple[list[nanoengine.RequestOutput], float]:
@@ -147,7 +143,8 @@ def _runner(llm: LLM) -> ModelRunner:
 def repeat(count: int, run: Callable[[], Figures]) -> dict[str, dict[str, float]]:
     """Median and range of every figure of `run` over `count` calls."""
     runs = [run() for _ in range(count)]
-    columns = {name: [figures[name] for figures in runs] for name in runs[0]}
+    names = dict.fromkeys(name for figures in runs for name in figures)  # a run may lack some
+    columns = {name: [figures[name] for figures in runs if name in figures] for name in names}
     return {name: {"median": median(c), "min": min(c), "max": max(c)} for name, c in columns.items()}
 
 
@@ -200,8 +197,9 @@ def main() -> None:
         print(f"{args.num_seqs} requests at once, prompts of {args.input_len}, outputs of {args.output_len} tokens")
         show("throughput", result["output_tok_s"], "output tok/s")
         show("prefill", result["prefill_tok_s"], "tok/s")
-        show("decode", result["decode_tok_s"], "tok/s")
-        show("  share of the limit", result["decode_share_of_limit"], "%", 100)
+        if "decode_tok_s" in result:
+            show("decode", result["decode_tok_s"], "tok/s")
+            show("  share of the limit", result["decode_share_of_limit"], "%", 100)
         print(
             f"limit: this device reads {bandwidth / 1e9:.1f} GB/s; a step reads every weight and the K/V of its sequences once"
         )

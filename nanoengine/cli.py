@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from nanoengine.errors import NanoEngineError
+from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.llm import LLM
+from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import Message
 
@@ -27,12 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         args.run(args)
+        sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe can be caught
     except NanoEngineError as error:
         print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nnanoengine: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -96,14 +101,15 @@ def chat(args: argparse.Namespace) -> None:
                     print(piece, end="", flush=True)
             except KeyboardInterrupt:
                 print(" [interrupted]", end="")
+            except (InvalidPrompt, StepFailed) as error:  # such as a conversation that has outgrown the model
+                print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)
+                messages.pop()
+                continue
             print()
             messages.append({"role": "assistant", "content": answer})
 
 
-def _plain(output: object) -> str:
-    from nanoengine.outputs import RequestOutput
-
-    assert isinstance(output, RequestOutput)
+def _plain(output: RequestOutput) -> str:
     return f"\n=== {output.prompt!r}\n{output.prompt}{output.outputs[0].text}"
 
 

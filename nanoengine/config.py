@@ -177,13 +177,14 @@ class ModelConfig:
 
 def _rope_theta(config: Mapping[str, Any]) -> float:
     """The base of the rotary angles: transformers 5 nests it in `rope_parameters`, transformers 4 keeps it on top."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    key = (
+        "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    )  # the one instead of the other, as transformers
+    rope = config.get(key) or {}
     if not isinstance(rope, Mapping):
-        raise UnsupportedModel(f"rope_parameters is {rope!r}: it must be a table with rope_type and rope_theta")
+        raise UnsupportedModel(f"{key} is {rope!r}: it must be a table with rope_type and rope_theta")
     if any(isinstance(value, Mapping) for value in rope.values()):
-        raise UnsupportedModel(
-            f"rope_parameters has a table for each of {', '.join(rope)}: one for all layers is supported"
-        )
+        raise UnsupportedModel(f"{key} has a table for each of {', '.join(rope)}: one for all layers is supported")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type != "default":
         raise UnsupportedModel(f"rope_type is {rope_type!r}: supported is 'default'")

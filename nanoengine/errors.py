@@ -48,6 +48,10 @@ class InvalidWeights(NanoEngineError, ValueError):
     """The weight files are broken, or their tensors do not match the model: missing, unexpected or misshapen."""
 
 
+class InvalidRequest(NanoEngineError, ValueError):
+    """A request cannot be queued: its id is in use, or it was queued before."""
+
+
 class EngineClosed(NanoEngineError, RuntimeError):
     """The engine was closed; its memory is gone."""
 

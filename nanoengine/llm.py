@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from types import TracebackType
 from typing import Any, cast
 
@@ -15,7 +16,8 @@ from nanoengine.engine.interrupts import InterruptGuard
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
+from nanoengine.engine.stats import EngineStats
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, UnsupportedModel
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import HFTokenizer, Message
@@ -71,9 +73,13 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template."""
+        """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
+
+        `chat_template_kwargs` are passed to the template, such as {"enable_thinking": False} for Qwen3. Otherwise as `generate`.
+        """
         if not isinstance(messages, Sequence):
             raise InvalidPrompt(
                 f"messages must be a list of messages or of conversations, not {type(messages).__name__}"
@@ -82,19 +88,26 @@ class LLM:
             return []
         is_one = isinstance(messages[0], dict)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
-        prompts = [self.tokenizer.encode_chat(conversation) for conversation in conversations]
+        prompts = [self.tokenizer.encode_chat(conversation, chat_template_kwargs) for conversation in conversations]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Complete one prompt and yield its text piece by piece, as soon as each piece is final.
 
-        The pieces together are the text that `generate` returns. The prompt is checked and queued at the call; closing the
-        iterator early aborts the request.
+        The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
+        piece is asked for; closing the iterator early aborts the request.
         """
         if sampling_params is not None and sampling_params.n != 1:
             raise InvalidSamplingParams(f"n is {sampling_params.n}: a stream has one completion")
-        request = self.engine.add_request(prompt, sampling_params)
-        return self._stream(request)
+        return self._stream(self.engine.make_request(prompt, sampling_params))
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, as transformers loads it."""
+        return self.tokenizer.hf
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; refused (False) while any request runs."""
+        return self.engine.scheduler.block_manager.pool.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what runs and give the memory back. Closing twice is allowed."""
@@ -109,18 +122,20 @@ class LLM:
         self.close()
 
     def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
-        unfinished = {request.request_id for request in requests}
+        before = copy(self.engine.stats)
         try:
-            with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm) as bar:
+            # Without miniters=0, tqdm would look at the clock only when a request ends.
+            with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm, miniters=0) as bar:
                 for request in requests:
                     self.engine.submit(request)
-                while unfinished:
-                    for request in self.engine.step():
-                        if request.finished and request.request_id in unfinished:
-                            unfinished.remove(request.request_id)
-                            bar.update()
+                waiting = requests
+                while waiting:
+                    self.engine.step()
+                    still_waiting = [request for request in waiting if not request.finished]
                     if use_tqdm:
-                        bar.set_postfix_str(self._progress(), refresh=False)
+                        bar.set_postfix_str(self._progress(before), refresh=False)
+                        bar.update(len(waiting) - len(still_waiting))
+                    waiting = still_waiting
         finally:  # after Ctrl-C, nobody waits for the rest
             with InterruptGuard():  # a second Ctrl-C waits until all are gone
                 for request in requests:
@@ -135,6 +150,7 @@ class LLM:
     def _stream(self, request: Request) -> Iterator[str]:
         sent = 0
         try:
+            self.engine.submit(request)
             while True:
                 text = request.completions[0].detokenizer.text
                 if len(text) > sent:
@@ -149,8 +165,9 @@ class LLM:
         if request.error is not None:
             raise StepFailed(f"the request failed: {request.error}", [request.output()]) from request.error
 
-    def _progress(self) -> str:
-        stats, scheduler = self.engine.stats, self.engine.scheduler
+    def _progress(self, before: EngineStats) -> str:
+        """What the engine does now, and its rates since `before`."""
+        stats, scheduler = self.engine.stats.since(before), self.engine.scheduler
         return (
             f"prefill {stats.prefill_rate:.0f} tok/s, decode {stats.decode_rate:.0f} tok/s, "
             f"KV {scheduler.block_manager.pool.usage:.0%}, running {len(scheduler.running)}, waiting {len(scheduler.waiting)}"
@@ -159,7 +176,7 @@ class LLM:
 
 def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, ModelConfig, HFTokenizer]:
     # torch is needed from here on, and not before: `import nanoengine` takes no time.
-    from nanoengine.models.loader import find_model, read_json
+    from nanoengine.models.loader import WEIGHT_FILES, find_model, read_json
     from nanoengine.runner.model_runner import ModelRunner
 
     _show_log()
@@ -167,6 +184,7 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
     hf_config = read_json(folder, "config.json")
     model_config = ModelConfig.from_hf(hf_config)
     tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
+    folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     runner = ModelRunner(config, model_config, folder, use_tqdm=use_tqdm)
     scheduler = Scheduler(
         BlockManager(runner.num_blocks, config.block_size, config.enable_prefix_caching),
@@ -181,19 +199,27 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
         tokenizer,
         vocab_size=model_config.vocab_size,
         eos_token_ids=_eos_token_ids(
-            generation.get("eos_token_id"), hf_config.get("eos_token_id"), tokenizer.eos_token_id
+            model_config.vocab_size,
+            generation.get("eos_token_id"),
+            hf_config.get("eos_token_id"),
+            tokenizer.eos_token_id,
         ),
         seed=config.seed,
     )
     return engine, model_config, tokenizer
 
 
-def _eos_token_ids(*sources: int | list[int] | None) -> list[int]:
+def _eos_token_ids(vocab_size: int, *sources: Any) -> list[int]:
     """All tokens that any of the model's files calls end of text: they often disagree, and each means it."""
     ids: set[int] = set()
     for source in sources:
-        ids.update(source if isinstance(source, list) else [] if source is None else [source])
-    return sorted(ids)
+        for token in source if isinstance(source, list) else [] if source is None else [source]:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UnsupportedModel(
+                    f"eos_token_id is {source!r} in the model's files: it must be a token id or a list of them"
+                )
+            ids.add(token)
+    return sorted(token for token in ids if 0 <= token < vocab_size)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -10,6 +10,7 @@ from typing import Any
 from nanoengine.errors import InvalidSamplingParams
 
 MAX_LOGPROBS = 100
+MAX_COMPLETIONS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class SamplingParams:
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("top_k", self.top_k, -1)
-        _integer("n", self.n, 1)
+        _integer("n", self.n, 1, MAX_COMPLETIONS)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)

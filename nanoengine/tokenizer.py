@@ -31,7 +31,19 @@ class HFTokenizer:
         self._backend = getattr(self.hf, "backend_tokenizer", None)
 
     def encode(self, text: str) -> list[int]:
-        return list(self.hf.encode(text))
+        """Token ids of a prompt, with whatever the tokenizer adds to one.
+
+        Raises:
+            InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair.
+        """
+        return self._encode(text, add_special_tokens=True)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
+        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens have none."""
@@ -39,7 +51,7 @@ class HFTokenizer:
             return str(self._backend.decode(token_ids, skip_special_tokens=True))
         return str(self.hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a conversation that the model is to continue, by the model's own chat template.
 
         Raises:
@@ -53,10 +65,12 @@ class HFTokenizer:
             if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
                 raise InvalidPrompt(f"a chat message must have a role and a content, not {message!r}")
         try:
-            text = self.hf.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self.hf.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs or {}
+            )
         except Exception as error:  # templates raise what their authors chose
             raise InvalidPrompt(f"the chat template refused the messages: {error}") from error
-        return list(self.hf.encode(text, add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
 
     @property
     def eos_token_id(self) -> int | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nanoengine.cli import main
+from nanoengine.tokenizer import HFTokenizer, Message
 
 
 def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +49,24 @@ def test_chat_remembers_the_conversation(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
     assert main(["chat", "--max-tokens", "6", "--seed", "3", "--dtype", "float32"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 2
+
+
+def test_chat_goes_on_after_a_message_that_the_model_has_no_room_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: Iterator[str] = iter(["first", "too long " * 100, "third", ""])
+    conversations = []
+    encode_chat = HFTokenizer.encode_chat
+
+    def recorded(self: HFTokenizer, messages: Sequence[Message], *rest: Any) -> list[int]:
+        conversations.append([message["content"] for message in messages if message["role"] == "user"])
+        return encode_chat(self, messages, *rest)
+
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
+    monkeypatch.setattr(HFTokenizer, "encode_chat", recorded)
+    assert main(["chat", "--max-tokens", "3", "--max-model-len", "100", "--dtype", "float32"]) == 0
+    assert capsys.readouterr().err.count("nanoengine: InvalidPrompt: ") == 1
+    assert conversations[-1] == ["first", "third"], "what was refused is no part of the conversation"
 
 
 @pytest.mark.parametrize(

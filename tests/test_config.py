@@ -81,6 +81,7 @@ def test_qwen3_06b_in_the_schema_of_transformers_5_is_the_same() -> None:
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 1e4},
         {"rope_parameters": None, "rope_theta": 5e5},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": None},
     ],
 )
 def test_rope_theta_is_found_in_every_spelling(rope: dict[str, Any]) -> None:
@@ -93,6 +94,17 @@ def test_rope_theta_is_found_in_every_spelling(rope: dict[str, Any]) -> None:
 def test_other_rope_types_are_refused_by_name(rope_type: str, table: str, key: str) -> None:
     with pytest.raises(UnsupportedModel, match=f"rope_type is '{rope_type}'"):
         ModelConfig.from_hf(QWEN3_06B | {table: {key: rope_type, "factor": 4.0, "rope_theta": 1e6}})
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_a_rope_scaling_that_is_not_computed_is_refused_beside_default_rope_parameters(key: str) -> None:
+    """transformers reads rope_scaling instead of rope_parameters where both are there."""
+    tables = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "rope_scaling": {key: "yarn", "factor": 4.0},
+    }
+    with pytest.raises(UnsupportedModel, match="rope_type is 'yarn'"):
+        ModelConfig.from_hf(QWEN3_06B | tables)
 
 
 @pytest.mark.parametrize("theta", [0, -1.0, "1e6", True, float("inf"), float("nan"), [1e6]])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -148,6 +151,8 @@ def raise_at(call: int, error: BaseException, only: Phase | None = None) -> Call
         ([[5, [6]]], r"\[6\]"),
         ([1] * MAX_LEN, "64 tokens, but max_model_len is 64.*at most 63"),
         ("x" * (MAX_LEN + 30), "94 tokens, but max_model_len is 64"),
+        ("half a pair: \ud800", "not valid Unicode"),
+        (["fine", "\udfff"], "not valid Unicode"),
         (["fine", 5], "int"),
         (["fine", None], "NoneType"),
         (["fine", b"bytes"], "bytes"),
@@ -257,6 +262,13 @@ def test_a_chat_that_cannot_be_is_a_named_error(llm: LLM, messages: Any) -> None
     assert_idle(llm)
 
 
+def test_a_chat_of_text_that_is_not_unicode_is_a_named_error(llm: LLM) -> None:
+    llm.get_tokenizer().chat_template = "{{ messages[0].content }}"
+    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
+        llm.chat([{"role": "user", "content": "\ud800"}], use_tqdm=False)
+    assert_idle(llm)
+
+
 # ---- models
 
 
@@ -300,6 +312,44 @@ def test_a_file_that_is_broken_is_a_named_error(broken: Path, name: str, error: 
 def test_an_architecture_that_is_not_supported_is_a_named_error(broken: Path) -> None:
     edit_json(broken / "config.json", architectures=["LlamaForCausalLM"])
     with pytest.raises(UnsupportedModel, match="LlamaForCausalLM"):
+        open_llm(broken)
+
+
+def test_the_weights_of_an_unsupported_model_are_never_fetched(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be hundreds of gigabytes."""
+    fetched: list[list[str]] = []
+
+    def snapshot_download(_: str, *, allow_patterns: list[str]) -> str:
+        fetched.append(allow_patterns)
+        return str(broken)
+
+    def fetches_weights(patterns: list[str]) -> bool:
+        return any(Path("model.safetensors").match(pattern) for pattern in patterns)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with open_llm(Path("someone/model")):
+        assert [fetches_weights(patterns) for patterns in fetched] == [False, True]
+    fetched.clear()
+    edit_json(broken / "config.json", architectures=["LlamaForCausalLM"])
+    with pytest.raises(UnsupportedModel):
+        open_llm(Path("someone/model"))
+    assert [fetches_weights(patterns) for patterns in fetched] == [False]
+
+
+@pytest.mark.parametrize("eos", [VOCAB_SIZE, [256, VOCAB_SIZE + 5], -1])
+def test_an_end_of_text_outside_the_vocabulary_is_ignored(broken: Path, eos: object) -> None:
+    """The tokenizer may know more tokens than the model can say; those cannot be banned either."""
+    edit_json(broken / "generation_config.json", eos_token_id=eos)
+    with open_llm(broken) as llm:
+        params = SamplingParams(temperature=0, min_tokens=NEW, max_tokens=NEW)
+        assert len(generate(llm, "hello", params)[0]) == NEW
+        assert llm.engine.eos_token_ids == (256,)
+
+
+@pytest.mark.parametrize("eos", ["x", [256, "x"], 1.5, True, {}])
+def test_an_end_of_text_that_is_no_token_id_is_a_named_error(broken: Path, eos: object) -> None:
+    edit_json(broken / "generation_config.json", eos_token_id=eos)
+    with pytest.raises(UnsupportedModel, match="eos_token_id is "):
         open_llm(broken)
 
 
@@ -409,6 +459,21 @@ def test_the_engine_is_usable_after_a_failed_step(
         assert_idle(llm)
 
 
+def test_an_error_that_is_kept_does_not_keep_the_kv_pool(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    kv_cache = model_runner(llm).kv_cache
+    assert kv_cache is not None
+    pool = [weakref.ref(tensor) for layer in kv_cache.layers for tensor in layer]
+    del kv_cache
+    with monkeypatch.context() as patch:
+        sabotage(llm, patch, raise_on_poison)
+        with pytest.raises(StepFailed) as raised:
+            llm.generate([POISON], GREEDY, use_tqdm=False)
+    llm.close()
+    gc.collect()
+    assert isinstance(raised.value.__cause__, Broken)
+    assert [tensor() for tensor in pool] == [None] * len(pool)
+
+
 def test_completions_of_one_request_may_end_in_the_same_step(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=NEW, ignore_eos=True)
     output = llm.generate("hello", params, use_tqdm=False)[0]
@@ -434,6 +499,46 @@ def test_a_stream_whose_step_fails_says_so_after_what_it_had(llm: LLM, monkeypat
     output = raised.value.outputs[0].outputs[0]
     assert len(output.token_ids) == 3
     assert output.text == "".join(pieces)
+    assert_idle(llm)
+
+
+# ---- aborts
+
+
+@pytest.mark.parametrize("aborted", [[0], [1], [0, 1, 2]])
+def test_generate_ends_when_its_requests_are_aborted_elsewhere(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, aborted: list[int], right: list[list[int]]
+) -> None:
+    executor, calls = model_runner(llm), 0
+    execute, step = executor.execute, llm.engine.step
+
+    def counted_step() -> object:
+        nonlocal calls
+        calls += 1
+        assert calls < 100, "it waits for requests that are gone"
+        return step()
+
+    def aborting(batch: Any) -> Any:
+        if calls == 3:
+            for i in aborted:
+                assert llm.engine.abort(f"request-{i}")
+        return execute(batch)
+
+    monkeypatch.setattr(llm.engine, "step", counted_step)
+    monkeypatch.setattr(executor, "execute", aborting)
+    outputs = llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
+    for i, output in enumerate(outputs):
+        completion = output.outputs[0]
+        assert completion.finish_reason == ("abort" if i in aborted else "length")
+        assert completion.token_ids == (right[i][:2] if i in aborted else right[i])
+    assert_idle(llm)
+
+
+def test_a_stream_that_was_never_started_leaves_nothing_queued(llm: LLM, right: list[list[int]]) -> None:
+    stream = llm.stream(PROMPTS[0], GREEDY)
+    assert_idle(llm)
+    assert generate(llm, PROMPTS) == right
+    stream.close()  # type: ignore[attr-defined]
     assert_idle(llm)
 
 
@@ -558,6 +663,28 @@ def test_what_an_interrupted_step_should_have_written_is_never_served(
 
 
 @pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("where", ["finish", "close"])
+def test_ctrl_c_while_closing_waits_until_all_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    requests = [llm.engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    llm.engine.step()
+    owner = llm.engine.scheduler if where == "finish" else model_runner(llm)
+    original = getattr(owner, where)
+
+    def interrupted(*args: Any) -> None:
+        original(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.close()
+    assert [request.output().outputs[0].finish_reason for request in requests] == ["abort"] * len(requests)
+    assert model_runner(llm).kv_cache is None
+    assert_idle(llm)
+    llm.close()
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_stream_and_frees_everything(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     sabotage(llm, monkeypatch, raise_at(3, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
@@ -606,6 +733,27 @@ def test_ctrl_c_ends_the_command_quickly_and_quietly(talkative: Path, prompts: l
     assert process.returncode == 130
     assert b"nanoengine: interrupted" in errors
     assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
+@pytest.mark.parametrize("prompts", [["hello"], ["hello", "world"]], ids=["stream", "batch"])
+def test_a_reader_that_has_enough_ends_the_command_quietly(talkative: Path, prompts: list[str]) -> None:
+    """As in `nanoengine generate ... | head -c 5`. A batch is printed at its end, when the reader may be gone already."""
+    max_tokens = "90000" if len(prompts) == 1 else "5"
+    arguments = command(talkative, "--max-tokens", max_tokens, *prompts)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
+        try:
+            assert process.stdout is not None
+            if len(prompts) == 1:
+                assert process.stdout.read(5)
+            process.stdout.close()
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors.decode()
+    assert b"Traceback" not in errors
+    assert b"BrokenPipe" not in errors
 
 
 def test_a_mistake_of_the_users_ends_the_command_with_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError
-from nanoengine.sampling_params import MAX_LOGPROBS, SamplingParams
+from nanoengine.sampling_params import MAX_COMPLETIONS, MAX_LOGPROBS, SamplingParams
 
 
 def test_defaults_sample_from_the_whole_distribution() -> None:
@@ -41,6 +41,7 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
         ("logprobs", None),
         ("logprobs", 0),
         ("logprobs", MAX_LOGPROBS),
+        ("n", MAX_COMPLETIONS),
         ("stop_token_ids", (0,)),
         ("ignore_eos", True),
     ],
@@ -63,8 +64,9 @@ def test_values_at_the_limits_are_allowed(field: str, value: Any) -> None:
         ("min_p", -0.01, "at least 0"),
         ("min_p", 1.01, "at most 1"),
         ("top_k", -2, "at least -1"),
-        ("n", 0, "at least 1"),
-        ("n", -1, "at least 1"),
+        ("n", 0, "between 1"),
+        ("n", -1, "between 1"),
+        ("n", MAX_COMPLETIONS + 1, str(MAX_COMPLETIONS)),
         ("min_tokens", -1, "at least 0"),
         ("max_tokens", 0, "at least 1"),
         ("max_tokens", -5, "at least 1"),

@@ -143,6 +143,23 @@ def test_messages_without_role_and_content_are_refused(chatting: HFTokenizer, me
         chatting.encode_chat(messages)
 
 
+def test_what_a_template_asks_for_is_passed_to_it(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% if thinking %}think: {% endif %}{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path)
+    loaded = HFTokenizer(tmp_path)
+    assert loaded.decode(loaded.encode_chat([USER])) == "hello"
+    assert loaded.decode(loaded.encode_chat([USER], {"thinking": True})) == "think: hello"
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc80b"])
+def test_text_that_is_not_unicode_is_a_named_error(chatting: HFTokenizer, text: str) -> None:
+    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
+        chatting.encode(text)
+    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
+        chatting.encode_chat([{"role": "user", "content": text}])
+
+
 # ---- folders
 
 

@@ -5,12 +5,23 @@ Unwritten slots may hold anything, NaN included, so nothing here reads a slot th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.config import ModelConfig
+
+MAX_SCORES = 1 << 24
+"""Most scores per head that a prefill computes at once: it bounds memory, however long the history."""
+
+MAX_GATHERED_TOKENS = 1 << 17
+"""Most tokens of K/V that a decode copies out of the cache at once, padding included."""
+
+SHORT = 64
+"""Sequences up to this length are never worth a group of their own."""
 
 
 class TorchAttention:
@@ -42,28 +53,30 @@ class TorchAttention:
         for i, (query_len, seq_len) in enumerate(zip(metadata.query_lens_list, metadata.seq_lens_list, strict=True)):
             slots = self._slots(metadata.block_tables[i], torch.arange(seq_len, device=q.device))
             k, v = (cache.flatten(0, 1)[slots].transpose(0, 1)[None] for cache in (k_cache, v_cache))
-            queries = q[start : start + query_len].transpose(0, 1)[None]  # [1, num_heads, query_len, head_dim]
-            # Query j sees the first seq_len - query_len + j + 1 tokens; without history that is torch's own causal mask.
-            fresh = query_len == seq_len
-            visible = None if fresh else _causal_mask(query_len, seq_len, q.device)
-            attended = F.scaled_dot_product_attention(
-                queries, k, v, attn_mask=visible, is_causal=fresh, scale=scale, enable_gqa=True
-            )
-            out[start : start + query_len] = attended[0].transpose(0, 1)
+            for first, last in _slices(query_len, max(1, MAX_SCORES // seq_len)):
+                rows = slice(start + first, start + last)
+                visible = seq_len - query_len + last  # what the last query of the slice sees
+                attended = _causal_attention(q[rows].transpose(0, 1)[None], k[:, :, :visible], v[:, :, :visible], scale)
+                out[rows] = attended[0].transpose(0, 1)
             start += query_len
         return out
 
     def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        """One query per sequence, all sequences at once, padded to the longest."""
-        positions = torch.arange(max(metadata.seq_lens_list), device=q.device)
-        visible = positions < metadata.seq_lens[:, None]  # [num_seqs, max_seq_len]
-        # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN.
-        slots = self._slots(metadata.block_tables, torch.minimum(positions, metadata.seq_lens[:, None] - 1))
-        k, v = (cache.flatten(0, 1)[slots].transpose(1, 2) for cache in (k_cache, v_cache))
-        # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
-        grouped = q.unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-        attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None], scale=scale)
-        return attended.flatten(1, 2)  # [num_seqs, num_heads, head_dim]
+        """One query per sequence; sequences of like length at once, padded to the longest of them."""
+        out = torch.empty_like(q)
+        for group in _groups(metadata.seq_lens_list):
+            rows = torch.tensor(group, device=q.device)
+            seq_lens = metadata.seq_lens[rows][:, None]
+            positions = torch.arange(metadata.seq_lens_list[group[-1]], device=q.device)
+            visible = positions < seq_lens  # [num_seqs, max_seq_len]
+            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, seq_lens - 1))
+            k, v = (cache.flatten(0, 1)[slots].transpose(1, 2) for cache in (k_cache, v_cache))
+            # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
+            grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
+            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None], scale=scale)
+            out[rows] = attended.flatten(1, 2)
+        return out
 
     def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of token positions, for one block table or one per row."""
@@ -71,5 +84,28 @@ class TorchAttention:
         return blocks.long() * self.block_size + positions % self.block_size
 
 
-def _causal_mask(query_len: int, seq_len: int, device: torch.device) -> Tensor:
-    return torch.ones(query_len, seq_len, dtype=torch.bool, device=device).tril(seq_len - query_len)
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The last queries of a sequence over all of it: q is [1, num_heads, query_len, head_dim], k and v have seq_len instead."""
+    query_len, seq_len = q.shape[2], k.shape[2]
+    if query_len == seq_len:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+    visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=q.device).tril(seq_len - query_len)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+
+
+def _slices(count: int, size: int) -> Iterator[tuple[int, int]]:
+    return ((first, min(first + size, count)) for first in range(0, count, size))
+
+
+def _groups(seq_lens: list[int]) -> Iterator[list[int]]:
+    """Indices of sequences, shortest first, cut so that nobody is padded to more than twice its length."""
+    group: list[int] = []
+    for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__):
+        too_long = group and seq_lens[i] > max(2 * seq_lens[group[0]], SHORT)
+        too_many = group and (len(group) + 1) * seq_lens[i] > MAX_GATHERED_TOKENS
+        if too_long or too_many:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

@@ -41,6 +41,8 @@ class BlockManager:
             `num_tokens` (the last token is always computed, for its logits); None if the pool lacks blocks.
         """
         assert not seq.block_table
+        if self.pool.num_free == 0:  # at least one block is always new: do not look for the others in vain
+            return None
         hits = self._find_prefix(seq)
         num_new = self.blocks_for(seq.num_tokens + 1) - len(hits)
         num_revived = sum(self.pool.ref_counts[block] == 0 for block in hits)
@@ -97,7 +99,8 @@ class BlockManager:
             prefix = self.pool.find(prefix, self._token_bytes(seq, i))
             if prefix is None:
                 break
-            hits.append(prefix.blocks[0])
+            # Of several copies, one that is in use costs no free block.
+            hits.append(next((block for block in prefix.blocks if self.pool.ref_counts[block]), prefix.blocks[0]))
         return hits
 
     def _token_bytes(self, seq: Sequence, block_index: int) -> bytes:

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that are not (yet) a whole character."""
 
+MOST_INCOMPLETE = 3
+"""Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
+
 
 class Detokenizer:
     """Text of one completion. It grows only: what was released is never taken back.
@@ -25,10 +28,9 @@ class Detokenizer:
         self._longest_stop = max(map(len, self._stop), default=0)
         self._text = ""  # all complete characters so far
         self._num_released = 0
-        self._window: list[
-            int
-        ] = []  # the last tokens: those that are not decoded for good, and a few before, as context
-        self._num_context = 0  # how many tokens of the window are that context
+        # The last tokens: those that are not decoded for good, and a few before them as context.
+        self._window: list[int] = []
+        self._num_context = 0  # how many tokens of the window are context
         self._window_text = ""  # characters of the window that are in _text already
 
     @property
@@ -42,6 +44,8 @@ class Detokenizer:
         decoded = self._decode(self._window)
         ends_whole = not decoded.endswith(INCOMPLETE)
         complete = decoded.rstrip(INCOMPLETE)
+        if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
+            complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
         new = complete[len(self._window_text) :]
         if ends_whole and new:
             # The window ends at a character: these tokens become the context of the next.

@@ -6,6 +6,7 @@ It knows requests and text on the one side and two messages on the other; tensor
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import perf_counter
@@ -18,7 +19,7 @@ from nanoengine.engine.request import Completion, Request
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.stats import EngineStats
-from nanoengine.errors import EngineClosed, InvalidPrompt, InvalidSamplingParams
+from nanoengine.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
 from nanoengine.sampling_params import SamplingParams
 
 
@@ -113,15 +114,15 @@ class LLMEngine:
         """Queue a request; `step` works on it from now on.
 
         Raises:
-            ValueError: a request of this id is running.
+            InvalidRequest: a request of this id is running, or this one was submitted before.
         """
         self._check_open()
         if request.request_id in self._requests:
-            raise InvalidPrompt(
+            raise InvalidRequest(
                 f"request_id {request.request_id!r} is in use: choose another, or abort that request first"
             )
         if request.completions:
-            raise InvalidPrompt(f"request {request.request_id!r} was submitted before: make a new one")
+            raise InvalidRequest(f"request {request.request_id!r} was submitted before: make a new one")
         with InterruptGuard():
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
             request.arrival_time = self.clock()
@@ -154,9 +155,10 @@ class LLMEngine:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        for completion in request.completions:
-            self.scheduler.finish(completion.seq, "abort")
-            self._retire(completion)
+        with InterruptGuard():
+            for completion in request.completions:
+                self.scheduler.finish(completion.seq, "abort")
+                self._retire(completion)
         return True
 
     # ---- the loop
@@ -210,7 +212,7 @@ class LLMEngine:
         seq.finish_reason, seq.stop_reason = "stop", stop
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> list[Request]:
-        self.stats.num_failed_steps += 1
+        _forget_locals(error)
         touched: dict[str, Request] = {}
         for seq in self.scheduler.fail(batch):
             request, completion = self._owner[seq.seq_id]
@@ -234,10 +236,11 @@ class LLMEngine:
         """Abort what runs and give the executor's memory back. Closing twice is allowed."""
         if self._closed:
             return
-        for request_id in list(self._requests):
-            self.abort(request_id)
-        self._closed = True
-        self.executor.close()
+        with InterruptGuard():
+            for request_id in list(self._requests):
+                self.abort(request_id)
+            self._closed = True
+            self.executor.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -264,3 +267,11 @@ class LLMEngine:
                 f"at most {limit - 1} leave room for a new one; shorten it or raise max_model_len"
             )
         return token_ids
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Whoever keeps the error of a step, or a REPL that does, should not keep the step's tensors."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nanoengine.engine.detokenizer import Detokenizer
-from nanoengine.engine.sequence import Sequence
+from nanoengine.engine.sequence import Sequence, Status
 from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from nanoengine.sampling_params import SamplingParams
 
@@ -34,7 +34,10 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return bool(self.completions) and all(completion.seq.finished for completion in self.completions)
+        for completion in self.completions:  # a loop and not all(): it is asked of every request in every step
+            if completion.seq.status is not Status.FINISHED:
+                return False
+        return bool(self.completions)
 
     def output(self) -> RequestOutput:
         """The result so far, as a value that changes no more."""

@@ -97,7 +97,7 @@ class Scheduler:
         count = min(budget, seq.num_uncomputed_tokens)
         self._begun = None if start + count == seq.num_tokens else seq
         if self._begun is None:
-            banned = seq.banned_until_min if seq.num_output_tokens < seq.params.min_tokens else ()
+            banned = tuple(seq.stop_token_ids) if seq.num_output_tokens < seq.params.min_tokens else ()
             batch.sampling.append(SamplingRow(len(batch), seq.params, seq.seed, banned))
         batch.seq_ids.append(seq.seq_id)
         batch.token_ids += seq.token_ids[start : start + count]

@@ -30,7 +30,6 @@ class Sequence:
     """
 
     __slots__ = (
-        "banned_until_min",
         "block_table",
         "finish_reason",
         "index",
@@ -75,7 +74,6 @@ class Sequence:
 
         eos = () if params.ignore_eos else tuple(eos_token_ids)
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
-        self.banned_until_min = tuple(sorted(self.stop_token_ids))
 
     @property
     def num_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from nanoengine.engine.messages import Phase
 
@@ -13,21 +13,22 @@ class EngineStats:
 
     prefill_tokens: int = 0
     prefill_time: float = 0.0
-    num_prefill_steps: int = 0
     decode_tokens: int = 0
     decode_time: float = 0.0
     num_decode_steps: int = 0
-    num_failed_steps: int = 0
 
     def record(self, phase: Phase, num_tokens: int, seconds: float) -> None:
         if phase is Phase.PREFILL:
             self.prefill_tokens += num_tokens
             self.prefill_time += seconds
-            self.num_prefill_steps += 1
         else:
             self.decode_tokens += num_tokens
             self.decode_time += seconds
             self.num_decode_steps += 1
+
+    def since(self, before: EngineStats) -> EngineStats:
+        """What was counted after the copy `before` was made."""
+        return EngineStats(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
     @property
     def prefill_rate(self) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,14 @@ from tqdm import tqdm
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
 
 DEMO = Path(__file__).parent.parent / "demo"
-HUB_PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.txt", "*.model"]
+DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+WEIGHT_FILES = ("*.safetensors",)
 
 
-def find_model(model: str) -> Path:
+def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
     """The folder of a model: "demo" is the bundled one, then local folders, then repositories of the hub.
+
+    From the hub, only `files` (patterns) are fetched: config and tokenizer are looked at before gigabytes of weights.
 
     Raises:
         ModelNotFound: none of these.
@@ -40,10 +43,8 @@ def find_model(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=HUB_PATTERNS))
-    except (
-        Exception
-    ) as error:  # the hub client raises many kinds, from HTTP errors to its own: all mean "not to be had"
+        return Path(snapshot_download(model, allow_patterns=list(files)))
+    except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
         raise ModelNotFound(f"model {model!r} is no folder, and the hub did not give it: {error}") from error
 
 
@@ -73,9 +74,11 @@ def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = T
 
     Raises:
         ModelNotFound: no safetensors, or a shard of the index is missing.
-        InvalidWeights: a broken file; tensors that are missing, unexpected or misshapen. The message names them.
+        InvalidWeights: a broken file; tensors that are missing, unexpected, repeated or misshapen. The message names
+            them.
     """
     missing = dict.fromkeys(tensors)
+    repeated: list[str] = []
     misshapen: list[str] = []
     unexpected: dict[str, Tensor] = {}
     with tqdm(total=len(tensors), desc="Loading weights", unit="tensor", disable=not use_tqdm, leave=False) as bar:
@@ -85,23 +88,25 @@ def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = T
                 if target is None:
                     unexpected[name] = source
                     continue
-                missing.pop(name, None)
+                if name not in missing:
+                    repeated.append(f"{name} in {path.name}")
+                    continue
+                missing.pop(name)
                 if source.shape != target.shape or not source.is_floating_point():
                     misshapen.append(f"{name} is {source.dtype} {list(source.shape)}, not a float {list(target.shape)}")
                     continue
                 target.copy_(source)
                 bar.update()
 
-    if (
-        "lm_head.weight" in unexpected
-    ):  # the model is tied; a checkpoint may repeat the embedding, but not contradict it
+    if "lm_head.weight" in unexpected:
+        # The model is tied; a checkpoint may repeat the embedding, but not contradict it.
         head, embedding = unexpected.pop("lm_head.weight"), tensors["model.embed_tokens.weight"]
         if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
             raise InvalidWeights(
                 f"the weights in {folder} have an lm_head.weight that is not the embedding, but tie_word_embeddings is true: "
                 "correct one of the two"
             )
-    problems = {"missing": list(missing), "unexpected": list(unexpected), "misshapen": misshapen}
+    problems = {"missing": list(missing), "unexpected": list(unexpected), "repeated": repeated, "misshapen": misshapen}
     if any(problems.values()):
         lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
         raise InvalidWeights(f"the weights in {folder} do not match the config.json beside them: " + "; ".join(lines))
@@ -126,6 +131,8 @@ def _weight_files(folder: Path) -> list[Path]:
         for path in files:
             if path.parent != folder:
                 raise InvalidWeights(f"{index} names {path.name!r} outside the model folder")
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:

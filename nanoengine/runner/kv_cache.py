@@ -16,6 +16,9 @@ CPU_CAP = 4 << 30
 CPU_SHARE = 0.5
 """Share of the available RAM that a CPU engine takes at most unasked; the rest is for weights' copies and other programs."""
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where control groups, version 2, say what a container may use."""
+
 
 class KVCache:
     """K and V of every layer for `num_blocks` usable blocks and the null block.
@@ -43,12 +46,18 @@ class KVCache:
 def available_ram() -> int:
     """Bytes of RAM that this process can still take: of the machine, or of its container where that has less."""
     available = _meminfo_available() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:  # control groups, version 2
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = Path("/sys/fs/cgroup/memory.current").read_text().strip()
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except OSError:
         return available
-    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
+    if limit == "max":
+        return available
+    file_cache = int(stat.get("inactive_file", 0)) + int(
+        stat.get("active_file", 0)
+    )  # counted as used, given back on demand
+    return min(available, max(int(limit) - used + file_cache, 0))
 
 
 def _meminfo_available() -> int | None:

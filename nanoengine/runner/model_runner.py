@@ -9,14 +9,14 @@ import torch
 
 from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.engine.messages import Phase, SampledBatch, SamplingRow, ScheduledBatch
+from nanoengine.engine.messages import SampledBatch, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
 from nanoengine.models.loader import load_weights
 from nanoengine.models.registry import build_model
 from nanoengine.runner.input_batch import InputBatch
 from nanoengine.runner.kv_cache import KVCache, cpu_kv_bytes, gpu_kv_bytes
 from nanoengine.runner.sampler import Sampler
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.runner.warm_up import largest_batches
 
 logger = logging.getLogger("nanoengine")
 
@@ -84,6 +84,7 @@ class ModelRunner:
         kv_bytes = self.num_blocks * self._block_bytes
         config, model = self.config, self.model_config
         limit = model.max_position_embeddings
+        max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
         is_lowered = config.max_model_len is None and self.max_model_len < limit
         lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
         return (
@@ -92,7 +93,7 @@ class ModelRunner:
             f"attention: {self.backend.name} ({self.backend.description}), no CUDA graphs; "
             f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
             f"max_model_len {self.max_model_len}{lowered}; "
-            f"at most {config.max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
+            f"at most {max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
         )
 
     # ---- sizing
@@ -102,7 +103,13 @@ class ModelRunner:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
 
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
-        return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
+        try:
+            return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
+        except RuntimeError as error:  # torch's allocators raise this or a subclass of it
+            raise InvalidConfig(
+                f"the KV pool ({self._kv_source}) of {num_blocks} blocks takes {num_blocks * self._block_bytes} bytes, which "
+                "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+            ) from error
 
     def _size_kv_cache(self) -> tuple[int, int]:
         """Usable blocks of the pool, and the longest sequence."""
@@ -111,63 +118,52 @@ class ModelRunner:
         blocks_per_sequence = -(-wanted_len // config.block_size)
         if config.num_kv_blocks is not None:
             num_blocks, self._kv_source = config.num_kv_blocks, "num_kv_blocks"
+        elif config.kv_cache_memory is not None:
+            num_blocks, self._kv_source = self._blocks_in(config.kv_cache_memory), "kv_cache_memory"
         else:
-            if config.kv_cache_memory is not None:
-                kv_bytes, self._kv_source = config.kv_cache_memory, "kv_cache_memory"
-            elif self.device.type == "cpu":
-                kv_bytes, self._kv_source = cpu_kv_bytes(), "half of the available RAM, at most 4 GiB"
+            if self.device.type == "cpu":
+                num_blocks, self._kv_source = (
+                    self._blocks_in(cpu_kv_bytes()),
+                    "half of the available RAM, at most 4 GiB",
+                )
             else:
-                kv_bytes = self._measure_gpu_kv_bytes()
                 self._kv_source = f"gpu_memory_utilization {config.gpu_memory_utilization}"
-            num_blocks = max(kv_bytes, 0) // self._block_bytes - 1  # one is the null block
-            if num_blocks > blocks_per_sequence * config.max_num_seqs:  # more could never be used at once
-                num_blocks = blocks_per_sequence * config.max_num_seqs
-                self._kv_source = "max_num_seqs x max_model_len"
-        if (
-            num_blocks < (1 if config.max_model_len is None else blocks_per_sequence)
-            or num_blocks * config.block_size < 2
-        ):
+                num_blocks = self._blocks_in(self._measure_gpu_kv_bytes())
+            most = blocks_per_sequence * config.max_num_seqs
+            if num_blocks > most:  # more could never be in use at once
+                num_blocks, self._kv_source = most, "max_num_seqs x max_model_len"
+        needed = blocks_per_sequence if config.max_model_len is not None else 1
+        if num_blocks < needed or num_blocks * config.block_size < 2:
             raise KVCacheTooSmall(
-                f"the KV pool ({self._kv_source}) has {max(num_blocks, 0)} blocks of {config.block_size} tokens "
+                f"the KV pool ({self._kv_source}) has {num_blocks} blocks of {config.block_size} tokens "
                 f"({self._block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
                 "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
             )
         return num_blocks, min(wanted_len, num_blocks * config.block_size)
 
+    def _blocks_in(self, num_bytes: int) -> int:
+        """Usable blocks in so many bytes: one more is the null block."""
+        return max(num_bytes // self._block_bytes - 1, 0)
+
     def _measure_gpu_kv_bytes(self) -> int:
-        """Memory that a step of the largest size leaves: the largest prefill, and sampling for every sequence."""
+        """Memory that steps of full size leave for the KV pool, by running them."""
         config, device = self.config, self.device
-        num_tokens = config.max_num_batched_tokens
-        per_sequence = min(num_tokens, config.max_model_len or self.model_config.max_position_embeddings)
-        counts = [min(per_sequence, num_tokens - start) for start in range(0, num_tokens, per_sequence)]
-        num_blocks = -(-per_sequence // config.block_size)
-        table = list(range(1, num_blocks + 1))  # all warm-up sequences write to the same blocks
-        params = SamplingParams(top_k=10, top_p=0.9)
-        prefill = ScheduledBatch(
-            Phase.PREFILL,
-            seq_ids=list(range(len(counts))),
-            token_ids=[0] * num_tokens,
-            num_computed_tokens=[0] * len(counts),
-            num_new_tokens=counts,
-            block_tables=[table] * len(counts),
-        )
-        decode = ScheduledBatch(
-            Phase.DECODE,
-            seq_ids=list(range(config.max_num_seqs)),
-            token_ids=[0] * config.max_num_seqs,
-            num_computed_tokens=[per_sequence - 1] * config.max_num_seqs,
-            num_new_tokens=[1] * config.max_num_seqs,
-            block_tables=[table] * config.max_num_seqs,
-            sampling=[SamplingRow(row, params, row, ()) for row in range(config.max_num_seqs)],
-        )
+        max_len = config.max_model_len or self.model_config.max_position_embeddings
+        batches = largest_batches(config.max_num_seqs, config.max_num_batched_tokens, max_len, config.block_size)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        cache = self._new_kv_cache(num_blocks)
+        cache = self._new_kv_cache(max(map(max, batches[0].block_tables)))
         cache.fill(0.0)
         current = torch.cuda.memory_allocated(device)
-        with torch.inference_mode():
-            self._run(prefill, cache)
-            self._run(decode, cache)
+        try:
+            with torch.inference_mode():
+                for batch in batches:
+                    self._run(batch, cache)
+        except torch.OutOfMemoryError as error:
+            raise KVCacheTooSmall(
+                f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
+                "does not fit in the memory that the weights leave, before any KV pool: lower them, or free memory on the device"
+            ) from error
         peak = torch.cuda.max_memory_allocated(device)
         del cache
         torch.cuda.empty_cache()
@@ -200,14 +196,19 @@ def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
     """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
     if asked != "auto":
         return getattr(torch, asked)
-    if device.type == "cpu" and checkpoint != "float32":
-        native = {
-            "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported,
-            "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported,
-        }
-        if not native[checkpoint]():
-            return torch.float32
-    return getattr(torch, checkpoint)
+    if checkpoint == "float32" or _is_fast(checkpoint, device):
+        return getattr(torch, checkpoint)
+    return torch.float32
+
+
+def _is_fast(dtype: str, device: torch.device) -> bool:
+    """Whether the device computes a half-precision dtype itself, rather than by way of float32."""
+    if device.type == "cuda":
+        return dtype == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.backends.mkldnn.is_available():  # as in the builds for macOS
+        return False
+    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
+    return bool(getattr(torch.ops.mkldnn, name)())
 
 
 def _gpu_name(device: torch.device) -> str:

@@ -7,11 +7,17 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine import LLM, SamplingParams
+from nanoengine.attention import cpu
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.engine.messages import Phase
+from tests.engine.toys import FAST
 
 HEAD_DIM = 8
 SCALE = 0.3  # not head_dim ** -0.5: the factor that is passed counts
@@ -226,3 +232,108 @@ def test_narrow_dtypes_stay_what_they_are(dtype: torch.dtype) -> None:
     )
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)
+
+
+# ---- bounded memory
+
+MIXED = [1, 3500, 2, 64, 65, 17, 700, 1, 129, 900, 1800, 30, 3499, 16]
+
+
+Shape = tuple[int, int, int]
+
+
+@pytest.fixture
+def attended(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
+    """(sequences, queries of each, keys of each) of every call of torch's attention."""
+    calls: list[Shape] = []
+    attend = F.scaled_dot_product_attention
+
+    def counted(q: Tensor, k: Tensor, *rest: Tensor, **options: object) -> Tensor:
+        calls.append((k.shape[0], q.shape[2], k.shape[2]))
+        return attend(q, k, *rest, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    return calls
+
+
+def decode(paged: Paged) -> tuple[Tensor, Tensor]:
+    before = [n - 1 for n in paged.seq_lens]
+    paged.write([0] * len(before), before)
+    return paged.attend(Phase.DECODE, before, paged.seq_lens)
+
+
+@pytest.mark.parametrize("limit", [1, 100, 4000, 1 << 17])
+def test_decode_of_very_mixed_lengths_is_right_in_groups_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", limit)
+    assert_equal(*decode(Paged(MIXED, 16)))
+
+
+def test_decode_does_not_pad_short_sequences_to_a_long_one(attended: list[Shape]) -> None:
+    assert_equal(*decode(Paged([3500] + [100] * 20, 16)))
+    assert sorted((num_seqs, seq_len) for num_seqs, _, seq_len in attended) == [(1, 3500), (20, 100)]
+
+
+def test_decode_gathers_a_bounded_number_of_tokens_at_once(
+    monkeypatch: pytest.MonkeyPatch, attended: list[Shape]
+) -> None:
+    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", 250)
+    assert_equal(*decode(Paged([100] * 7, 16)))
+    assert [(num_seqs, seq_len) for num_seqs, _, seq_len in attended] == [(2, 100)] * 3 + [(1, 100)]
+
+
+@FAST
+@given(st.lists(st.integers(1, 5000), max_size=30), st.sampled_from([1, 64, 1000, 20_000, cpu.MAX_GATHERED_TOKENS]))
+def test_groups_hold_every_sequence_once_within_both_bounds(seq_lens: list[int], limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "MAX_GATHERED_TOKENS", limit)
+        groups = list(cpu._groups(seq_lens))
+    assert sorted(i for group in groups for i in group) == list(range(len(seq_lens)))
+    for group in groups:
+        longest = seq_lens[group[-1]]
+        assert longest == max(seq_lens[i] for i in group)
+        assert len(group) * longest <= limit or len(group) == 1
+        assert longest <= max(2 * min(seq_lens[i] for i in group), cpu.SHORT)
+
+
+@pytest.mark.parametrize("max_scores", [1, 20, 45, 100])
+@pytest.mark.parametrize("history", [[0, 0, 0], [5, 16, 1]], ids=["fresh", "later chunks"])
+def test_prefill_in_slices_of_any_size_is_right(
+    monkeypatch: pytest.MonkeyPatch, max_scores: int, history: list[int]
+) -> None:
+    monkeypatch.setattr(cpu, "MAX_SCORES", max_scores)
+    paged = Paged([12, 23, 9], 4)
+    if any(history):
+        paged.write([0, 0, 0], history)
+    assert_equal(*paged.attend(Phase.PREFILL, history, paged.seq_lens))
+
+
+@pytest.mark.parametrize("history", [0, 10])
+def test_prefill_computes_a_bounded_number_of_scores_at_once(
+    monkeypatch: pytest.MonkeyPatch, attended: list[Shape], history: int
+) -> None:
+    monkeypatch.setattr(cpu, "MAX_SCORES", 90)
+    paged = Paged([30], 4)
+    if history:
+        paged.write([0], [history])
+    assert_equal(*paged.attend(Phase.PREFILL, [history], [30]))
+    assert sum(num_queries for _, num_queries, _ in attended) == 30 - history
+    assert max(num_queries * seq_len for _, num_queries, seq_len in attended) <= 90
+
+
+@pytest.mark.parametrize(("max_scores", "max_gathered_tokens"), [(1, 1), (50, 40)])
+def test_tokens_do_not_depend_on_the_bounds(
+    monkeypatch: pytest.MonkeyPatch, tiny_llm: LLM, max_scores: int, max_gathered_tokens: int
+) -> None:
+    prompts = [[(7 * i + j) % 200 for j in range(length)] for i, length in enumerate([1, 90, 5, 33, 150, 8])]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+    def tokens() -> list[list[int]]:
+        assert tiny_llm.reset_prefix_cache()
+        return [output.outputs[0].token_ids for output in tiny_llm.generate(prompts, params, use_tqdm=False)]
+
+    expected = tokens()
+    monkeypatch.setattr(cpu, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", max_gathered_tokens)
+    assert tokens() == expected

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
+from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
+from nanoengine import llm as module
+from nanoengine.engine.messages import Phase
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from tests.support import tiny_checkpoint
 
@@ -127,6 +132,37 @@ def test_a_second_turn_finds_the_first_in_the_prefix_cache(llm: LLM) -> None:
     assert second.num_cached_tokens == (len(whole) - 1) // block_size * block_size
 
 
+def test_the_prefix_cache_can_be_forgotten_but_not_while_a_request_runs(tiny_llm: LLM) -> None:
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    prompt = list(range(40))
+
+    def num_cached() -> int:
+        return tiny_llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens
+
+    assert (num_cached(), num_cached()) == (0, 32)
+    request = tiny_llm.engine.add_request(prompt, params)
+    tiny_llm.engine.step()
+    assert not tiny_llm.reset_prefix_cache()
+    tiny_llm.engine.abort(request.request_id)
+    assert num_cached() == 32
+    assert tiny_llm.reset_prefix_cache()
+    assert num_cached() == 0
+
+
+def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
+    assert llm.get_tokenizer()(PROMPT)["input_ids"] == llm.tokenizer.encode(PROMPT)
+
+
+def test_what_a_chat_template_asks_for_is_passed_to_it(tiny_llm: LLM) -> None:
+    tiny_llm.get_tokenizer().chat_template = "{{ mood | default('calm') }}: {{ messages[0].content }}"
+    messages = [{"role": "user", "content": "hello"}]
+    params = SamplingParams(max_tokens=1)
+    for kwargs, expected in (({"mood": "merry"}, "merry: hello"), ({}, "calm: hello"), (None, "calm: hello")):
+        for conversations in (messages, [messages, messages]):
+            outputs = tiny_llm.chat(conversations, params, chat_template_kwargs=kwargs, use_tqdm=False)
+            assert {tiny_llm.tokenizer.decode(output.prompt_token_ids) for output in outputs} == {expected}
+
+
 def test_metrics_make_sense(llm: LLM) -> None:
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     metrics = llm.generate(PROMPT, params, use_tqdm=False)[0].metrics
@@ -145,6 +181,26 @@ def test_the_progress_bar_says_what_the_engine_does(llm: LLM, capsys: pytest.Cap
         assert word in shown
     llm.generate([PROMPT], SamplingParams(max_tokens=2), use_tqdm=False)
     assert capsys.readouterr().err == ""
+
+
+def test_the_progress_bar_goes_on_while_the_last_request_runs(
+    tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "tqdm", partial(tqdm, mininterval=0))
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (1, 1, 1, 30)]
+    tiny_llm.generate([PROMPT] * 4, params)
+    frames = [frame for frame in capsys.readouterr().err.split("\r") if "3/4" in frame]
+    assert len(frames) >= 29, "one for each step"
+    assert len({re.findall(r"decode (\d+) tok/s", frame)[0] for frame in frames}) > 1
+
+
+def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    for phase in Phase:
+        tiny_llm.engine.stats.record(phase, 10**15, 1.0)  # what earlier calls did
+    tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
+    rates = re.findall(r"(?:prefill|decode) (\d+) tok/s", capsys.readouterr().err)
+    assert rates
+    assert max(map(int, rates)) < 10**9
 
 
 def test_unseeded_requests_differ_but_a_fresh_engine_repeats_itself(tmp_path: Path) -> None:

@@ -144,6 +144,22 @@ def test_an_admission_that_fails_changes_nothing() -> None:
     assert seq.num_cached_tokens is None
 
 
+def test_a_full_pool_is_not_searched_for_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A waiting sequence asks before every step: hashing a long prompt each time would cost more than the step."""
+    manager = BlockManager(4, B)
+    running = run_prompt(manager, 0, [1] * (3 * B))
+    looked_up = []
+    find = manager.pool.find
+    monkeypatch.setattr(manager.pool, "find", lambda *args: (looked_up.append(args), find(*args))[1])
+    assert manager.pool.num_free == 0
+    waiting = make_sequence(1, [1] * (3 * B))
+    assert manager.admit(waiting) is None
+    assert looked_up == []
+    manager.free(running)
+    assert manager.admit(waiting) == 2 * B
+    assert looked_up
+
+
 def test_a_growth_that_fails_changes_nothing() -> None:
     manager = BlockManager(2, B)
     first = run_prompt(manager, 0, [1, 2])
@@ -251,6 +267,23 @@ def test_equal_content_computed_twice_is_found_after_one_copy_is_evicted() -> No
     others = manager.pool.allocate(3)  # evicts the first copy
     manager.pool.release(others[:1])
     assert run_prompt(manager, 2, prompt).block_table[:1] == twins[1].block_table[:1]
+    manager.pool.check()
+
+
+def test_of_two_copies_of_a_prefix_the_one_in_use_is_shared() -> None:
+    """It takes no free block; the other one would have to be revived."""
+    manager = BlockManager(5, B)
+    prompt = [1] * B + [2]
+    twins = [make_sequence(0, prompt), make_sequence(1, prompt)]
+    for seq in twins:  # both admitted before either publishes
+        manager.admit(seq)
+    for seq in twins:
+        compute(manager, seq)
+    manager.free(twins[0])
+    num_free = manager.pool.num_free
+    third = run_prompt(manager, 2, prompt)
+    assert third.block_table[0] == twins[1].block_table[0]
+    assert manager.pool.num_free == num_free - 1
     manager.pool.check()
 
 

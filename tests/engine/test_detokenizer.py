@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders
 
 from nanoengine.engine.detokenizer import Detokenizer
 from tests.engine.toys import FAST
@@ -80,6 +81,19 @@ def test_a_run_of_invalid_bytes_gives_all_of_them() -> None:
     assert texts[-1] == "\ufffd" * 5
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b"\x80", b"\xf0"])
+def test_a_long_run_of_invalid_bytes_is_released_as_it_comes(byte: bytes) -> None:
+    """All but the last three, which a later byte may still turn into one character."""
+    texts, _ = stream([b"a", *[byte] * 20])
+    assert [len(text) for text in texts[:-1]] == [1] + [1 + max(0, n - 3) for n in range(1, 21)]
+    assert texts[-1] == "a" + "\ufffd" * 20
+
+
+def test_a_character_behind_a_run_of_invalid_bytes_comes_whole() -> None:
+    texts, _ = stream([b"\xff"] * 9 + [b"\xf0", b"\x9f", b"\x98", b"\x80", b"!"])
+    assert texts[-1] == "\ufffd" * 9 + "😀!"
+
+
 def test_tokens_without_text_change_nothing() -> None:
     assert stream(["a", "", "", "b"])[0] == ["a", "a", "a", "ab", "ab"]
 
@@ -129,6 +143,17 @@ def test_a_decoder_with_one_replacement_for_each_missing_byte_gives_whole_charac
         detokenizer.push(byte)
         texts.append(detokenizer.text)
     assert texts == ["a", "a", "a", "a€", "a€", "a€", "a€", "a€😀", "a€😀b"]
+
+
+@pytest.mark.parametrize("text", ["a€😀b", "😀😀", "你好世界", "é€x", "👩‍👩‍👧"])
+def test_the_byte_fallback_of_the_tokenizers_library_gives_whole_characters(text: str) -> None:
+    """It makes a whole run of bytes unreadable as long as its end is: the character before the incomplete one as well."""
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    detokenizer = Detokenizer(lambda ids: decoder.decode([f"<0x{byte:02X}>" for byte in ids]))
+    for byte in text.encode():
+        detokenizer.push(byte)
+        assert text.startswith(detokenizer.text)
+    assert detokenizer.text == text
 
 
 def test_finishing_twice_adds_nothing() -> None:

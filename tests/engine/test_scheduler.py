@@ -280,8 +280,8 @@ def test_a_stop_on_the_last_allowed_token_counts_as_stop() -> None:
 def test_min_tokens_bans_all_stop_tokens_until_it_is_reached() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(0, [1, 2, 3], eos=[5], stop_token_ids=[9], min_tokens=2))
-    banned = [step(scheduler).sampling[0].banned_token_ids for _ in range(4)]
-    assert banned == [(5, 9), (5, 9), (), ()]
+    banned = [set(step(scheduler).sampling[0].banned_token_ids) for _ in range(4)]
+    assert banned == [{5, 9}, {5, 9}, set(), set()]
 
 
 def test_min_tokens_does_not_ban_an_ignored_end_of_text() -> None:

@@ -49,7 +49,6 @@ def test_stop_tokens_are_those_of_the_model_and_of_the_params(
 ) -> None:
     seq = make_sequence(0, [1], eos=[6, 5], ignore_eos=ignore_eos, stop_token_ids=stop_token_ids)
     assert seq.stop_token_ids == expected
-    assert seq.banned_until_min == tuple(sorted(expected))
 
 
 def test_seeds_differ_by_request_seed_and_by_completion() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
-from nanoengine.models.loader import DEMO, find_model, load_weights, read_json
+from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import build_model
 from tests.support import tiny_checkpoint
@@ -103,6 +103,12 @@ def test_several_files_without_an_index_are_all_read(sharded_copy: Path, origina
 def test_a_file_that_the_index_does_not_name_is_not_read(sharded_copy: Path, original: Path) -> None:
     (sharded_copy / "leftover.safetensors").write_bytes(b"no safetensors at all")
     assert_loaded(load(sharded_copy), weights(original))
+
+
+def test_without_an_index_model_safetensors_alone_is_read(copy: Path, original: Path) -> None:
+    save_file({"model.layers.0.adapter": torch.zeros(2)}, copy / "adapter.safetensors")
+    shutil.copy(copy / "model.safetensors", copy / "consolidated.safetensors")
+    assert_loaded(load(copy), weights(original))
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
@@ -204,6 +210,14 @@ def test_integer_weights_are_refused(copy: Path, dtype: torch.dtype) -> None:
     edit_weights(copy, lambda t: t.update({Q_PROJ: t[Q_PROJ].to(dtype)}))
     with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is {dtype}"):
         load(copy)
+
+
+def test_a_tensor_in_two_files_is_refused_and_named(sharded_copy: Path) -> None:
+    """One of the two must be wrong, and nobody can say which."""
+    (sharded_copy / INDEX).unlink()
+    save_file({Q_PROJ: torch.zeros(64, 24)}, sharded_copy / "second.safetensors")
+    with pytest.raises(InvalidWeights, match=rf"repeated \(1\): {Q_PROJ} in second\.safetensors"):
+        load(sharded_copy)
 
 
 def test_all_problems_are_told_at_once(copy: Path) -> None:
@@ -369,16 +383,25 @@ def test_a_hub_name_without_a_network_is_a_named_error(hub: list[str]) -> None:
 
 
 def test_a_hub_name_is_fetched_without_formats_that_run_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patterns: list[str] = []
+    """The description first, then the weights."""
+    fetched: list[list[str]] = []
 
     def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
         assert repo_id == "someone/model"
-        patterns.extend(allow_patterns)
+        fetched.append(allow_patterns)
         return str(copy)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert find_model("someone/model") == copy
+    assert find_model("someone/model") == find_model("someone/model", WEIGHT_FILES) == copy
+    descriptions, shards = fetched
     for file in ("pytorch_model.bin", "modeling_qwen3.py", "weights.pt", "weights.pkl"):
-        assert not any(Path(file).match(pattern) for pattern in patterns)
-    for file in ("model-00001-of-00002.safetensors", INDEX, "config.json", "tokenizer.json"):
-        assert any(Path(file).match(pattern) for pattern in patterns)
+        assert not matches(file, descriptions + shards)
+    for file in (INDEX, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
+        assert matches(file, descriptions)
+    for file in ("model.safetensors", "model-00001-of-00002.safetensors"):
+        assert matches(file, shards)
+        assert not matches(file, descriptions)
+
+
+def matches(file: str, patterns: list[str]) -> bool:
+    return any(Path(file).match(pattern) for pattern in patterns)

@@ -78,8 +78,10 @@ def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
 MEMINFO = {"/proc/meminfo": "MemTotal:       33554432 kB\nMemFree: 1 kB\nMemAvailable:   16777216 kB\n"}
 
 
-def cgroup(limit: str, used: int) -> dict[str, str]:
-    return {"/sys/fs/cgroup/memory.max": f"{limit}\n", "/sys/fs/cgroup/memory.current": f"{used}\n"}
+def cgroup(limit: str, used: int, active_file: int = 0, inactive_file: int = 0) -> dict[str, str]:
+    stat = f"anon 5\nfile 7\ninactive_anon 11\ninactive_file {inactive_file}\nactive_file {active_file}\nslab 13\n"
+    files = {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
+    return {str(kv_cache.CGROUP / name): content for name, content in files.items()}
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,9 @@ def cgroup(limit: str, used: int) -> dict[str, str]:
         (MEMINFO | cgroup(str(8 * GIB), 3 * GIB), 5 * GIB),  # the container has less than the machine
         (MEMINFO | cgroup(str(64 * GIB), 3 * GIB), 16 * GIB),  # the machine has less than the container may take
         (MEMINFO | cgroup(str(2 * GIB), 3 * GIB), 0),  # over its limit
+        (MEMINFO | cgroup(str(8 * GIB), 7 * GIB, 2 * GIB, 3 * GIB), 6 * GIB),  # cached files make room for others
+        (MEMINFO | cgroup(str(64 * GIB), 63 * GIB, 30 * GIB, 30 * GIB), 16 * GIB),
+        (MEMINFO | cgroup("max", 5 * GIB, 2 * GIB, 3 * GIB), 16 * GIB),
     ],
 )
 def test_available_ram_is_the_machines_or_the_containers(

@@ -130,10 +130,42 @@ def test_by_default_the_pool_comes_from_free_memory(make: MakeRunner, monkeypatc
     assert "available RAM" in runner.describe()
 
 
-def test_the_pool_is_no_larger_than_what_can_run_at_once(make: MakeRunner) -> None:
-    runner = make(num_kv_blocks=None, kv_cache_memory=1 << 33, max_num_seqs=3, max_model_len=100)
+def test_the_automatic_pool_is_no_larger_than_what_can_run_at_once(
+    make: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 1 << 33)
+    runner = make(num_kv_blocks=None, max_num_seqs=3, max_model_len=100)
     assert runner.num_blocks == 3 * 7
     assert "(max_num_seqs x max_model_len)" in runner.describe()
+
+
+@pytest.mark.parametrize(
+    ("options", "num_blocks"),
+    [({"num_kv_blocks": 50}, 50), ({"num_kv_blocks": None, "kv_cache_memory": 51 * 16 * BYTES_PER_TOKEN}, 50)],
+    ids=["num_kv_blocks", "kv_cache_memory"],
+)
+def test_a_size_asked_for_is_taken_though_fewer_blocks_can_run_at_once(
+    make: MakeRunner, options: dict[str, Any], num_blocks: int
+) -> None:
+    """The rest holds prefixes."""
+    assert make(max_num_seqs=3, max_model_len=100, **options).num_blocks == num_blocks > 3 * 7
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_kv_blocks": 10**9}, {"num_kv_blocks": None, "kv_cache_memory": 10**13}], ids=str
+)
+def test_a_pool_that_the_device_has_no_memory_for_names_the_knobs(
+    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(module, "KVCache", refuse)  # some machines would promise what they do not have
+    knob = next(name for name, value in options.items() if value is not None)
+    with pytest.raises(
+        InvalidConfig, match=rf"KV pool \({knob}\) .* blocks takes \d{{13,}} bytes.*lower num_kv_blocks"
+    ):
+        make(**options)
 
 
 # ---- max_model_len
@@ -216,6 +248,17 @@ def test_dtype_auto_is_the_checkpoints_where_the_cpu_computes_it_natively(
     assert {parameter.dtype for parameter in runner.model.parameters()} == {expected}
     assert runner.kv_cache is not None
     assert {tensor.dtype for layer in runner.kv_cache.layers for tensor in layer} == {expected}
+
+
+@pytest.mark.parametrize("checkpoint", ["float32", "bfloat16", "float16"])
+def test_dtype_auto_is_float32_where_torch_has_no_mkldnn(
+    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, checkpoint: str
+) -> None:
+    """The builds for macOS do not even have the operators that could be asked."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    for check in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
+        monkeypatch.setattr(torch.ops.mkldnn, check, lambda: pytest.fail("asked"), raising=False)
+    assert make(model={"dtype": checkpoint}).dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -320,15 +363,33 @@ def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
         runner.execute(prefill(5))
 
 
-def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the sizing but the GPU: the warm-up runs on the CPU, and torch.cuda answers from the facts below."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 300)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 1000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (90_000, 100_000))
+
+
+def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
     runner = make(max_num_batched_tokens=1100, max_num_seqs=7, gpu_memory_utilization=0.5)
     sizes = []
     runner.model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
     assert runner._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
     assert sizes == [1100, 7], "the largest prefill, then the largest decode step"
+
+
+def test_the_gpu_pool_of_a_step_that_does_not_fit_names_the_knobs(
+    make: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    fake_cuda(monkeypatch)
+    runner = make(max_num_batched_tokens=1100, max_num_seqs=7)
+    monkeypatch.setattr(runner, "_run", out_of_memory)
+    with pytest.raises(KVCacheTooSmall, match=r"max_num_batched_tokens 1100 or max_num_seqs 7") as raised:
+        runner._measure_gpu_kv_bytes()
+    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)

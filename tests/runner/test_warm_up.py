@@ -1,0 +1,73 @@
+"""The warm-up's batches: as large as a step may be, and such as the runner can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nanoengine.engine.messages import Phase, ScheduledBatch
+from nanoengine.runner.warm_up import largest_batches
+
+CASES = [
+    # max_num_seqs, max_num_batched_tokens, max_len, block_size
+    (7, 100, 1000, 16),
+    (7, 100, 100, 16),
+    (7, 100, 30, 16),  # a budget for several prompts, the last one shorter
+    (7, 100, 2, 16),
+    (300, 100, 1000, 1),  # more sequences than a step has tokens for
+    (1, 1, 2, 4),
+]
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[int, ...]]:
+    return request.param
+
+
+def check_shape(batch: ScheduledBatch, max_len: int, block_size: int) -> None:
+    """What every batch of a scheduler fulfils."""
+    columns = (batch.seq_ids, batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables)
+    assert {len(column) for column in columns} == {len(batch)}
+    assert sum(batch.num_new_tokens) == len(batch.token_ids)
+    for computed, new, table in zip(batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True):
+        assert computed >= 0
+        assert new >= 1
+        assert computed + new <= min(max_len, len(table) * block_size)
+        assert 0 not in table, "the null block is never written"
+        assert len(set(table)) == len(table)
+
+
+def test_the_prefill_fills_the_token_budget(case: tuple[int, ...]) -> None:
+    max_num_seqs, budget, max_len, block_size = case
+    prefill, _ = largest_batches(max_num_seqs, budget, max_len, block_size)
+    assert prefill.phase is Phase.PREFILL
+    assert sum(prefill.num_new_tokens) == budget
+    check_shape(prefill, max_len, block_size)
+
+
+def test_the_decode_samples_for_as_many_sequences_as_may_run(case: tuple[int, ...]) -> None:
+    max_num_seqs, budget, max_len, block_size = case
+    _, decode = largest_batches(max_num_seqs, budget, max_len, block_size)
+    assert decode.phase is Phase.DECODE
+    assert len(decode) == len(decode.sampling) == min(max_num_seqs, budget)
+    assert set(decode.num_new_tokens) == {1}
+    assert [row.row for row in decode.sampling] == list(range(len(decode)))
+    check_shape(decode, max_len, block_size)
+
+
+def test_sampling_is_of_the_costly_kind(case: tuple[int, ...]) -> None:
+    """Filters sort the vocabulary of every row; a greedy step would need less memory than a real one."""
+    _, decode = largest_batches(*case)
+    for row in decode.sampling:
+        assert row.params.temperature > 0
+        assert row.params.top_k > 0
+        assert row.params.top_p < 1
+
+
+def test_sequences_share_one_block_table(case: tuple[int, ...]) -> None:
+    """So that the warm-up needs a cache of one sequence, before it is known how large a cache may be."""
+    _, budget, max_len, block_size = case
+    tables = [table for batch in largest_batches(*case) for table in batch.block_tables]
+    assert all(table == tables[0] for table in tables)
+    assert len(tables[0]) == -(-min(budget, max_len) // block_size)
