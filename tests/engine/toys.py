@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -143,3 +144,36 @@ class ByteTokenizer:
 
     def decode(self, token_ids: Seq[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
+
+
+seq_ids = itertools.count()
+
+
+def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]:
+    """Queue sequences with these prompt lengths; their prompts share nothing."""
+    seqs = []
+    for length, seq_id in zip(lengths, seq_ids, strict=False):
+        seqs.append(make_sequence(seq_id, [10 * seq_id + 1] * length, **params))
+        scheduler.add(seqs[-1])
+    return seqs
+
+
+def ids(*seqs: Sequence) -> list[int]:
+    return [seq.seq_id for seq in seqs]
+
+
+def step(scheduler: Scheduler, token: int = 7) -> ScheduledBatch:
+    """One step that samples the same token everywhere."""
+    batch = scheduler.schedule()
+    scheduler.check()
+    scheduler.update(batch, answer(batch, token))
+    scheduler.check()
+    return batch
+
+
+def assert_idle(scheduler: Scheduler) -> None:
+    """Nothing is left: no sequence, no block in use."""
+    scheduler.check()
+    assert not scheduler.has_unfinished
+    assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
+    assert not scheduler.schedule()

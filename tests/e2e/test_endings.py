@@ -1,0 +1,250 @@
+"""Close, use after close, and Ctrl-C at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from nanoengine import LLM
+from nanoengine.errors import (
+    EngineClosed,
+    InvalidConfig,
+)
+from tests.e2e.small_engine import (
+    GREEDY,
+    PROMPTS,
+    assert_idle,
+    generate,
+    open_llm,
+    raise_at,
+    sabotage,
+)
+from tests.support import model_runner, tiny_checkpoint
+
+# ---- the end of an engine
+
+
+def test_closing_twice_is_allowed(llm: LLM) -> None:
+    llm.close()
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda llm: llm.generate("hello", use_tqdm=False),
+        lambda llm: llm.stream("hello"),
+        lambda llm: llm.engine.add_request("hello"),
+        lambda llm: llm.engine.step(),
+    ],
+)
+def test_a_closed_engine_says_so(llm: LLM, use: Callable[[LLM], object]) -> None:
+    llm.close()
+    with pytest.raises(EngineClosed, match="closed"):
+        use(llm)
+
+
+def test_leaving_the_context_closes_also_after_an_error(folder: Path) -> None:
+    with pytest.raises(KeyError), open_llm(folder) as llm:
+        raise KeyError
+    with pytest.raises(EngineClosed):
+        llm.generate("hello", use_tqdm=False)
+
+
+def test_closing_ends_what_runs(llm: LLM) -> None:
+    stream = llm.stream("hello", GREEDY)
+    next(stream)
+    request = llm.engine.add_request("other", GREEDY)
+    llm.close()
+    assert request.finished
+    assert request.output().outputs[0].finish_reason == "abort"
+    assert_idle(llm)
+
+
+def test_a_stream_that_is_dropped_gives_its_blocks_back(llm: LLM) -> None:
+    stream = llm.stream("hello", GREEDY)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert_idle(llm)
+
+
+def test_two_engines_live_side_by_side(make: Callable[..., LLM], right: list[list[int]]) -> None:
+    one, two = make(), make(block_size=4, num_kv_blocks=100)
+    streams = [llm.stream(PROMPTS[i], GREEDY) for i, llm in enumerate((one, two))]
+    texts = [next(stream) for stream in streams]
+    for i, stream in enumerate(streams):
+        texts[i] += "".join(stream)
+    assert texts == [one.tokenizer.decode(right[0]), two.tokenizer.decode(right[1])]
+    one.close()
+    assert generate(two, PROMPTS) == right
+
+
+def test_an_engine_can_be_made_again_and_again(folder: Path, right: list[list[int]]) -> None:
+    for _ in range(2):
+        with open_llm(folder) as llm:
+            assert generate(llm, PROMPTS) == right
+
+
+def test_a_refused_engine_leaves_room_for_a_right_one(folder: Path, right: list[list[int]]) -> None:
+    with pytest.raises(InvalidConfig):
+        open_llm(folder, num_kv_blocks=1)
+    with open_llm(folder) as llm:
+        assert generate(llm, PROMPTS) == right
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("where", ["forward", "schedule", "update", "submit", "decode"])
+def test_ctrl_c_frees_everything_wherever_it_comes(
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]], where: str
+) -> None:
+    llm = make(max_num_seqs=2)  # two run, two wait
+    owner, name = {
+        "forward": (model_runner(llm).model, "forward"),
+        "schedule": (llm.engine.scheduler.block_manager, "admit"),
+        "update": (llm.engine.scheduler, "update"),
+        "submit": (llm.engine.scheduler, "add"),
+        "decode": (llm.tokenizer, "decode"),
+    }[where]
+    original, calls = getattr(owner, name), 0
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert calls >= 2
+    assert_idle(llm)
+    model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
+    llm.engine.scheduler.block_manager.pool.reset_prefix_cache()
+    assert generate(llm, PROMPTS) == right
+    assert_idle(llm)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_what_an_interrupted_step_should_have_written_is_never_served(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, right: list[list[int]]
+) -> None:
+    with monkeypatch.context() as patch:
+        sabotage(llm, patch, raise_at(1, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
+    assert generate(llm, PROMPTS) == right
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("where", ["finish", "close"])
+def test_ctrl_c_while_closing_waits_until_all_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    requests = [llm.engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    llm.engine.step()
+    owner = llm.engine.scheduler if where == "finish" else model_runner(llm)
+    original = getattr(owner, where)
+
+    def interrupted(*args: Any) -> None:
+        original(*args)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.close()
+    assert [request.output().outputs[0].finish_reason for request in requests] == ["abort"] * len(requests)
+    assert model_runner(llm).kv_cache is None
+    assert_idle(llm)
+    llm.close()
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_a_stream_and_frees_everything(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sabotage(llm, monkeypatch, raise_at(3, KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        list(llm.stream("hello", GREEDY))
+    assert_idle(llm)
+
+
+@pytest.fixture(scope="module")
+def talkative(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that never ends by itself: its end of text, and what has no text, have no chance against the others."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("talkative"), max_position_embeddings=100_000)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][256:] = 0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "nanoengine", "generate", "--model", str(folder), "--temperature", "0", *arguments]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("prompts", [["hello"], ["hello", "world"]], ids=["stream", "batch"])
+def test_ctrl_c_ends_the_command_quickly_and_quietly(talkative: Path, prompts: list[str]) -> None:
+    process = subprocess.Popen(
+        command(talkative, "--max-tokens", "90000", *prompts),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell that starts pytest in the background ignores SIGINT for it and its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            if len(prompts) == 1:
+                assert process.stdout.read(5)  # it is generating
+            else:
+                started = b""
+                while b"Generating" not in started:
+                    started += process.stderr.read(1)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=5)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert b"nanoengine: interrupted" in errors
+    assert b"Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
+@pytest.mark.parametrize("prompts", [["hello"], ["hello", "world"]], ids=["stream", "batch"])
+def test_a_reader_that_has_enough_ends_the_command_quietly(talkative: Path, prompts: list[str]) -> None:
+    """As in `nanoengine generate ... | head -c 5`. A batch is printed at its end, when the reader may be gone already."""
+    max_tokens = "90000" if len(prompts) == 1 else "5"
+    arguments = command(talkative, "--max-tokens", max_tokens, *prompts)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered) as process:
+        try:
+            assert process.stdout is not None
+            if len(prompts) == 1:
+                assert process.stdout.read(5)
+            process.stdout.close()
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors.decode()
+    assert b"Traceback" not in errors
+    assert b"BrokenPipe" not in errors
+
+
+def test_a_mistake_of_the_users_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    result = subprocess.run(command(tmp_path / "nothing", "hello"), capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("nanoengine: ModelNotFound: ")
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,228 @@
+"""When blocks run out: the newest gives way, loses nothing but time, and everybody ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nanoengine.engine.messages import Phase, SampledBatch
+from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.sequence import Sequence, Status
+from nanoengine.outputs import TokenLogprob
+from tests.engine.toys import (
+    ToyModel,
+    add,
+    assert_idle,
+    continuation,
+    drain,
+    ids,
+    make_scheduler,
+    make_sequence,
+    run_step,
+    step,
+)
+
+
+def preempted() -> tuple[Scheduler, tuple[Sequence, Sequence], ToyModel]:
+    """Two sequences in a pool of 4 blocks, at the point where the older one took a block of the newer one."""
+    scheduler = make_scheduler(num_blocks=4, max_model_len=16)
+    model = ToyModel()
+    a, b = make_sequence(0, [1] * 6, max_tokens=9), make_sequence(1, [2] * 6, max_tokens=9)
+    scheduler.add(a)
+    scheduler.add(b)
+    while not scheduler.num_preemptions:
+        run_step(scheduler, model)
+    return scheduler, (a, b), model
+
+
+def test_the_newest_sequence_is_the_victim_and_goes_to_the_front_of_the_queue() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_model_len=16, max_num_seqs=2)
+    a, b, c = add(scheduler, 6, 6, 2, max_tokens=9)
+    while not scheduler.num_preemptions:
+        step(scheduler)
+    assert scheduler.running == [a]
+    assert list(scheduler.waiting) == [b, c]
+    assert b.status is Status.WAITING
+    assert (a.num_preemptions, b.num_preemptions) == (0, 1)
+
+
+def test_a_victim_may_be_the_very_sequence_that_lacks_a_block() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_model_len=16)
+    a, b = add(scheduler, 4, 7, max_tokens=9)
+    while not scheduler.num_preemptions:
+        batch = step(scheduler)
+    assert batch.seq_ids == ids(a)
+    assert b.num_preemptions == 1
+
+
+def test_preemption_frees_all_blocks_and_keeps_the_tokens() -> None:
+    _, (_, b), _ = preempted()
+    assert b.block_table == []
+    assert b.num_computed_tokens == 0
+    assert b.output_token_ids == continuation([2] * 6, 3)
+
+
+def test_a_preempted_sequence_computes_prompt_and_output_again_and_goes_on() -> None:
+    scheduler, (a, b), model = preempted()
+    tokens = list(b.token_ids)
+    while b.status is not Status.RUNNING:
+        batch = run_step(scheduler, model)
+    assert a.finished
+    assert batch.phase is Phase.PREFILL
+    assert sum(batch.num_computed_tokens) + sum(batch.num_new_tokens) == len(tokens)
+    assert b.token_ids[: len(tokens)] == tokens
+    assert b.num_tokens == len(tokens) + 1, "the step that computes it again samples its next token"
+    drain(scheduler, model)
+    assert b.output_token_ids == continuation([2] * 6, 9)
+    assert_idle(scheduler)
+
+
+def test_a_preempted_sequence_hits_its_own_blocks_when_it_resumes() -> None:
+    scheduler, (a, b), model = preempted()
+    scheduler.finish(a, "abort")
+    batch = run_step(scheduler, model)
+    assert batch.seq_ids == [1]
+    [cached], [new] = batch.num_computed_tokens, batch.num_new_tokens
+    assert cached == 4, "the older sequence took the tail, which is worth less than the head"
+    assert cached + new + 1 == b.num_tokens
+    assert b.num_cached_tokens == 0, "what it found at first, not what it found again"
+
+
+def test_twins_that_are_preempted_schedule_exactly_what_is_not_cached() -> None:
+    scheduler = make_scheduler(num_blocks=5, max_model_len=20)
+    model = ToyModel()
+    twins = [make_sequence(i, [3] * 9, max_tokens=11) for i in range(2)]
+    for seq in twins:
+        scheduler.add(seq)
+    while scheduler.has_unfinished:
+        before = {seq.seq_id: seq.num_tokens for seq in twins}
+        batch = run_step(scheduler, model)
+        for seq_id, start, count in zip(batch.seq_ids, batch.num_computed_tokens, batch.num_new_tokens, strict=True):
+            assert start + count == before[seq_id]
+            assert count >= 1
+    assert scheduler.num_preemptions > 0
+    assert [seq.output_token_ids for seq in twins] == [continuation([3] * 9, 11)] * 2
+
+
+def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24, max_num_seqs=3)
+    add(scheduler, 6, 6, 6, 1, 1, max_tokens=15)
+    while scheduler.has_unfinished:
+        count, running = scheduler.num_preemptions, set(ids(*scheduler.running))
+        batch = step(scheduler)
+        if scheduler.num_preemptions > count:
+            assert batch.phase is Phase.DECODE
+            assert set(batch.seq_ids) <= running
+    assert scheduler.num_preemptions > 0
+
+
+def test_logprobs_and_max_tokens_count_each_token_once_across_preemptions() -> None:
+    scheduler = make_scheduler(num_blocks=5, max_model_len=20)
+    seqs = add(scheduler, 5, 5, 5, max_tokens=14)
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        rows = [batch.num_computed_tokens[r.row] + batch.num_new_tokens[r.row] for r in batch.sampling]
+        sampled = SampledBatch(rows, [{token: TokenLogprob(-float(token), 1)} for token in rows])
+        scheduler.update(batch, sampled)
+    assert sum(seq.num_preemptions for seq in seqs) == scheduler.num_preemptions >= 2
+    for seq in seqs:
+        assert seq.output_token_ids == list(range(5, 19))
+        assert [list(entry) for entry in seq.logprobs] == [[token] for token in range(5, 19)]
+
+
+@pytest.mark.parametrize("options", [{"num_blocks": 7, "max_model_len": 20}, {"budget": 4}, {"max_num_seqs": 1}])
+def test_the_address_of_randomness_depends_on_no_schedule(options: dict[str, int]) -> None:
+    """Each token is sampled once, under the same seed and position, whatever chunks and preemptions there are."""
+
+    def addresses(**options: int) -> tuple[list[tuple[int, int, int]], int]:
+        scheduler = make_scheduler(**options)
+        for seq_id in range(4):
+            scheduler.add(make_sequence(seq_id, [seq_id] * 7, max_tokens=11))
+        batches = drain(scheduler, ToyModel())
+        rows = [
+            (batch.seq_ids[each.row], each.seed, batch.num_computed_tokens[each.row] + batch.num_new_tokens[each.row])
+            for batch in batches
+            for each in batch.sampling
+        ]
+        return sorted(rows), scheduler.num_preemptions
+
+    rows, num_preemptions = addresses(**options)
+    assert rows == addresses()[0]
+    assert len(rows) == 44
+    assert (num_preemptions > 0) == ("num_blocks" in options)
+
+
+def test_the_block_table_of_a_running_sequence_only_grows() -> None:
+    scheduler = make_scheduler(num_blocks=9, max_model_len=20, budget=5)
+    model = ToyModel()
+    for seq_id in range(5):
+        scheduler.add(make_sequence(seq_id, [7] * (6 + seq_id), max_tokens=10))
+    tables: dict[tuple[int, int], list[int]] = {}
+    while scheduler.has_unfinished:
+        run_step(scheduler, model)
+        for seq in scheduler.running:
+            life = seq.seq_id, seq.num_preemptions
+            assert seq.block_table[: len(tables.get(life, []))] == tables.get(life, [])
+            tables[life] = list(seq.block_table)
+    assert scheduler.num_preemptions > 0
+
+
+def test_bans_of_min_tokens_survive_a_preemption() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_model_len=16)
+    a, b = make_sequence(0, [1] * 6, max_tokens=9), make_sequence(1, [2] * 6, eos=[5], min_tokens=6, max_tokens=9)
+    scheduler.add(a)
+    scheduler.add(b)
+    bans: dict[int, bool] = {}
+    while scheduler.has_unfinished:
+        outputs = b.num_output_tokens
+        batch = step(scheduler)
+        for row in batch.sampling:
+            if batch.seq_ids[row.row] == 1:
+                bans[outputs] = bool(row.banned_token_ids)
+    assert b.num_preemptions > 0
+    assert bans == {count: count < 6 for count in range(9)}
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("budget", [4, 5, 64])
+def test_output_is_the_same_with_and_without_preemption(length: int, budget: int) -> None:
+    scheduler = make_scheduler(num_blocks=7, max_model_len=20, budget=budget)
+    seqs = add(scheduler, *[length] * 4, max_tokens=11)
+    prompts = [list(seq.token_ids) for seq in seqs]
+    drain(scheduler, ToyModel())
+    assert scheduler.num_preemptions > 0
+    assert [seq.output_token_ids for seq in seqs] == [continuation(prompt, 11) for prompt in prompts]
+    assert_idle(scheduler)
+
+
+def test_the_oldest_sequence_moves_in_every_step_and_is_never_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24)
+    seqs = add(scheduler, *[3] * 8, max_tokens=20)
+    while scheduler.has_unfinished:
+        oldest = next(seq for seq in seqs if not seq.finished)
+        preemptions = oldest.num_preemptions
+        batch = step(scheduler)
+        assert batch.phase is Phase.PREFILL or oldest.seq_id in batch.seq_ids
+        assert oldest.num_preemptions == preemptions
+
+
+def test_a_storm_of_requests_on_a_tiny_pool_ends_with_few_preemptions() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_model_len=24, budget=10)
+    draw = random.Random(0)
+    wanted = {}
+    for seq_id in range(200):
+        seq = make_sequence(seq_id, [seq_id] * draw.randint(1, 12), max_tokens=draw.randint(1, 10))
+        wanted[seq_id] = (seq, continuation(seq.token_ids, seq.params.max_tokens or 0))
+        scheduler.add(seq)
+    drain(scheduler, ToyModel(), limit=3000)
+    assert all(seq.output_token_ids == tokens for seq, tokens in wanted.values())
+    assert 0 < scheduler.num_preemptions < 200, "fewer than one preemption for each request"
+    assert_idle(scheduler)
+
+
+def test_abort_of_a_preempted_sequence() -> None:
+    scheduler, (_, b), _ = preempted()
+    scheduler.finish(b, "abort")
+    scheduler.check()
+    assert not scheduler.waiting
