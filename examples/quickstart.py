@@ -2,7 +2,7 @@
 
 from nanoengine import LLM, SamplingParams
 
-prompts = ["def binary_search(", "class Queue:\n    ", "with open(filename"]
+prompts = ["def binary_search(", "class Queue:\n", "with open(filename"]
 sampling_params = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=80, seed=0)
 
 with LLM("demo") as llm:

@@ -5,7 +5,7 @@ python examples/streaming.py
 
 from nanoengine import LLM, SamplingParams
 
-prompt = "def parse_date(text):\n    "
+prompt = "def parse_date(text):\n"
 sampling_params = SamplingParams(temperature=0.6, max_tokens=120, seed=7, stop="\n\n\n")
 
 with LLM("demo") as llm:

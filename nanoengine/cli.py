@@ -14,13 +14,13 @@ from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import Message
 
-DEMO_PROMPTS = [
+DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
     "def binary_search(",
-    "class Stack:\n    ",
-    "import json\nimport os\n\ndef load_config(path):\n    ",
+    "class Stack:\n    def __init__(self",
+    "import json\nimport os\n\ndef load_config(path):\n",
     "for i in range(",
-    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n    ',
-    "try:\n    import readline\nexcept ",
+    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
+    "try:\n    import readline\nexcept",
 ]
 
 
@@ -55,9 +55,9 @@ def demo(args: argparse.Namespace) -> None:
             f"\n{len(outputs)} completions, {num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s)"
         )
 
-        shared = "".join(DEMO_PROMPTS)
-        first = llm.generate(shared + "\n# first", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
-        second = llm.generate(shared + "\n# second", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
+        shared = "".join(f"{output.prompt}{output.outputs[0].text}\n\n" for output in outputs)
+        first = llm.generate(shared + "# first", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
+        second = llm.generate(shared + "# second", SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)[0]
         for name, output in (("first", first), ("second", second)):
             print(
                 f"{name} prompt with a shared beginning: {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} of "
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
         command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
-        command.add_argument("--temperature", type=float, default=0.6, help="0 is greedy")
+        command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
         command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
         if run is demo:
             continue
