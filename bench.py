@@ -170,25 +170,29 @@ def main() -> None:
         runner = _runner(llm)
         vocab = llm.model_config.vocab_size
         bandwidth = read_bandwidth(runner.device)
-        peer = None
-        if args.vs:
-            peer = Transformers(str(find_model(args.model)), runner.dtype, runner.device)
+        peer = Transformers(str(find_model(args.model)), runner.dtype, runner.device) if args.vs else None
 
-        def stream(rng: random.Random) -> Workload:
-            return Workload.draw(rng, 1, (STREAM_TOKENS, STREAM_TOKENS), (STREAM_TOKENS, STREAM_TOKENS), vocab)
+        def draw(rng: random.Random, count: int, inputs: list[int], outputs: list[int]) -> Workload:
+            return Workload.draw(rng, count, (inputs[0], inputs[1]), (outputs[0], outputs[1]), vocab)
 
-        def batch(rng: random.Random) -> Workload:
-            return Workload.draw(rng, args.num_seqs, tuple(args.input_len), tuple(args.output_len), vocab)
+        def stream_and_batch(rng: random.Random) -> Figures:
+            """One repetition; the peer does the same work right after us, so that both meet the same moment of the machine."""
+            stream = draw(rng, 1, [STREAM_TOKENS] * 2, [STREAM_TOKENS] * 2)
+            batch = draw(rng, args.num_seqs, args.input_len, args.output_len)
+            figures = run_stream(llm, stream, bandwidth)
+            theirs = peer.stream(stream) if peer else {}
+            figures |= run_batch(llm, batch, bandwidth)
+            theirs |= peer.batch(batch) if peer else {}
+            for name, value in theirs.items():
+                figures[f"transformers {name}"] = value
+                figures[f"times as fast, {name}"] = (
+                    figures[name] / value if name.endswith("tok_s") else value / figures[name]
+                )
+            return figures
 
-        warm_up, rng = random.Random(args.seed - 1), random.Random(args.seed)
-        run_batch(llm, batch(warm_up), bandwidth)
-        result: dict[str, Any] = repeat(args.repeat, lambda: run_stream(llm, stream(rng), bandwidth))
-        result |= repeat(args.repeat, lambda: run_batch(llm, batch(rng), bandwidth))
-        if peer is not None:
-            peer.batch(batch(warm_up))
-            rng = random.Random(args.seed)  # the same prompts again
-            result["transformers"] = repeat(args.repeat, lambda: peer.stream(stream(rng)))
-            result["transformers"] |= repeat(args.repeat, lambda: peer.batch(batch(rng)))
+        stream_and_batch(random.Random(args.seed - 1))  # warm-up
+        rng = random.Random(args.seed)
+        result: dict[str, Any] = repeat(args.repeat, lambda: stream_and_batch(rng))
 
         print(f"\none stream, {STREAM_TOKENS} + {STREAM_TOKENS} tokens, {args.repeat} repetitions: median (range)")
         show("TTFT", result["ttft_ms"], "ms")
@@ -203,11 +207,10 @@ def main() -> None:
         print(
             f"limit: this device reads {bandwidth / 1e9:.1f} GB/s; a step reads every weight and the K/V of its sequences once"
         )
-        for name, figures in result.get("transformers", {}).items():
-            ours, theirs = result[name]["median"], figures["median"]
-            faster = ours / theirs if name.endswith("tok_s") else theirs / ours
-            span = f"{figures['min']:.4g} to {figures['max']:.4g}"
-            print(f"transformers {name}: {theirs:.4g} ({span}): nanoengine is {faster:.2f} x as fast")
+        for name in [name for name in result if name.startswith("transformers ")]:
+            show(name, result[name], "")
+            metric = name.removeprefix("transformers ")
+            show("  nanoengine", result[f"times as fast, {metric}"], "times as fast")
 
         result["config"] = vars(args) | {
             "backend": runner.backend.name,

@@ -47,7 +47,7 @@ def test_bench_prints_its_figures_and_one_json_line() -> None:
         assert word in shown
     figures = json.loads(shown.splitlines()[-1])
     assert figures["output_tok_s"]["median"] > 0
-    assert figures["transformers"]["tpot_ms"]["median"] > 0
+    assert figures["transformers tpot_ms"]["median"] > 0
     assert 0 < figures["decode_share_of_limit"]["median"] < 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class AttentionMetadata:
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     query_lens_list: list[int]
     seq_lens_list: list[int]
+    plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
 
 class AttentionBackend(Protocol):

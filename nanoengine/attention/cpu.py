@@ -41,10 +41,11 @@ class TorchAttention:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        written = slot_mapping >= 0
-        slots = slot_mapping[written]
-        k_cache.view(-1, *k.shape[1:]).index_copy_(0, slots, k[written])
-        v_cache.view(-1, *v.shape[1:]).index_copy_(0, slots, v[written])
+        if slot_mapping.numel() and slot_mapping.min() < 0:
+            written = slot_mapping >= 0
+            slot_mapping, k, v = slot_mapping[written], k[written], v[written]
+        k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
+        v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
     def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         """Each sequence by itself: its new tokens against all that is in the cache up to them."""
@@ -52,7 +53,7 @@ class TorchAttention:
         start = 0
         for i, (query_len, seq_len) in enumerate(zip(metadata.query_lens_list, metadata.seq_lens_list, strict=True)):
             slots = self._slots(metadata.block_tables[i], torch.arange(seq_len, device=q.device))
-            k, v = (cache.flatten(0, 1)[slots].transpose(0, 1)[None] for cache in (k_cache, v_cache))
+            k, v = (_gather(cache, slots[None]) for cache in (k_cache, v_cache))
             for first, last in _slices(query_len, max(1, MAX_SCORES // seq_len)):
                 rows = slice(start + first, start + last)
                 visible = seq_len - query_len + last  # what the last query of the slice sees
@@ -63,25 +64,41 @@ class TorchAttention:
 
     def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         """One query per sequence; sequences of like length at once, padded to the longest of them."""
+        if metadata.plan is None:
+            metadata.plan = self._plan_decode(metadata)
         out = torch.empty_like(q)
-        for group in _groups(metadata.seq_lens_list):
-            rows = torch.tensor(group, device=q.device)
-            seq_lens = metadata.seq_lens[rows][:, None]
-            positions = torch.arange(metadata.seq_lens_list[group[-1]], device=q.device)
-            visible = positions < seq_lens  # [num_seqs, max_seq_len]
-            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN.
-            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, seq_lens - 1))
-            k, v = (cache.flatten(0, 1)[slots].transpose(1, 2) for cache in (k_cache, v_cache))
+        for rows, slots, visible in metadata.plan:
+            k, v = (_gather(cache, slots) for cache in (k_cache, v_cache))
             # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
             grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible[:, None, None], scale=scale)
+            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible, scale=scale)
             out[rows] = attended.flatten(1, 2)
         return out
+
+    def _plan_decode(self, metadata: AttentionMetadata) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
+        """For each group of sequences: its rows, the slots that it reads, and which of them each sequence sees."""
+        groups = list(_groups(metadata.seq_lens_list))
+        plan: list[tuple[Tensor | slice, Tensor, Tensor]] = []
+        for group in groups:
+            rows = torch.tensor(group, device=metadata.seq_lens.device) if len(groups) > 1 else slice(None)
+            seq_lens = metadata.seq_lens[rows][:, None]
+            positions = torch.arange(metadata.seq_lens_list[group[-1]], device=seq_lens.device)
+            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, seq_lens - 1))
+            visible = (positions < seq_lens)[:, None, None]  # [num_seqs, 1, 1, max_seq_len]
+            plan.append((rows, slots, visible))
+        return plan
 
     def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of token positions, for one block table or one per row."""
         blocks = block_tables.gather(-1, positions // self.block_size)
         return blocks.long() * self.block_size + positions % self.block_size
+
+
+def _gather(cache: Tensor, slots: Tensor) -> Tensor:
+    """K or V of slots [num_seqs, seq_len], as [num_seqs, num_kv_heads, seq_len, head_dim]."""
+    rows = cache.flatten(0, 1).index_select(0, slots.flatten())  # copies whole rows: faster than general indexing
+    return rows.unflatten(0, slots.shape).transpose(1, 2)
 
 
 def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
