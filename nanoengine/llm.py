@@ -128,14 +128,14 @@ class LLM:
             with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm, miniters=0) as bar:
                 for request in requests:
                     self.engine.submit(request)
-                waiting = requests
-                while waiting:
+                unfinished = requests
+                while unfinished:
                     self.engine.step()
-                    still_waiting = [request for request in waiting if not request.finished]
+                    left = [request for request in unfinished if not request.finished]
                     if use_tqdm:
                         bar.set_postfix_str(self._progress(before), refresh=False)
-                        bar.update(len(waiting) - len(still_waiting))
-                    waiting = still_waiting
+                        bar.update(len(unfinished) - len(left))
+                    unfinished = left
         finally:  # after Ctrl-C, nobody waits for the rest
             with InterruptGuard():  # a second Ctrl-C waits until all are gone
                 for request in requests:

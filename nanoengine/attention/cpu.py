@@ -49,10 +49,15 @@ class TorchAttention:
 
     def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         """Each sequence by itself: its new tokens against all that is in the cache up to them."""
+        if metadata.plan is None:
+            metadata.plan = [
+                self._slots(table, torch.arange(seq_len, device=q.device))
+                for table, seq_len in zip(metadata.block_tables, metadata.seq_lens_list, strict=True)
+            ]
         out = torch.empty_like(q)
         start = 0
-        for i, (query_len, seq_len) in enumerate(zip(metadata.query_lens_list, metadata.seq_lens_list, strict=True)):
-            slots = self._slots(metadata.block_tables[i], torch.arange(seq_len, device=q.device))
+        for slots, query_len in zip(metadata.plan, metadata.query_lens_list, strict=True):
+            seq_len = len(slots)
             k, v = (_gather(cache, slots[None]) for cache in (k_cache, v_cache))
             for first, last in _slices(query_len, max(1, MAX_SCORES // seq_len)):
                 rows = slice(start + first, start + last)

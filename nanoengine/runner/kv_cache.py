@@ -54,9 +54,8 @@ def available_ram() -> int:
         return available
     if limit == "max":
         return available
-    file_cache = int(stat.get("inactive_file", 0)) + int(
-        stat.get("active_file", 0)
-    )  # counted as used, given back on demand
+    # Cached files count as used, but are given back on demand.
+    file_cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
     return min(available, max(int(limit) - used + file_cache, 0))
 
 
