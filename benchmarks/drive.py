@@ -1,0 +1,211 @@
+"""Drive an engine through a workload and keep what happened: when each token came, and what each step did.
+
+Time counts from the moment a request was due, not from when the loop got round to it: a step that delays an arrival is
+part of what its user waits for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter, sleep
+
+from benchmarks.limit import StepWork
+from benchmarks.workload import Workload
+from nanoengine import SamplingParams
+from nanoengine.engine.llm_engine import Executor, LLMEngine
+from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
+from nanoengine.engine.request import Request
+from nanoengine.engine.scheduler import Scheduler
+
+TEMPERATURE = 0.6
+STEPS_PER_WASTE_SAMPLE = 16  # it looks at every running sequence, which costs more than all the rest
+
+
+@dataclass
+class RequestTimes:
+    """One request: times in seconds since the start of the run."""
+
+    due: float
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    token_times: list[float] = field(default_factory=list)
+    output_token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.due
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per token after the first; None for a single token."""
+        steps = len(self.token_times) - 1
+        return (self.token_times[-1] - self.token_times[0]) / steps if steps else None
+
+    @property
+    def itls(self) -> list[float]:
+        """The gaps between its tokens."""
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+    @property
+    def latency(self) -> float:
+        return self.token_times[-1] - self.due
+
+
+@dataclass(slots=True)
+class Step:
+    """One step of the engine: times in seconds since the start of the run."""
+
+    start: float
+    end: float
+    model_seconds: float  # of it, spent in the executor
+    phase: Phase
+    num_seqs: int
+    num_waiting: int
+    work: StepWork
+    kv_usage: float  # share of the pool in use after the step
+    num_preemptions: int  # so far in this run
+
+
+@dataclass
+class Run:
+    """All that was recorded. `requests` are in the order of the workload."""
+
+    requests: list[RequestTimes]
+    steps: list[Step] = field(default_factory=list)
+    seconds: float = 0.0
+    wasted_slots: int = 0  # summed over samples: KV slots in blocks of running sequences that hold no token
+    sampled_slots: int = 0  # all slots in those blocks
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(request.token_times) for request in self.requests)
+
+    @property
+    def kv_waste(self) -> float:
+        return self.wasted_slots / self.sampled_slots if self.sampled_slots else 0.0
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.steps[-1].num_preemptions if self.steps else 0
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a run; `run` holds what was recorded."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def __str__(self) -> str:
+        count, seconds = self.run.num_output_tokens, self.run.seconds
+        return (
+            f"the run that was cut had made {count} output tokens in {seconds:.1f} s ({count / seconds:.1f} a second)"
+        )
+
+
+class Tap:
+    """Stands in for an engine's executor, and times it."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+        self.batch: ScheduledBatch | None = None
+        self.seconds = 0.0
+
+    def execute(self, batch: ScheduledBatch) -> SampledBatch:
+        start = perf_counter()
+        sampled = self.executor.execute(batch)
+        self.seconds = perf_counter() - start
+        self.batch = batch
+        return sampled
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def drive(engine: LLMEngine, workload: Workload, on_tokens: Callable[[int], object]) -> Run:
+    """Run a workload to its end: open loop, each request submitted when it is due.
+
+    Args:
+        engine: idle.
+        on_tokens: told after every step how many tokens it brought, for a progress bar.
+
+    Raises:
+        Interrupted: Ctrl-C; the engine is idle again.
+        InvalidPrompt: a request does not fit the engine; nothing has run.
+    """
+    requests = [
+        engine.make_request(prompt, SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=count))
+        for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)
+    ]
+    due = workload.arrivals or [0.0] * len(workload)
+    run = Run([RequestTimes(when, len(prompt)) for when, prompt in zip(due, workload.prompts, strict=True)])
+    times = {request.request_id: entry for request, entry in zip(requests, run.requests, strict=True)}
+    pending = deque(sorted(zip(due, requests, strict=True), key=lambda pair: pair[0]))
+    tap = Tap(engine.executor)
+    engine.executor = tap
+    preempted_before = engine.scheduler.num_preemptions
+    start = perf_counter()
+    try:
+        while pending or engine.has_unfinished:
+            now = perf_counter() - start
+            while pending and pending[0][0] <= now:
+                engine.submit(pending.popleft()[1])
+            if not engine.has_unfinished:
+                sleep(max(pending[0][0] - (perf_counter() - start), 0.0))
+                continue
+            began = perf_counter() - start
+            advanced = engine.step()
+            now = perf_counter() - start
+            _record_tokens(advanced, times, now)
+            _record_step(run, tap, engine.scheduler, began, now, preempted_before)
+            on_tokens(len(advanced))
+    except KeyboardInterrupt:
+        raise Interrupted(run) from None
+    finally:
+        run.seconds = perf_counter() - start
+        engine.executor = tap.executor
+        for request in requests:
+            engine.abort(request.request_id)
+    for request, entry in zip(requests, run.requests, strict=True):
+        seq = request.completions[0].seq
+        entry.num_cached_tokens = seq.num_cached_tokens or 0
+        entry.output_token_ids = seq.output_token_ids
+    return run
+
+
+def _record_tokens(advanced: list[Request], times: dict[str, RequestTimes], now: float) -> None:
+    for request in advanced:
+        if request.error is not None:
+            raise request.error
+        times[request.request_id].token_times.append(now)
+
+
+def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float, preempted_before: int) -> None:
+    batch = tap.batch
+    assert batch is not None
+    if len(run.steps) % STEPS_PER_WASTE_SAMPLE == 0:
+        wasted, slots = count_wasted_slots(scheduler)
+        run.wasted_slots += wasted
+        run.sampled_slots += slots
+    run.steps.append(
+        Step(
+            began,
+            now,
+            tap.seconds,
+            batch.phase,
+            len(batch),
+            len(scheduler.waiting),
+            StepWork.of_batch(batch),
+            scheduler.block_manager.pool.usage,
+            scheduler.num_preemptions - preempted_before,
+        )
+    )
+
+
+def count_wasted_slots(scheduler: Scheduler) -> tuple[int, int]:
+    """KV slots in blocks of running sequences that hold no token, and all slots in those blocks, shared ones counted once."""
+    manager = scheduler.block_manager
+    reserved = sum(len(seq.block_table) * manager.block_size - seq.num_computed_tokens for seq in scheduler.running)
+    in_use = manager.pool.num_blocks - manager.pool.num_free
+    return reserved, in_use * manager.block_size

@@ -1,0 +1,95 @@
+"""From what was recorded to the figures that are reported. A name ends in its unit; `share` is of 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from benchmarks.drive import RequestTimes, Run, Step
+from benchmarks.limit import Ceiling, ModelLimit
+from nanoengine.engine.messages import Phase
+
+Figures = dict[str, float]
+
+HIGHER_IS_BETTER = (
+    "tok_s",
+    "req_s",
+    "gb_s",
+    "tflop_s",
+    "limit_share",
+    "tok_s_share",
+    "ms_share",
+    "goodput_share",
+    "hit_rate",
+)
+
+
+def higher_is_better(name: str) -> bool:
+    """Which way a figure gets better: rates and shares of the limit go up; times, waste and overheads go down."""
+    base = name.rsplit("_p", 1)[0] if name[-2:].isdigit() else name.removesuffix("_mean")
+    return base.endswith(HIGHER_IS_BETTER)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range over repetitions."""
+    figures = {"median": float(np.median(values)), "min": min(values), "max": max(values)}
+    return {key: float(f"{value:.6g}") for key, value in figures.items()} | {"repetitions": len(values)}
+
+
+def percentiles(name: str, values: Sequence[float], *, detailed: bool = False) -> Figures:
+    """The median under the plain name; `detailed` adds mean, p90 and p99. Nothing for no values."""
+    if not values:
+        return {}
+    figures = {name: float(np.median(values))}
+    if detailed:
+        figures[f"{name}_mean"] = float(np.mean(values))
+        figures |= {f"{name}_p{p}": float(np.percentile(values, p)) for p in (90, 99)}
+    return figures
+
+
+def latency_figures(requests: Iterable[RequestTimes], *, detailed: bool = False) -> Figures:
+    """TTFT and TPOT over requests, ITL over all gaps between tokens of a request; milliseconds."""
+    requests = list(requests)
+    columns = {
+        "ttft_ms": [1000 * request.ttft for request in requests],
+        "tpot_ms": [1000 * request.tpot for request in requests if request.tpot is not None],
+        "itl_ms": [1000 * gap for request in requests for gap in request.itls],
+    }
+    if detailed:
+        columns["e2e_ms"] = [1000 * request.latency for request in requests]
+    return {
+        name: value
+        for column, values in columns.items()
+        for name, value in percentiles(column, values, detailed=detailed).items()
+    }
+
+
+def phase_figures(all_steps: Sequence[Step], limit: ModelLimit, ceiling: Ceiling) -> Figures:
+    """Where the time of the engine went: tokens per second of each phase, how near its steps came to the limit of steps
+    of their own size, and the share of the time spent outside the model (schedule, update, detokenize)."""
+    figures: Figures = {}
+    for phase in Phase:
+        steps = [step for step in all_steps if step.phase is phase]
+        if steps:
+            seconds = _seconds(steps)
+            figures[f"{phase.value}_tok_s"] = sum(step.work.num_tokens for step in steps) / seconds
+            least = sum(limit.seconds(step.work, ceiling) for step in steps)
+            figures[f"{phase.value}_limit_share"] = least / seconds
+    figures["host_time_share"] = 1 - sum(step.model_seconds for step in all_steps) / _seconds(all_steps)
+    return figures
+
+
+def _seconds(steps: Sequence[Step]) -> float:
+    return sum(step.end - step.start for step in steps)
+
+
+def goodput(run: Run, slo_ms: dict[str, float]) -> Figures:
+    """Requests that met every objective, per second and as a share of all (DistServe: Zhong et al., 2024)."""
+    good = sum(all(_meets(request, name, most) for name, most in slo_ms.items()) for request in run.requests)
+    return {"goodput_req_s": good / run.seconds, "goodput_share": good / len(run.requests)}
+
+
+def _meets(request: RequestTimes, name: str, most_ms: float) -> bool:
+    value = {"ttft": request.ttft, "tpot": request.tpot, "e2e": request.latency}[name]
+    return value is None or 1000 * value <= most_ms

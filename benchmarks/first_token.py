@@ -1,0 +1,55 @@
+"""The process that `startup` measures: it imports an engine, loads a model, makes one token, and says when.
+
+    python -m benchmarks.first_token ENGINE MODEL INPUT_LEN OPTIONS START
+
+START is `time.monotonic()` of the parent as it starts this process: on Linux and macOS all processes share that clock.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def nanoengine(model: str, prompt: list[int], options: dict[str, Any], note: Callable[[str], None]) -> None:
+    from nanoengine import LLM, SamplingParams
+
+    note("import_s")
+    with LLM(model, use_tqdm=False, **options) as llm:
+        note("ready_s")
+        llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
+        note("first_token_s")
+
+
+def transformers(model: str, prompt: list[int], options: dict[str, Any], note: Callable[[str], None]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from nanoengine.models.loader import find_model
+
+    note("import_s")
+    device = options["device"] if options["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    loaded: Any = AutoModelForCausalLM.from_pretrained(find_model(model), dtype=options["dtype"]).to(device)
+    note("ready_s")
+    ids = torch.tensor([prompt], device=device)
+    loaded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)
+    note("first_token_s")
+
+
+def main(engine: str, model: str, input_len: str, options: str, start: str) -> None:
+    figures: dict[str, float] = {}
+
+    def note(name: str) -> None:
+        figures[name] = time.monotonic() - float(start)
+
+    {"nanoengine": nanoengine, "transformers": transformers}[engine](
+        model, list(range(1, int(input_len) + 1)), json.loads(options), note
+    )
+    from benchmarks.machine import peak_memory_bytes
+
+    print(json.dumps(figures | {"peak_memory_mb": peak_memory_bytes() / 1e6}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,78 @@
+"""The physical limit: the least that a step of a model has to read and multiply, and how long that takes a device.
+
+A step that wastes nothing reads every weight once and the K/V of every sequence once, and does the multiplications of its
+tokens. Its time is at least the longer of the two (the roofline model: Williams, Waterman, Patterson, 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchmarks.workload import Workload
+from nanoengine.config import ModelConfig
+from nanoengine.engine.messages import ScheduledBatch
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the device can do at best: bytes read per second, and floating-point operations per second in one dtype."""
+
+    read_bytes_s: float
+    flop_s: float
+
+
+class StepWork(NamedTuple):
+    """What one step has to do, whatever engine does it."""
+
+    num_tokens: int  # computed by the layers
+    num_sampled: int  # rows that need logits
+    num_context: int  # tokens whose K/V is read: of each sequence, all up to its last new one
+    num_pairs: int  # (query, key) pairs of attention
+
+    @classmethod
+    def of_batch(cls, batch: ScheduledBatch) -> StepWork:
+        news, starts = batch.num_new_tokens, batch.num_computed_tokens
+        tokens = sum(news)
+        if tokens == len(news):  # decode: one query each
+            context = pairs = sum(starts) + tokens
+        else:
+            context = sum(starts) + tokens
+            pairs = sum(new * start + new * (new + 1) // 2 for new, start in zip(news, starts, strict=True))
+        return cls(tokens, len(batch.sampling), context, pairs)
+
+
+class ModelLimit:
+    """The least time of a step of one model.
+
+    Args:
+        model: its shapes.
+        dtype_bytes: of a weight and of an element of the KV cache.
+    """
+
+    def __init__(self, model: ModelConfig, dtype_bytes: int):
+        head = model.vocab_size * model.hidden_size
+        num_weights = model.num_parameters() - (0 if model.tie_word_embeddings else head)
+        self.weight_bytes = num_weights * dtype_bytes  # of an untied embedding only a few rows are read
+        self.kv_bytes = model.kv_bytes_per_token(dtype_bytes)
+        self.token_flop = 2 * (num_weights - head)
+        self.logits_flop = 2 * head
+        self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim
+
+    def seconds(self, work: StepWork, ceiling: Ceiling) -> float:
+        num_bytes = self.weight_bytes + work.num_context * self.kv_bytes
+        flop = work.num_tokens * self.token_flop + work.num_sampled * self.logits_flop + work.num_pairs * self.pair_flop
+        return max(num_bytes / ceiling.read_bytes_s, flop / ceiling.flop_s)
+
+    def workload_seconds(self, workload: Workload, ceiling: Ceiling) -> float:
+        """The least time of a workload whose requests are all there at the start: one prefill, then as many decode steps
+        as the longest output needs, each with all sequences that are not done."""
+        lens = [len(prompt) for prompt in workload.prompts]
+        prefill = StepWork(sum(lens), len(lens), sum(lens), sum(n * (n + 1) // 2 for n in lens))
+        total = self.seconds(prefill, ceiling)
+        pairs = list(zip(lens, workload.output_lens, strict=True))
+        for step in range(1, max(workload.output_lens)):
+            pairs = [pair for pair in pairs if pair[1] > step]
+            context = sum(length for length, _ in pairs) + step * len(pairs)
+            total += self.seconds(StepWork(len(pairs), len(pairs), context, context), ceiling)
+        return total

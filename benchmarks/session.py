@@ -1,0 +1,125 @@
+"""Session: an engine ready to be measured, with its peers, its limit, and what its figures depend on."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.ceiling import measure_ceiling
+from benchmarks.drive import Run, drive
+from benchmarks.limit import Ceiling, ModelLimit
+from benchmarks.options import check_lengths, engine_options
+from benchmarks.peers import ContinuousBatching, Generate
+from benchmarks.random_weights import SHAPES, random_checkpoint
+from benchmarks.report import Report
+from benchmarks.workload import Workload, random_tokens
+from nanoengine import LLM
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.models.loader import find_model, read_json
+from nanoengine.runner.model_runner import ModelRunner
+
+
+@dataclass
+class Session:
+    """One engine and, if asked for, its peers on the same weights."""
+
+    llm: LLM
+    report: Report
+    runner: ModelRunner
+    limit: ModelLimit
+    peers: list[Generate | ContinuousBatching] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.llm.model_config.vocab_size
+
+    def run(self, workload: Workload, label: str, *, keep_cache: bool = False) -> Run:
+        """One workload through the engine, with a progress bar; the prefix cache is empty at its start unless told otherwise."""
+        if not keep_cache:
+            self.llm.reset_prefix_cache()
+        with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
+            run = drive(self.llm.engine, workload, bar.update)
+        self.report.timeline = run.steps
+        return run
+
+    def measure_ceiling(self) -> Ceiling:
+        """What the device can do right now: shared machines change from minute to minute."""
+        ceiling = measure_ceiling(self.runner.device, self.runner.dtype)
+        figures = {"read_gb_s": ceiling.read_bytes_s / 1e9, "matmul_tflop_s": ceiling.flop_s / 1e12}
+        self.report.add({}, figures, "limit of this device")
+        return ceiling
+
+    def tokens(self, count: int, seed: int) -> list[int]:
+        return random_tokens(random.Random(seed), count, self.vocab_size)
+
+
+@contextmanager
+def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) -> Iterator[str]:
+    """The model that the options name, its random weights made and deleted again; bad options are refused before any work.
+
+    Args:
+        args: with the options of `add_model_options`.
+        options: of the engine; a model of random weights gets a tokenizer here, which is never used.
+        longest: tokens of the longest request, prompt and output.
+    """
+    model = "demo" if args.random_weights else args.model
+    config = EngineConfig.from_options(model, options)
+    if args.random_weights:
+        most = SHAPES[args.random_weights]["max_position_embeddings"]
+    else:
+        most = ModelConfig.from_hf(read_json(find_model(model), "config.json")).max_position_embeddings
+    check_lengths(longest, config.max_model_len or most, "max_model_len")
+    if args.random_weights:
+        options.setdefault("tokenizer", "demo")
+        with random_checkpoint(args.random_weights) as folder:
+            yield folder
+    else:
+        yield model
+
+
+@contextmanager
+def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iterator[Session]:
+    """Load what is to be measured: the engine, and with `--vs` its peers. The arguments are those of `checkpoint`."""
+    options = engine_options(args)
+    with ExitStack() as stack:
+        model = stack.enter_context(checkpoint(args, options, longest))
+        llm = stack.enter_context(LLM(model, **options))
+        check_lengths(longest, llm.engine.scheduler.max_model_len, "max_model_len (lowered to what the KV pool holds)")
+        runner = llm.engine.executor
+        assert isinstance(runner, ModelRunner)
+        report.facts |= {
+            "device": str(runner.device),
+            "dtype": str(runner.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "backend": runner.backend.name,
+            "kv_blocks": runner.num_blocks,
+            "parameters": llm.model_config.num_parameters(),
+        }
+        session = Session(llm, report, runner, ModelLimit(llm.model_config, runner.dtype.itemsize))
+        _warn_of_slow_paths(session)
+        if getattr(args, "vs", None):
+            kv_tokens = runner.num_blocks * llm.config.block_size
+            generate = Generate(str(find_model(model)), runner.dtype, runner.device, kv_tokens)
+            continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
+            session.peers = [generate, continuous]
+        yield session
+
+
+def _warn_of_slow_paths(session: Session) -> None:
+    runner, report = session.runner, session.report
+    if runner.backend.name == "torch":
+        report.warn("attention runs as plain torch operations (backend torch), not in a kernel of its own")
+    if runner.device.type == "cpu":
+        if torch.get_num_threads() < report.facts["cores"]:
+            report.warn(f"torch uses {torch.get_num_threads()} threads on {report.facts['cores']} cores")
+        if runner.dtype is not torch.float32:
+            native, full = (measure_ceiling(runner.device, dtype, 1) for dtype in (runner.dtype, torch.float32))
+            if native.flop_s < full.flop_s:
+                report.warn(f"this device multiplies {report.facts['dtype']} more slowly than float32")

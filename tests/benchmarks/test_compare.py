@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench
+
+
+def write(path: Path, **figures: tuple[float, float, float]) -> Path:
+    keys = ("median", "min", "max")
+    values = {name: dict(zip(keys, figure, strict=True)) | {"repetitions": 3} for name, figure in figures.items()}
+    content: dict[str, Any] = {
+        "mode": "latency",
+        "cpu": "a chip",
+        "versions": {"torch": "2.13", "python": "3.11"},
+        "rows": [{"case": {"input_len": 8}, "engine": "nanoengine", "figures": values}],
+    }
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_ratios_say_how_much_better_the_second_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write(tmp_path / "a.json", ttft_ms=(10, 9, 11), output_tok_s=(100, 90, 110), itl_ms=(5, 4, 6), only_a=(1, 1, 1))
+    b = write(
+        tmp_path / "b.json", ttft_ms=(5, 4, 6), output_tok_s=(200, 190, 210), itl_ms=(5.5, 4, 7), only_b=(1, 1, 1)
+    )
+    assert bench.main(["compare", str(a), str(b)]) == 0
+    lines = {line.split()[3]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert lines.keys() == {"ttft_ms", "output_tok_s", "itl_ms"}
+    assert lines["ttft_ms"].endswith(" 2.00 x"), "half the time"
+    assert lines["output_tok_s"].endswith(" 2.00 x")
+    assert lines["itl_ms"].endswith("(0.91 x)"), "the ranges overlap: it may be noise"
+
+
+def test_differences_of_the_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (write(tmp_path / name, ttft_ms=(1, 1, 1)) for name in ("a.json", "b.json"))
+    content = json.loads(b.read_text()) | {"cpu": "another", "versions": {"torch": "2.11", "python": "3.11"}}
+    b.write_text(json.dumps(content))
+    assert bench.main(["compare", str(a), str(b)]) == 0
+    shown = capsys.readouterr().out
+    assert "different cpu: a chip and another" in shown
+    assert "different versions: torch 2.13 and 2.11\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read as JSON"),
+        ("{", "cannot be read as JSON"),
+        ("[]", "was not written by --save"),
+        ('{"mode": "latency"}', "was not written by --save"),
+        ('{"mode": "serve", "rows": []}', "is of the mode latency"),
+        ('{"mode": "latency", "rows": []}', "have no case in common"),
+    ],
+)
+def test_bad_files(content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write(tmp_path / "a.json", ttft_ms=(1, 1, 1)), tmp_path / "b.json"
+    if content is not None:
+        b.write_text(content)
+    assert bench.main(["compare", str(a), str(b)]) == 2
+    assert message in capsys.readouterr().err

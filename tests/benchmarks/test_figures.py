@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.drive import RequestTimes, Run, Step
+from benchmarks.figures import goodput, higher_is_better, latency_figures, percentiles, phase_figures, spread
+from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from nanoengine.engine.messages import Phase
+from tests.support import QWEN3_06B
+
+
+def test_spread() -> None:
+    assert spread([3.0, 1.0, 8.0]) == {"median": 3.0, "min": 1.0, "max": 8.0, "repetitions": 3}
+
+
+def test_percentiles() -> None:
+    values = [float(i) for i in range(1, 102)]
+    assert percentiles("x", values) == {"x": 51.0}
+    assert percentiles("x", values, detailed=True) == {"x": 51.0, "x_mean": 51.0, "x_p90": 91.0, "x_p99": 100.0}
+    assert percentiles("x", []) == {}
+
+
+def test_latencies_over_requests_and_gaps() -> None:
+    requests = [
+        RequestTimes(0.0, 3, token_times=[0.1, 0.2, 0.5]),
+        RequestTimes(1.0, 3, token_times=[1.3, 1.4]),
+        RequestTimes(1.0, 3, token_times=[1.5]),
+    ]
+    figures = latency_figures(requests, detailed=True)
+    assert figures["ttft_ms"] == pytest.approx(300)
+    assert figures["tpot_ms"] == pytest.approx(150), "the median of 200 and 100: a single token has none"
+    assert figures["itl_ms"] == pytest.approx(100), "of 100, 300, 100"
+    assert figures["e2e_ms"] == pytest.approx(500)
+    assert figures["ttft_ms_mean"] == pytest.approx(300)
+
+
+def test_a_single_token_has_no_tpot() -> None:
+    assert latency_figures([RequestTimes(0.0, 3, token_times=[0.1])]) == {"ttft_ms": pytest.approx(100)}
+
+
+def make_step(phase: Phase, start: float, end: float, model: float, work: StepWork) -> Step:
+    return Step(start, end, model, phase, 1, 0, work, 0.0, 0)
+
+
+def test_where_the_time_went() -> None:
+    limit, ceiling = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
+    prefill, decode = StepWork(100, 1, 100, 5050), StepWork(4, 4, 400, 400)
+    steps = [
+        make_step(Phase.PREFILL, 0.0, 0.5, 0.4, prefill),
+        make_step(Phase.DECODE, 0.5, 0.7, 0.15, decode),
+        make_step(Phase.DECODE, 1.0, 1.2, 0.15, decode),  # the wait before it is nobody's
+    ]
+    figures = phase_figures(steps, limit, ceiling)
+    assert figures["prefill_tok_s"] == pytest.approx(200)
+    assert figures["decode_tok_s"] == pytest.approx(20)
+    assert figures["prefill_limit_share"] == pytest.approx(limit.seconds(prefill, ceiling) / 0.5)
+    assert figures["decode_limit_share"] == pytest.approx(2 * limit.seconds(decode, ceiling) / 0.4)
+    assert figures["host_time_share"] == pytest.approx(1 - 0.7 / 0.9)
+
+
+def test_goodput_counts_requests_that_met_every_objective() -> None:
+    requests = [
+        RequestTimes(0.0, 3, token_times=[0.1, 0.2]),
+        RequestTimes(0.0, 3, token_times=[0.4, 0.5]),  # late first token
+        RequestTimes(0.0, 3, token_times=[0.1, 0.4]),  # slow after it
+        RequestTimes(0.0, 3, token_times=[0.1]),  # nothing after it
+    ]
+    run = Run(requests, seconds=2.0)
+    assert goodput(run, {"ttft": 200}) == {"goodput_req_s": 1.5, "goodput_share": 0.75}
+    assert goodput(run, {"ttft": 200, "tpot": 150}) == {"goodput_req_s": 1.0, "goodput_share": 0.5}
+    assert goodput(run, {"e2e": 50}) == {"goodput_req_s": 0.0, "goodput_share": 0.0}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["output_tok_s", "prefill_tok_s", "goodput_req_s", "output_tok_s_share", "decode_limit_share", "ttft_ms_share",
+     "hit_rate", "goodput_share", "read_gb_s"],
+)  # fmt: skip
+def test_more_is_better(name: str) -> None:
+    assert higher_is_better(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ttft_ms", "itl_ms_p99", "e2e_ms_mean", "us_per_token", "us_per_step_p90", "first_token_s", "peak_memory_mb",
+     "kv_waste", "preemptions", "host_time_share", "computed_tokens"],
+)  # fmt: skip
+def test_less_is_better(name: str) -> None:
+    assert not higher_is_better(name)

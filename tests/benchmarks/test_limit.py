@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.ceiling import measure_ceiling
+from benchmarks.limit import Ceiling, ModelLimit, StepWork
+from benchmarks.workload import Workload
+from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
+from nanoengine.sampling_params import SamplingParams
+from tests.support import QWEN3_06B
+
+NO_COMPUTE = Ceiling(read_bytes_s=32.3e9, flop_s=float("inf"))
+NO_MEMORY = Ceiling(read_bytes_s=float("inf"), flop_s=2.63e12)
+LIMIT = ModelLimit(QWEN3_06B, dtype_bytes=2)
+
+
+def test_a_decode_step_reads_all_weights_and_the_context() -> None:
+    assert LIMIT.weight_bytes == 2 * 596_049_920
+    assert LIMIT.kv_bytes == 2 * 28 * 8 * 128 * 2
+    one = LIMIT.seconds(StepWork(1, 1, 0, 0), NO_COMPUTE)
+    assert one == pytest.approx(0.0369, rel=0.002), "1.192 GB at 32.3 GB/s"
+    many = LIMIT.seconds(StepWork(16, 16, 16 * 1000, 16 * 1000), NO_COMPUTE)
+    assert many - one == pytest.approx(16_000 * LIMIT.kv_bytes / 32.3e9)
+
+
+def test_a_prefill_multiplies_every_layer_for_every_token_and_the_head_once() -> None:
+    head = 151936 * 1024
+    layers = 596_049_920 - head
+    n = 2048
+    flop = 2 * layers * n + 2 * head + 4 * 28 * 16 * 128 * n * (n + 1) / 2
+    work = StepWork(n, 1, n, n * (n + 1) // 2)
+    assert LIMIT.seconds(work, NO_MEMORY) == pytest.approx(flop / 2.63e12)
+    assert LIMIT.seconds(work, Ceiling(1e9, 2.63e12)) > LIMIT.seconds(work, NO_MEMORY), "the slower of the two counts"
+
+
+def test_an_untied_head_is_read_and_its_embedding_is_not() -> None:
+    from dataclasses import replace
+
+    untied = ModelLimit(replace(QWEN3_06B, tie_word_embeddings=False), dtype_bytes=2)
+    assert untied.weight_bytes == LIMIT.weight_bytes
+
+
+def test_the_work_of_a_batch() -> None:
+    params = SamplingParams()
+    prefill = ScheduledBatch(
+        Phase.PREFILL,
+        seq_ids=[1, 2],
+        token_ids=[0] * 7,
+        num_computed_tokens=[16, 0],
+        num_new_tokens=[3, 4],
+        sampling=[SamplingRow(0, params, 0, ())],
+    )
+    # Queries 17, 18, 19 see 17 + 18 + 19 keys; those of the other sequence 1 + 2 + 3 + 4.
+    assert StepWork.of_batch(prefill) == StepWork(num_tokens=7, num_sampled=1, num_context=23, num_pairs=54 + 10)
+    decode = ScheduledBatch(
+        Phase.DECODE, seq_ids=[1, 2], token_ids=[0, 0], num_computed_tokens=[16, 4], num_new_tokens=[1, 1]
+    )
+    assert StepWork.of_batch(decode) == StepWork(num_tokens=2, num_sampled=0, num_context=22, num_pairs=22)
+
+
+def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> None:
+    workload = Workload([[1] * 10, [2] * 20], output_lens=[3, 2])
+    steps = [
+        StepWork(30, 2, 30, 55 + 210),
+        StepWork(2, 2, 11 + 21, 11 + 21),  # the second token of each
+        StepWork(1, 1, 12, 12),  # the third of the first
+    ]
+    for ceiling in (NO_COMPUTE, NO_MEMORY, Ceiling(1e10, 1e12)):
+        expected = sum(LIMIT.seconds(step, ceiling) for step in steps)
+        assert LIMIT.workload_seconds(workload, ceiling) == pytest.approx(expected)
+
+
+def test_the_device_is_measured() -> None:
+    ceiling = measure_ceiling(torch.device("cpu"), torch.float32, repetitions=1)
+    assert 1e8 < ceiling.read_bytes_s < 1e13
+    assert 1e8 < ceiling.flop_s < 1e16

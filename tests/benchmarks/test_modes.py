@@ -1,0 +1,207 @@
+"""Every mode of `bench.py`, run as a user would, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bench
+from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.runner.model_runner import ModelRunner
+
+ROOT = Path(__file__).parent.parent.parent
+TINY_WORK = ["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6"]
+
+
+@pytest.fixture(autouse=True)
+def small_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's limit takes a second to measure; these tests do not look at its size."""
+    from benchmarks import session
+    from benchmarks.limit import Ceiling
+
+    monkeypatch.setattr(session, "measure_ceiling", lambda *_: Ceiling(1e10, 1e11))
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    """Run `bench.py`; returns its last line."""
+    assert bench.main([str(argument) for argument in arguments]) == code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+def row(result: dict[str, Any], engine: str = "nanoengine", **case: Any) -> dict[str, Any]:
+    rows = [r for r in result["rows"] if r["engine"] == engine and case.items() <= r["case"].items()]
+    assert len(rows) == 1, result["rows"]
+    return rows[0]
+
+
+def test_throughput(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    save, plot = tmp_path / "run.json", tmp_path / "run.png"
+    options = ["--model", tiny, "--repeat", 2, "--vs", "transformers", "--save", save, "--plot", plot]
+    result = run(capsys, "throughput", *TINY_WORK, *options)
+    assert result["mode"] == "throughput"
+    assert result["interrupted"] is None
+    assert {"versions", "cpu", "device", "threads", "backend", "arguments", "date"} <= result.keys()
+    ours = row(result, num_seqs=4)["figures"]
+    for name in ("output_tok_s", "output_tok_s_share", "ttft_ms", "tpot_ms", "itl_ms", "prefill_tok_s", "decode_tok_s"):
+        assert 0 < ours[name]["min"] <= ours[name]["median"] <= ours[name]["max"]
+        assert ours[name]["repetitions"] == 2
+    assert 0 < ours["kv_waste"]["median"] < 1
+    assert 0 < ours["host_time_share"]["median"] < 1
+    for peer in ("transformers", "transformers continuous batching"):
+        theirs = row(result, peer)
+        assert theirs["figures"]["output_tok_s"]["repetitions"] == 2
+        assert theirs["times_as_fast"]["output_tok_s"]["median"] > 0
+    assert json.loads(save.read_text()) == result
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert any("plain torch" in warning for warning in result["warnings"]), "a slow path is named"
+
+
+def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    assert bench.main(["throughput", *TINY_WORK, "--model", str(tiny), "--repeat", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    result = json.loads(lines[-1])
+    shown = " ".join(lines[:-1]).split()
+    for name, figure in row(result, num_seqs=4)["figures"].items():
+        assert name in shown
+        median = figure["median"]
+        assert (f"{median:.0f}" if median >= 1000 else f"{median:.3g}") in shown
+
+
+def test_latency(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    options = ["--model", tiny, "--repeat", 1, "--vs", "transformers", "--plot", tmp_path / "latency.png"]
+    result = run(capsys, "latency", "--input-len", 4, 20, "--output-len", 1, 5, *options)
+    for input_len in (4, 20):
+        several = row(result, input_len=input_len, output_len=5)["figures"]
+        assert {"ttft_ms", "tpot_ms", "itl_ms", "itl_ms_p99", "ttft_ms_share", "tpot_ms_share"} == several.keys()
+        single = row(result, input_len=input_len, output_len=1)["figures"]
+        assert {"ttft_ms", "ttft_ms_share"} == single.keys(), "a single token has no time per token after it"
+        theirs = row(result, "transformers", input_len=input_len, output_len=5)
+        assert {"ttft_ms", "tpot_ms", "itl_ms", "itl_ms_p99"} == theirs["times_as_fast"].keys()
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arrivals", ["poisson", "constant"])
+def test_serve(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, arrivals: str) -> None:
+    options = ["--model", tiny, "--repeat", 1, "--plot", tmp_path / "serve.png", "--arrivals", arrivals]
+    slo = ["--slo", "ttft=1e6,tpot=1e6"]
+    result = run(capsys, "serve", *TINY_WORK, "--rate", 50, 1000, *slo, *options)
+    for rate in (50, 1000):
+        figures = row(result, rate=rate)["figures"]
+        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
+            assert {name, f"{name}_mean", f"{name}_p90", f"{name}_p99"} <= figures.keys()
+            assert figures[name]["median"] <= figures[f"{name}_p90"]["median"] <= figures[f"{name}_p99"]["median"]
+        assert figures["goodput_share"]["median"] == 1.0, "nobody is slower than a thousand seconds"
+        assert figures["goodput_req_s"] == figures["finished_req_s"]
+    assert (tmp_path / "serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_serve_finds_its_own_rates(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    result = run(capsys, "serve", *TINY_WORK, "--model", tiny, "--repeat", 1, "--slo", "ttft=1e-6")
+    rates = [r["case"]["rate"] for r in result["rows"] if "rate" in r["case"]]
+    assert rates == pytest.approx([share * result["capacity_req_s"] for share in (0.25, 0.5, 0.75, 1, 1.25)], abs=1e-3)
+    assert all(r["figures"]["goodput_share"]["median"] == 0 for r in result["rows"] if "rate" in r["case"])
+
+
+def test_prefix(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    sizes = ["--num-seqs", 3, "--prefix-len", 64, "--user-len", 8, "--output-len", 4, "--chats", 2, "--turns", 3]
+    options = ["--model", tiny, "--repeat", 1, "--plot", tmp_path / "prefix.png"]
+    result = run(capsys, "prefix", *sizes, *options)
+    system = row(result, workload="system prompt")["figures"]
+    assert system["hit_rate"]["median"] == pytest.approx(64 / 72), "4 blocks of 16 of each prompt"
+    assert system["computed_tokens"]["median"] == 3 * (8 + 3), (
+        "each question, and all but the last token of each answer"
+    )
+    chats = row(result, workload="chats")["figures"]
+    # Prompts of 8, 20 and 32 tokens: the second hits no full block (11 tokens were computed), the third one (23 were).
+    assert chats["hit_rate"]["median"] == pytest.approx(16 / 60, abs=1e-5)
+    for workload in ("system prompt", "chats"):
+        without = row(result, "without prefix cache", workload=workload)
+        assert without["figures"]["hit_rate"]["median"] == 0
+        assert without["times_as_fast"]["computed_tokens"]["median"] > 1
+    assert (tmp_path / "prefix.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scheduler(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sizes = ["--num-seqs", 4, 24, "--input-len", 20, 60, "--output-len", 20, 60]
+    result = run(capsys, "scheduler", *sizes, "--repeat", 2, "--plot", tmp_path / "scheduler.png")
+    for count in (4, 24):
+        plenty = row(result, num_seqs=count, pool="plenty")["figures"]
+        quarter = row(result, num_seqs=count, pool="a quarter")["figures"]
+        assert plenty["us_per_token"]["median"] > 0
+        assert plenty["preemptions"]["max"] == 0
+        assert plenty["steps"]["median"] < quarter["steps"]["median"]
+        assert 0 < plenty["kv_waste"]["median"] < 0.5
+    assert quarter["preemptions"]["min"] > 0
+    assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_startup(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    options = ["--model", tiny, "--repeat", 1, "--input-len", 5, "--plot", tmp_path / "startup.png"]
+    result = run(capsys, "startup", *options, "--vs", "transformers")
+    for engine in ("nanoengine", "transformers"):
+        figures = row(result, engine, input_len=5)["figures"]
+        times = [figures[name]["median"] for name in ("import_s", "ready_s", "first_token_s")]
+        assert 0 < times[0] < times[1] < times[2]
+        assert figures["peak_memory_mb"]["median"] > 50
+    assert result["checkpoint_mb"] == pytest.approx((tiny / "model.safetensors").stat().st_size / 1e6)
+
+
+def test_startup_says_why_a_process_failed(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes() if file.suffix == ".json" else b"nothing")
+    assert bench.main(["startup", "--model", str(broken), "--repeat", "1", "--input-len", "5"]) == 2
+    assert "ChildFailed: nanoengine has not come to a first token" in capsys.readouterr().err
+
+
+def test_random_weights_are_made_used_and_deleted(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--random-weights", "tiny", "--repeat", 1, "--option", "num_kv_blocks=64"]
+    result = run(capsys, "throughput", *TINY_WORK, *options, "--option", "max_model_len=128")
+    assert result["kv_blocks"] == 64
+    assert result["arguments"]["random_weights"] == "tiny"
+
+
+def test_the_scheduler_mode_needs_no_torch() -> None:
+    code = "import sys, bench, benchmarks.scheduler; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
+def test_ctrl_c_shows_what_was_measured_so_far(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, calls = ModelRunner.execute, 0
+
+    def interrupted_later(self: ModelRunner, batch: ScheduledBatch) -> SampledBatch:
+        nonlocal calls
+        calls += 1
+        if calls == 14:  # 4 steps of warm-up, 6 in each repetition: in the middle of the second
+            raise KeyboardInterrupt
+        return execute(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "execute", interrupted_later)
+    work = ["--num-seqs", "2", "--input-len", "3", "3", "--output-len", "6", "6"]
+    result = run(capsys, "throughput", *work, "--model", tiny, "--save", tmp_path / "part.json", code=130)
+    assert result["interrupted"].startswith("the run that was cut had made 6 output tokens")
+    assert row(result, num_seqs=2)["figures"]["output_tok_s"]["repetitions"] == 1
+    assert json.loads((tmp_path / "part.json").read_text()) == result
+
+
+def test_ctrl_c_before_the_first_figure(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelRunner, "execute", interrupted)
+    save = tmp_path / "nothing.json"
+    result = run(capsys, "latency", "--input-len", 4, "--output-len", 4, "--model", tiny, "--save", save, code=130)
+    assert result["interrupted"]
+    assert [r["engine"] for r in result["rows"]] == ["limit of this device"]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.peers import ContinuousBatching, Generate
+from benchmarks.random_weights import SHAPES, write_checkpoint
+from benchmarks.workload import Workload
+from nanoengine import LLM
+from nanoengine.config import ModelConfig
+from tests.support import QWEN3_06B
+
+WORKLOAD = Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7])
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("kv_tokens", "num_batches"), [(1000, 1), (33, 2), (1, 3)])
+def test_generate_makes_the_wanted_tokens_in_batches_that_fit(tiny: Path, kv_tokens: int, num_batches: int) -> None:
+    peer = Generate(str(tiny), torch.float32, CPU, kv_tokens)
+    run = peer.run(WORKLOAD)
+    assert [len(request.token_times) for request in run.requests] == [4, 1, 7]
+    firsts = [request.token_times[0] for request in run.requests]
+    assert len(set(firsts)) == num_batches, "requests of one batch get their first token together"
+    assert firsts == sorted(firsts)
+    assert all(request.token_times == sorted(request.token_times) for request in run.requests)
+    assert run.seconds >= run.requests[-1].token_times[-1]
+
+
+def test_continuous_batching_makes_the_wanted_tokens(tiny: Path) -> None:
+    model = Generate(str(tiny), torch.float32, CPU, 1000).model
+    run = ContinuousBatching(model, kv_tokens=2560, max_num_seqs=4).run(WORKLOAD)
+    assert run.seconds > 0
+
+
+def test_random_weights_are_the_same_every_time_and_load(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        write_checkpoint("tiny", str(folder))
+    a, b = ((folder / "model.safetensors").read_bytes() for folder in folders)
+    assert a == b
+    with LLM(str(folders[0]), tokenizer="demo", num_kv_blocks=64, max_model_len=128, use_tqdm=False) as llm:
+        assert llm.model_config.dtype == "bfloat16"
+
+
+def test_the_built_in_shapes_are_the_published_ones() -> None:
+    def shape(name: str) -> ModelConfig:
+        return ModelConfig.from_hf(SHAPES[name] | {"dtype": "bfloat16"})
+
+    assert shape("qwen3-0.6b") == QWEN3_06B
+    assert shape("qwen3-4b").num_parameters() == pytest.approx(4.02e9, rel=0.001)

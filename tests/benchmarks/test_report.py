@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.report import Report, align, show_spread
+
+CASE = {"num_seqs": 4}
+
+
+def test_ratios_pair_up_the_repetitions() -> None:
+    report = Report("throughput")
+    for ours, theirs in ((10.0, 5.0), (30.0, 10.0), (8.0, 8.0)):
+        report.add(CASE, {"output_tok_s": ours, "ttft_ms": ours, "kv_waste": 0.0})
+        report.add(CASE, {"output_tok_s": theirs, "ttft_ms": theirs, "kv_waste": 0.0}, "peer")
+    peer = report.find(CASE, "peer")
+    assert peer is not None
+    ratios = report.times_as_fast(peer)
+    assert ratios["output_tok_s"] == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
+    assert ratios["ttft_ms"]["median"] == 0.5, "twice the time is half as fast"
+    assert "kv_waste" not in ratios, "there is no ratio to nothing"
+
+
+def test_a_repetition_without_its_peer_has_no_ratio() -> None:
+    report = Report("throughput")
+    report.add(CASE, {"output_tok_s": 10.0})
+    report.add(CASE, {"output_tok_s": 5.0}, "peer")
+    report.add(CASE, {"output_tok_s": 99.0})  # and then Ctrl-C
+    peer = report.find(CASE, "peer")
+    assert peer is not None
+    assert report.times_as_fast(peer)["output_tok_s"] == {"median": 2.0, "min": 2.0, "max": 2.0, "repetitions": 1}
+
+
+def test_cases_are_kept_apart() -> None:
+    report = Report("latency")
+    report.add({"input_len": 1}, {"ttft_ms": 1.0})
+    report.add({"input_len": 2}, {"ttft_ms": 2.0})
+    report.add({"input_len": 1}, {"ttft_ms": 3.0})
+    assert [row.values["ttft_ms"] for row in report.rows] == [[1.0, 3.0], [2.0]]
+
+
+def test_the_last_line_is_json_even_with_nothing_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report("latency", {"cpu": "a chip"})
+    report.warn("it rains")
+    report.warn("it rains")
+    report.show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("warning: it rains") == 1
+    assert json.loads(lines[-1]) == {
+        "mode": "latency", "cpu": "a chip", "warnings": ["it rains"], "interrupted": None, "rows": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((53.61, 50.0, 55.0, 3), "53.6 ±5%"),
+        ((1803.2, 1800.0, 1810.0, 3), "1803 ±0%"),
+        ((0.04042, 0.04, 0.041, 1), "0.0404"),
+        ((0.0, 0.0, 3.0, 3), "0"),
+    ],
+)
+def test_a_cell_is_the_median_and_half_the_range(values: tuple[float, float, float, int], text: str) -> None:
+    assert show_spread(dict(zip(("median", "min", "max", "repetitions"), values, strict=True))) == text
+
+
+def test_columns_line_up() -> None:
+    assert list(align([["name", "value"], ["a", "1.5"], ["long one", "10"]])) == [
+        "name      value",
+        "a           1.5",
+        "long one     10",
+    ]
