@@ -23,7 +23,8 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python bench.py
+	$(BIN)/python bench.py latency
+	$(BIN)/python bench.py throughput
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

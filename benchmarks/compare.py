@@ -16,6 +16,7 @@ from benchmarks.options import BadOption
 from benchmarks.report import align, show_spread
 
 FACTS = ("mode", "versions", "cpu", "cores", "device", "dtype", "threads", "backend", "arguments")
+WHERE = ("save", "plot")  # arguments that change no figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,8 +29,9 @@ def show(before: Path, after: Path) -> None:
     if a["mode"] != b["mode"]:
         raise BadOption(f"{before} is of the mode {a['mode']}, {after} of {b['mode']}: they have no figures in common")
     for name in FACTS:
-        if a.get(name) != b.get(name):
-            print(f"different {name}: {_difference(a.get(name), b.get(name))}")
+        difference = _difference(a.get(name), b.get(name))
+        if difference:
+            print(f"different {name}: {difference}")
     lines = list(_lines(a, b))
     if not lines:
         raise BadOption(f"{before} and {after} have no case in common")
@@ -48,9 +50,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _difference(a: Any, b: Any) -> str:
     if isinstance(a, dict) and isinstance(b, dict):
-        keys = [key for key in a | b if a.get(key) != b.get(key)]
+        keys = [key for key in a | b if key not in WHERE and a.get(key) != b.get(key)]
         return ", ".join(f"{key} {a.get(key)} and {b.get(key)}" for key in keys)
-    return f"{a} and {b}"
+    return f"{a} and {b}" if a != b else ""
 
 
 def _lines(a: dict[str, Any], b: dict[str, Any]) -> Iterator[list[str]]:

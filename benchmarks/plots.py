@@ -70,7 +70,7 @@ def _panels(report: Report) -> list[Draw]:
     key, curves = CURVES.get(report.mode, ("", []))
     panels += [_curve(key, name) for name in curves if name in names]
     panels += [_bars(name) for name in BARS.get(report.mode, []) if name in names]
-    panels += [_distribution(name) for name in report.samples]
+    panels += [_distribution(name) for name, values in report.samples.items() if all(values.values())]
     if report.timeline and report.mode in TIMELINES:
         panels += [_batch_timeline, _pool_timeline]
     return panels

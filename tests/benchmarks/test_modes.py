@@ -73,6 +73,18 @@ def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str],
         assert (f"{median:.0f}" if median >= 1000 else f"{median:.3g}") in shown
 
 
+@pytest.mark.parametrize("mode", ["throughput", "serve"])
+def test_outputs_of_one_token_have_no_decode_steps(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, mode: str
+) -> None:
+    options = ["--model", tiny, "--repeat", 1, "--plot", tmp_path / "one.png"]
+    rate = ["--rate", 100] if mode == "serve" else []
+    result = run(capsys, mode, "--num-seqs", 2, "--input-len", 4, 9, "--output-len", 1, 1, *rate, *options)
+    figures = next(r["figures"] for r in result["rows"] if r["engine"] == "nanoengine")
+    assert figures["prefill_tok_s"]["median"] > 0
+    assert not {"decode_tok_s", "tpot_ms", "itl_ms"} & figures.keys()
+
+
 def test_latency(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
     options = ["--model", tiny, "--repeat", 1, "--vs", "transformers", "--plot", tmp_path / "latency.png"]
     result = run(capsys, "latency", "--input-len", 4, 20, "--output-len", 1, 5, *options)
