@@ -1,26 +1,34 @@
 """The scheduler and the block manager alone, without a model: what the engine's own bookkeeping costs.
 
 nano-vllm's workload, all sequences at once, with blocks for all of them (`pool` plenty) and with a quarter of that, where
-sequences are preempted all the time. Timed are `Scheduler.schedule` and `Scheduler.update`: admission, block tables,
-hashing, prefix look-ups, preemption, appending tokens, finishing. The sampled tokens come from nowhere.
+sequences are preempted all the time; with --pool-blocks, with pools of those sizes instead. Timed are `Scheduler.schedule` and
+`Scheduler.update`: admission, block tables, hashing, prefix look-ups, preemption, appending tokens, finishing. The sampled
+tokens come from nowhere. --swap adds a host tier as large as the pool, to which victims are copied, and listens to the events of
+the cache: every feature on. The last row is the hashing of one long prompt.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+from collections import deque
 from time import perf_counter
+from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.drive import STEPS_PER_WASTE_SAMPLE, count_wasted_slots
 from benchmarks.figures import Figures, percentiles
-from benchmarks.options import add_run_options, check_range, positive_int
+from benchmarks.options import BadOption, add_run_options, check_range, positive_int
 from benchmarks.report import Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
 from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.host_tier import HostTier
+from nanoengine.engine.kv_events import KVEvent
+from nanoengine.engine.kv_tiers import LowerTiers
 from nanoengine.engine.messages import SampledBatch
+from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
 
@@ -28,46 +36,80 @@ SHARES = {"plenty": 1.0, "a quarter": 0.25}
 MAX_NUM_BATCHED_TOKENS = 16384  # as nano-vllm's default
 VOCAB_SIZE = 10001
 SAMPLED_TOKEN = 7
+LONG_PROMPT = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--num-seqs", type=positive_int, nargs="+", default=[16, 256, 1024, 4096], metavar="N")
+    count: dict[str, Any] = {"type": positive_int, "nargs": "+", "metavar": "N"}
+    parser.add_argument("--num-seqs", **count, default=[16, 256, 1024, 4096])
+    parser.add_argument("--pool-blocks", **count, help="pools of these sizes, instead of plenty and a quarter")
     parser.add_argument("--input-len", type=positive_int, nargs=2, default=NANO_VLLM.input_len, metavar=("LOW", "HIGH"))
     parser.add_argument(
         "--output-len", type=positive_int, nargs=2, default=NANO_VLLM.output_len, metavar=("LOW", "HIGH")
     )
     parser.add_argument("--block-size", type=positive_int, default=16)
     parser.add_argument("--no-prefix-caching", action="store_true")
+    parser.add_argument(
+        "--swap", action="store_true", help="a host tier, preemption by swapping, and a listener of events"
+    )
     add_run_options(parser, repeat=3)
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
     inputs = check_range("--input-len", tuple(args.input_len))
     outputs = check_range("--output-len", tuple(args.output_len))
-    report.facts |= {"block_size": args.block_size, "prefix_caching": not args.no_prefix_caching}
+    if args.swap and args.no_prefix_caching:
+        raise BadOption("--swap finds blocks by their prefixes: leave --no-prefix-caching out")
     for repetition in range(args.repeat):
         for count in args.num_seqs:
             workload = random_workload(count, inputs, outputs, VOCAB_SIZE, args.seed)
-            for name, share in SHARES.items():
+            for name, num_blocks in pool_sizes(workload, args).items():
                 case: Case = {"num_seqs": count, "pool": name}
-                scheduler = make_scheduler(workload, share, args.block_size, not args.no_prefix_caching)
+                scheduler = make_scheduler(workload, num_blocks, args)
                 label = f"{count} sequences, {name}, {repetition + 1} of {args.repeat}"
                 with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
                     report.add(case, time_scheduler(scheduler, workload, bar))
+        report.add({"prompt_tokens": LONG_PROMPT}, time_hashing(args))
 
 
-def make_scheduler(workload: Workload, share: float, block_size: int, prefix_caching: bool) -> Scheduler:
-    """A scheduler whose pool holds `share` of what all sequences take at their full lengths; one sequence at least."""
+def pool_sizes(workload: Workload, args: argparse.Namespace) -> dict[str, int]:
+    """Blocks of each pool to try. `plenty` holds all sequences at their full lengths; every pool holds one of them at least."""
+    if args.pool_blocks:
+        return {f"{size} blocks": size for size in args.pool_blocks}
     lens = [len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)]
-    plenty = sum(-(-length // block_size) for length in lens)
-    max_model_len = max(lens) + 1
-    num_blocks = max(int(plenty * share), -(-max_model_len // block_size))
+    plenty = sum(-(-length // args.block_size) for length in lens)
+    least = -(-(max(lens) + 1) // args.block_size)
+    return {name: max(int(plenty * share), least) for name, share in SHARES.items()}
+
+
+def make_scheduler(workload: Workload, num_blocks: int, args: argparse.Namespace) -> Scheduler:
+    longest = max(len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)) + 1
+    if longest > num_blocks * args.block_size:
+        raise BadOption(f"--pool-blocks {num_blocks}: the longest sequence takes {-(-longest // args.block_size)}")
+    tiers = LowerTiers(HostTier(num_blocks)) if args.swap else None
+    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, tiers=tiers)
+    if args.swap:
+        last: deque[KVEvent] = deque(maxlen=1)
+        manager.pool.on_event = last.append
     return Scheduler(
-        BlockManager(num_blocks, block_size, prefix_caching),
+        manager,
         max_num_seqs=len(workload),
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        max_model_len=max_model_len,
+        max_model_len=longest,
+        preemption=Preemption("swap" if args.swap else "recompute"),
     )
+
+
+def time_hashing(args: argparse.Namespace) -> Figures:
+    """Milliseconds to look a long prompt up in an empty cache, and to publish its blocks."""
+    prompt = random_workload(1, (LONG_PROMPT, LONG_PROMPT), (1, 1), VOCAB_SIZE, args.seed).prompts[0]
+    manager = BlockManager(LONG_PROMPT // args.block_size + 2, args.block_size)
+    seq = Sequence(0, prompt, SamplingParams())
+    start = perf_counter()
+    manager.admit(seq)
+    admitted = perf_counter()
+    manager.publish(seq, LONG_PROMPT)
+    return {"hash_ms": 1000 * (admitted - start), "publish_ms": 1000 * (perf_counter() - admitted)}
 
 
 def time_scheduler(scheduler: Scheduler, workload: Workload, bar: tqdm) -> Figures:
@@ -81,7 +123,7 @@ def time_scheduler(scheduler: Scheduler, workload: Workload, bar: tqdm) -> Figur
         start = perf_counter()
         batch = scheduler.schedule()
         scheduled = perf_counter()
-        sampled = SampledBatch([SAMPLED_TOKEN] * len(batch.sampling), [None] * len(batch.sampling))
+        sampled = SampledBatch([SAMPLED_TOKEN] * len(batch.sampling))
         executed = perf_counter()
         scheduler.update(batch, sampled)
         times.append(1e6 * (perf_counter() - executed + scheduled - start))

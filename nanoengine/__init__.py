@@ -9,8 +9,8 @@ with LLM("demo") as llm:
 
 from nanoengine.llm import LLM
 from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams"]

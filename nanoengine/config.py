@@ -35,7 +35,13 @@ class EngineConfig:
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
         enable_prefix_caching: reuse the KV of equal prefixes.
-        preemption_mode: what happens to a sequence that must give its blocks back: "recompute" (prefill it again later).
+        preemption_mode: what happens to a sequence that must give its blocks back: "recompute" (prefill it again later),
+            "swap" (copy them to host memory and back), or "auto" (whichever is expected to be faster).
+        kv_host_memory: bytes of host memory for blocks that the pool has no room for. None: a quarter of the available RAM,
+            at most 4 GiB, if preemption_mode needs it, and nothing otherwise.
+        kv_disk_path: folder for blocks that neither has room for; a later engine with the same model finds them there.
+            None: no such folder.
+        kv_disk_bytes: how much that folder may hold for this model.
         attention_backend: "auto", or the name of one.
         enforce_eager: never use CUDA graphs. No backend has them yet, so both values mean eager.
         tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
@@ -55,6 +61,9 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     preemption_mode: str = "recompute"
+    kv_host_memory: int | None = None
+    kv_disk_path: str | None = None
+    kv_disk_bytes: int = 16 << 30
     attention_backend: str = "auto"
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
@@ -73,12 +82,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _choice("dtype", self.dtype, ("auto", *DTYPES))
-        _choice("preemption_mode", self.preemption_mode, ("recompute",))
+        _choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d?))?", self.device):
             raise InvalidConfig(f"device is {self.device!r}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory"):
+        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "kv_host_memory"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
@@ -86,6 +95,15 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.kv_disk_path is not None and not isinstance(self.kv_disk_path, str):
+            raise InvalidConfig(f"kv_disk_path must be a string or None, not {self.kv_disk_path!r}")
+        if not self.enable_prefix_caching and (
+            self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path
+        ):
+            raise InvalidConfig(
+                "enable_prefix_caching is False: blocks in host memory and on disk are found by their prefixes, so "
+                "preemption_mode must be 'recompute', and kv_host_memory and kv_disk_path None"
+            )
         if type(self.gpu_memory_utilization) not in (int, float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidConfig(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization}: it must be above 0 and at most 1"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
@@ -12,14 +13,20 @@ from tqdm import tqdm
 
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.cache_stats import CacheStats
+from nanoengine.engine.disk_tier import DiskTier
+from nanoengine.engine.host_tier import HostTier
 from nanoengine.engine.interrupts import InterruptGuard
+from nanoengine.engine.kv_events import KVEvent
+from nanoengine.engine.kv_tiers import LowerTiers
 from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.stats import EngineStats
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, UnsupportedModel
 from nanoengine.outputs import RequestOutput
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from nanoengine.tokenizer import HFTokenizer, Message
 
 logger = logging.getLogger("nanoengine")
@@ -51,6 +58,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache_salt: str = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts; the results are in the order of the prompts.
@@ -58,6 +66,8 @@ class LLM:
         Args:
             prompts: a string, a list of token ids, or a list of such.
             sampling_params: one for all prompts, or one for each.
+            cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
+                learn from response times what others have asked.
             use_tqdm: show a progress bar.
 
         Raises:
@@ -66,7 +76,8 @@ class LLM:
         """
         prompt_list = _prompt_list(prompts)
         params = _params_list(sampling_params, len(prompt_list))
-        return self._run([self.engine.make_request(*pair) for pair in zip(prompt_list, params, strict=True)], use_tqdm)
+        pairs = zip(prompt_list, params, strict=True)
+        return self._run([self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs], use_tqdm)
 
     def chat(
         self,
@@ -74,6 +85,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
@@ -89,7 +101,18 @@ class LLM:
         is_one = isinstance(messages[0], dict)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
         prompts = [self.tokenizer.encode_chat(conversation, chat_template_kwargs) for conversation in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """Find the likeliest continuations of prompts; `outputs` of each result are its beams, best first.
+
+        Raises:
+            InvalidPrompt, InvalidSamplingParams: bad prompts, or more beams than the engine can run at once.
+            StepFailed: as `generate`.
+        """
+        return self._run([self.engine.make_beam_request(prompt, params) for prompt in _prompt_list(prompts)], use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Complete one prompt and yield its text piece by piece, as soon as each piece is final.
@@ -97,17 +120,28 @@ class LLM:
         The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
         piece is asked for; closing the iterator early aborts the request.
         """
-        if sampling_params is not None and sampling_params.n != 1:
-            raise InvalidSamplingParams(f"n is {sampling_params.n}: a stream has one completion")
+        if sampling_params is not None and sampling_params.num_sequences != 1:
+            raise InvalidSamplingParams(
+                f"n is {sampling_params.n} and best_of is {sampling_params.best_of}: a stream has one completion"
+            )
         return self._stream(self.engine.make_request(prompt, sampling_params))
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers loads it."""
         return self.tokenizer.hf
 
+    @property
+    def cache_stats(self) -> CacheStats:
+        """How much of what was asked for the prefix cache had, and in which tier."""
+        return self.engine.scheduler.block_manager.stats
+
+    def listen_to_kv_events(self, listener: Callable[[KVEvent], None] | None) -> None:
+        """Call `listener` with each block of the prefix cache that comes or goes, for a router of requests; None ends it."""
+        self.engine.scheduler.block_manager.pool.on_event = listener
+
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; refused (False) while any request runs."""
-        return self.engine.scheduler.block_manager.pool.reset_prefix_cache()
+        """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
+        return self.engine.scheduler.block_manager.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what runs and give the memory back. Closing twice is allowed."""
@@ -121,14 +155,14 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
         before = copy(self.engine.stats)
         try:
             # Without miniters=0, tqdm would look at the clock only when a request ends.
             with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm, miniters=0) as bar:
                 for request in requests:
                     self.engine.submit(request)
-                unfinished = requests
+                unfinished = list(requests)
                 while unfinished:
                     self.engine.step()
                     left = [request for request in unfinished if not request.finished]
@@ -186,11 +220,30 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
     tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
     folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     runner = ModelRunner(config, model_config, folder, use_tqdm=use_tqdm)
+    disk = None
+    hash_seed = None
+    if config.kv_disk_path is not None:
+        fingerprint = runner.kv_fingerprint()
+        hash_seed = int(fingerprint[:16], 16)  # the same in every process: hashes are the names of the files
+        disk = DiskTier(Path(config.kv_disk_path), fingerprint, runner.block_bytes, config.kv_disk_bytes)
+    stats = EngineStats()
     scheduler = Scheduler(
-        BlockManager(runner.num_blocks, config.block_size, config.enable_prefix_caching),
+        BlockManager(
+            runner.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            tiers=LowerTiers(HostTier(runner.num_host_blocks) if runner.num_host_blocks else None, disk),
+            hash_seed=hash_seed,
+        ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=runner.max_model_len,
+        preemption=Preemption(
+            config.preemption_mode,
+            copy_bytes_per_second=runner.mover.measure_copy_rate() if config.preemption_mode == "auto" else 1.0,
+            bytes_per_token=runner.block_bytes // config.block_size,
+            prefill_rate=lambda: stats.prefill_rate,
+        ),
     )
     generation = read_json(folder, "generation_config.json") if (folder / "generation_config.json").is_file() else {}
     engine = LLMEngine(
@@ -205,6 +258,7 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
             tokenizer.eos_token_id,
         ),
         seed=config.seed,
+        stats=stats,
     )
     return engine, model_config, tokenizer
 

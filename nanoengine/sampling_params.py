@@ -31,6 +31,7 @@ class SamplingParams:
         stop_token_ids: tokens that end the sequence, besides the model's own end-of-text tokens.
         ignore_eos: treat the model's end-of-text tokens like any others.
         n: number of completions per prompt.
+        best_of: make this many completions, and report the n of the highest cumulative log probability, best first. None: n.
         logprobs: report the log probability of each chosen token and of this many likeliest ones (0: the chosen only).
             They are the model's own: before temperature and filters.
 
@@ -49,6 +50,7 @@ class SamplingParams:
     stop_token_ids: Seq[int] = ()
     ignore_eos: bool = False
     n: int = 1
+    best_of: int | None = None
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class SamplingParams:
         _number("min_p", self.min_p, 0.0, 1.0)
         _integer("top_k", self.top_k, -1)
         _integer("n", self.n, 1, MAX_COMPLETIONS)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, MAX_COMPLETIONS)
         _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1)
@@ -83,8 +87,51 @@ class SamplingParams:
             _integer("stop_token_ids", token, 0)
 
     @property
+    def num_logprobs(self) -> int | None:
+        """How many logprobs the sampler has to report: those asked for, or the chosen token's to find the best of them."""
+        return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
+
+    @property
+    def num_sequences(self) -> int:
+        """Completions that are made, of which n are reported."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the likeliest continuations. Names and meanings follow vLLM and transformers.
+
+    Args:
+        beam_width: continuations that are kept in each step, and reported at the end.
+        max_tokens: at most this many new tokens.
+        length_penalty: the score of a beam is its log probability divided by its length to this power: above 0 favours
+            long beams, below 0 short ones.
+        early_stopping: when to stop once `beam_width` beams are finished. True: at once. False: when the best running
+            beam would not be among them if it ended now. "never": when it could not be at any length.
+        ignore_eos: treat the model's end-of-text tokens like any others.
+
+    Raises:
+        InvalidSamplingParams: a value outside its range.
+    """
+
+    beam_width: int
+    max_tokens: int = 64
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1)
+        _integer("max_tokens", self.max_tokens, 1)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidSamplingParams(f"early_stopping is {self.early_stopping!r}: it must be True, False or 'never'")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidSamplingParams(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
 
 
 def _tuple(field: str, value: object) -> tuple[Any, ...]:

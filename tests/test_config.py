@@ -265,7 +265,7 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("dtype", "float64"),
         ("dtype", None),
         ("dtype", "int8"),
-        ("preemption_mode", "swap"),
+        ("preemption_mode", "swop"),
         ("device", "tpu"),
         ("device", "CUDA"),
         ("gpu_memory_utilization", 0.0),
@@ -281,6 +281,10 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("seed", 1.5),
         ("seed", "7"),
         ("seed", True),
+        ("kv_disk_path", 7),
+        ("kv_disk_bytes", 0),
+        ("kv_host_memory", 0),
+        ("kv_host_memory", "4G"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, value: object) -> None:
@@ -311,6 +315,15 @@ def test_a_value_that_works_is_kept(name: str, value: object) -> None:
 def test_two_sizes_of_the_pool_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="num_kv_blocks and kv_cache_memory"):
         EngineConfig(model="demo", num_kv_blocks=4, kv_cache_memory=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "options", [{"preemption_mode": "swap"}, {"preemption_mode": "auto"}, {"kv_host_memory": 9}, {"kv_disk_path": "x"}]
+)
+def test_tiers_need_the_prefix_cache(options: dict[str, Any]) -> None:
+    EngineConfig(model="demo", **options)
+    with pytest.raises(InvalidConfig, match="enable_prefix_caching is False"):
+        EngineConfig(model="demo", enable_prefix_caching=False, **options)
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
-"""BlockManager: the block tables of sequences. It turns lengths into blocks and prefixes into hits.
+"""BlockManager: the block tables of sequences. It turns lengths into blocks, prefixes into hits, and forks into shared blocks.
 
-Every call that takes blocks either succeeds or leaves the pool exactly as it was.
+Every call that takes blocks either succeeds or leaves everything exactly as it was.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 from nanoengine.engine.block_pool import BlockPool, Prefix
+from nanoengine.engine.cache_stats import CacheStats
+from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 
 
@@ -17,92 +21,261 @@ class BlockManager:
     Args:
         num_blocks: usable blocks of the pool.
         block_size: tokens per block.
-        enable_prefix_caching: find and publish prefixes; without it every block is private.
+        enable_prefix_caching: find and publish prefixes; without it every block is private, but for forks.
+        tiers: where blocks go that the pool has no room for.
+        hash_seed: seed of the prefix hashes; None draws one.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        *,
+        tiers: LowerTiers | None = None,
+        hash_seed: int | None = None,
+    ):
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
-        self.num_queried_tokens = 0
-        self.num_hit_tokens = 0
+        self.pool = BlockPool(num_blocks, hash_seed)
+        self.stats = CacheStats()
+        self.tiers = LowerTiers() if tiers is None else tiers
+        self.tiers.pool = self.pool
+        self.pool.on_evict = self.tiers.on_evict
+        self._unsettled: list[int] = []  # blocks whose content the batch in flight writes
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def admit(self, seq: Sequence) -> int | None:
-        """Give a sequence without blocks all that it needs for its tokens and the next one.
+    # ---- slots
 
-        Looking up the prefix and pinning its blocks is one call, so that nothing can evict a hit in between.
+    def admit(self, seq: Sequence) -> int | None:
+        """Give a sequence without blocks all that it needs for its tokens and the next one: the whole sequence must fit.
+
+        Looking up the prefix and pinning its blocks is one call, so that nothing can evict a hit in between. Blocks that
+        only a lower tier has are copied back by the next batch.
 
         Returns:
-            the number of its tokens that are in the cache already, a multiple of the block size and smaller than
-            `num_tokens` (the last token is always computed, for its logits); None if the pool lacks blocks.
+            the number of its tokens that need not be computed, a multiple of the block size and smaller than `num_tokens`
+            (the last token is always computed, for its logits); None if the pool lacks blocks.
         """
         assert not seq.block_table
-        if self.pool.num_free == 0:  # at least one block is always new: do not look for the others in vain
+        pool = self.pool
+        if pool.num_free == 0:  # at least one block is always new: do not look for the others in vain
             return None
         hits = self._find_prefix(seq)
-        num_new = self.blocks_for(seq.num_tokens + 1) - len(hits)
-        num_revived = sum(self.pool.ref_counts[block] == 0 for block in hits)
-        if num_new + num_revived > self.pool.num_free:
+        held = [self._block_of(prefix) for prefix in hits]
+        on_device = [block for block in held if block is not None]
+        num_new = self.blocks_for(seq.num_tokens + 1) - len(on_device)
+        num_revived = sum(pool.ref_counts[block] == 0 for block in on_device)
+        if num_new + num_revived > pool.num_free:
             return None
-        self.pool.acquire(hits)
-        seq.block_table = hits + self.pool.allocate(num_new)
+        pool.acquire(on_device)
+        table = []
+        with self.tiers.keeping(hits):
+            for prefix, block in zip(hits, held, strict=True):
+                table.append(self._load(prefix) if block is None else block)
+                self.stats.hits_by_tier[self._tier_of(prefix, block)] += self.block_size
+            table += pool.allocate(self.blocks_for(seq.num_tokens + 1) - len(hits))
+        seq.block_table = table
+        seq.num_slots = len(table) * self.block_size
+        seq.num_published = len(hits)
         num_cached = len(hits) * self.block_size
-        if seq.num_cached_tokens is None:  # count each request once, not again when it resumes
-            self.num_queried_tokens += seq.num_tokens
-            self.num_hit_tokens += num_cached
+        self.stats.record(seq.num_tokens, num_cached, resumed=seq.num_cached_tokens is not None)
         return num_cached
 
-    def grow(self, seq: Sequence) -> bool:
-        """Make room for the K/V of all tokens of a running sequence; False, and nothing changed, if the pool lacks blocks."""
-        missing = self.blocks_for(seq.num_tokens) - len(seq.block_table)
-        if missing <= 0:
-            return True
-        if missing > self.pool.num_free:
+    def allocate_slots(self, seq: Sequence, num_lookahead: int = 0) -> bool:
+        """Make room, in blocks of its own, for the K/V of all tokens of a running sequence and some that may follow.
+
+        A block that it shares and is about to write to is copied first. Blocks that are complete by now are published;
+        lookahead slots never are, before their tokens are accepted and computed.
+
+        Returns:
+            False, and nothing changed, if the pool lacks blocks.
+        """
+        pool, table = self.pool, seq.block_table
+        missing = max(self.blocks_for(seq.num_tokens + num_lookahead) - len(table), 0)
+        tail = seq.num_computed_tokens // self.block_size  # the block that is written next
+        is_shared = tail < len(table) and pool.ref_counts[table[tail]] > 1
+        if missing + is_shared > pool.num_free:
             return False
-        seq.block_table += self.pool.allocate(missing)
+        self.publish(seq, seq.num_computed_tokens)
+        if is_shared:
+            self._copy_on_write(seq, tail)
+        if missing:
+            table += pool.allocate(missing)
+        seq.num_slots = len(table) * self.block_size
         return True
 
-    def publish(self, seq: Sequence, num_new_tokens: int) -> list[int]:
-        """Publish the blocks that a step completes when it computes the next `num_new_tokens`; returns those blocks."""
-        if not self.enable_prefix_caching:
-            return []
-        start = seq.num_computed_tokens
-        first, last = start // self.block_size, (start + num_new_tokens) // self.block_size
-        parent = self.pool.contents[seq.block_table[first - 1]] if first else None
-        for i in range(first, last):
-            block = seq.block_table[i]
-            self.pool.publish(block, parent, self._token_bytes(seq, i))
-            parent = self.pool.contents[block]
-        return seq.block_table[first:last]
-
-    def withdraw(self, blocks: list[int]) -> None:
-        """Take back what a step published, because the step failed. Children first."""
-        for block in reversed(blocks):
-            self.pool.withdraw(block)
+    def trim(self, seq: Sequence) -> None:
+        """Take back the blocks of lookahead slots that no token came to need."""
+        keep = self.blocks_for(seq.num_tokens)
+        self.pool.release(reversed(seq.block_table[keep:]))
+        del seq.block_table[keep:]
+        seq.num_slots = min(seq.num_slots, keep * self.block_size)
 
     def free(self, seq: Sequence) -> None:
         """Drop the blocks of a sequence, the tail first: a prefix is worth more than what follows it."""
+        if not seq.block_table:
+            return
+        self.publish(seq, seq.num_computed_tokens)
         self.pool.release(reversed(seq.block_table))
         seq.block_table = []
+        seq.num_slots = seq.num_published = 0
 
-    def _find_prefix(self, seq: Sequence) -> list[int]:
-        """Blocks that hold the longest cached prefix of a sequence, its last token left out."""
-        hits: list[int] = []
+    def swap_out(self, seq: Sequence) -> None:
+        """`free`, with the complete blocks copied to host memory first, as many as it has room for."""
+        self.publish(seq, seq.num_computed_tokens)
+        room = 0 if self.tiers.host is None else self.tiers.host.num_slots
+        for block in reversed(seq.block_table[: min(seq.num_published, room)]):  # the beginning is pushed out last
+            prefix = self.pool.contents[block]
+            assert prefix is not None
+            self.tiers.save(prefix, block)
+        self.free(seq)
+
+    # ---- forks
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let a sequence without blocks share all those of another, the half-full last one too.
+
+        `child` has the parent's tokens, at least those that are computed. The first to write into a shared block gets a copy.
+        """
+        assert not child.block_table
+        self.publish(parent, parent.num_computed_tokens)
+        child.block_table = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
+        self.pool.acquire(child.block_table)
+        child.num_published = min(parent.num_published, len(child.block_table))
+        child.block_hashes = parent.block_hashes[: child.num_published]
+        child.block_tokens = parent.block_tokens[: child.num_published]
+        parent.num_slots = child.num_slots = 0  # before either writes again, `allocate_slots` looks for shared blocks
+
+    def refork(self, seqs: list[Sequence], parents: list[Sequence]) -> None:
+        """Make each of some sequences of equal length share the blocks of one of them, all at once."""
+        for seq in seqs:
+            self.publish(seq, seq.num_computed_tokens)
+        new = [
+            (
+                p.block_table[: self.blocks_for(p.num_computed_tokens)],
+                p.num_published,
+                list(p.block_hashes),
+                list(p.block_tokens),
+            )
+            for p in parents
+        ]
+        old = [seq.block_table for seq in seqs]
+        for table, *_ in new:
+            self.pool.acquire(table)
+        for table in old:
+            self.pool.release(reversed(table))
+        for seq, state in zip(seqs, new, strict=True):
+            seq.block_table, seq.num_published, seq.block_hashes, seq.block_tokens = state
+            seq.num_slots = 0
+
+    def _copy_on_write(self, seq: Sequence, index: int) -> None:
+        shared = seq.block_table[index]
+        (own,) = self.pool.allocate(1)
+        self.tiers.transfers.append(Transfer(Place(Tier.DEVICE, shared), Place(Tier.DEVICE, own)))
+        self.pool.release([shared])
+        seq.block_table[index] = own
+        self.stats.num_copied_blocks += 1
+
+    # ---- the prefix cache
+
+    def publish(self, seq: Sequence, num_computed_tokens: int, *, settled: bool = True) -> None:
+        """Publish the blocks of a sequence that are complete when so many of its tokens are computed.
+
+        `settled=False` says that the next batch computes them: `rollback` withdraws them if it fails.
+        """
+        last = num_computed_tokens // self.block_size
+        first = seq.num_published
+        if first >= last or not self.enable_prefix_caching:
+            return
+        pool, table = self.pool, seq.block_table
+        parent = pool.contents[table[first - 1]] if first else None
+        self._hash_blocks(seq, last)
+        for i in range(first, last):
+            parent = pool.add(seq.block_hashes[i], parent, seq.block_tokens[i])
+            pool.attach(table[i], parent)
+        if not settled:
+            self._unsettled += table[first:last]
+        seq.num_published = last
+
+    def take_transfers(self) -> list[Transfer]:
+        """The copies that the next batch must make before it computes anything."""
+        return self.tiers.take_transfers()
+
+    def commit(self, unwritten: Iterable[str] = ()) -> None:
+        """The batch in flight was executed: what it was to write is there, but for the files named."""
+        self._unsettled.clear()
+        self.tiers.commit(unwritten)
+
+    def rollback(self) -> None:
+        """The batch in flight failed: withdraw what it was to write. Children first."""
+        for block in reversed(self._unsettled):
+            self.pool.withdraw(block)
+        self._unsettled.clear()
+        self.tiers.rollback()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, in every tier; refused (False) while any block is in use."""
+        if not self.pool.clear():
+            return False
+        self.tiers.clear()
+        return True
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of the pool or of a tier is broken."""
+        self.pool.check()
+        self.tiers.check()
+
+    def _find_prefix(self, seq: Sequence) -> list[Prefix]:
+        """The longest cached prefix of a sequence, its last token left out."""
+        hits: list[Prefix] = []
         if not self.enable_prefix_caching:
             return hits
-        prefix: Prefix | None = None
-        for i in range((seq.num_tokens - 1) // self.block_size):
-            prefix = self.pool.find(prefix, self._token_bytes(seq, i))
+        parent: Prefix | None = None
+        count = (seq.num_tokens - 1) // self.block_size
+        self._hash_blocks(seq, count)
+        for hash, token_bytes in zip(seq.block_hashes[:count], seq.block_tokens, strict=False):
+            prefix = self.pool.find(hash, parent, token_bytes) or self.tiers.find_on_disk(hash, parent, token_bytes)
             if prefix is None:
                 break
-            # Of several copies, one that is in use costs no free block.
-            hits.append(next((block for block in prefix.blocks if self.pool.ref_counts[block]), prefix.blocks[0]))
+            hits.append(prefix)
+            parent = prefix
         return hits
 
-    def _token_bytes(self, seq: Sequence, block_index: int) -> bytes:
-        start = block_index * self.block_size
-        return array("i", seq.token_ids[start : start + self.block_size]).tobytes()
+    def _block_of(self, prefix: Prefix) -> int | None:
+        """A block that holds it; of several copies, one that is in use costs no free block."""
+        if len(prefix.blocks) > 1:
+            return next((block for block in prefix.blocks if self.pool.ref_counts[block]), prefix.blocks[0])
+        return prefix.blocks[0] if prefix.blocks else None
+
+    def _tier_of(self, prefix: Prefix, block: int | None) -> Tier:
+        if block is not None:
+            return Tier.DEVICE
+        return Tier.HOST if prefix.host_slot is not None else Tier.DISK
+
+    def _load(self, prefix: Prefix) -> int:
+        """A new block, into which the next batch copies a prefix from a lower tier."""
+        (block,) = self.pool.allocate(1)
+        self.tiers.load(prefix, block)
+        self.pool.attach(block, prefix)
+        self._unsettled.append(block)
+        return block
+
+    def _hash_blocks(self, seq: Sequence, count: int) -> None:
+        """See to it that the first `count` full blocks of a sequence are hashed; each is, once in its life."""
+        hashes, size = seq.block_hashes, self.block_size
+        start = len(hashes)
+        if start >= count:
+            return
+        tokens = array("i", seq.token_ids[start * size : count * size]).tobytes()
+        pieces = [tokens[at : at + 4 * size] for at in range(0, len(tokens), 4 * size)]
+        if not start:
+            pieces[0] = seq.cache_salt + pieces[0]
+        hash = hashes[-1] if start else b""
+        for piece in pieces:
+            hash = self.pool.hash_block(hash, piece)
+            hashes.append(hash)
+        seq.block_tokens += pieces

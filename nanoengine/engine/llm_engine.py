@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import Protocol
 
+from nanoengine.engine.beam_search import BeamRequest, BeamSearch, num_candidates
 from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.interrupts import InterruptGuard
 from nanoengine.engine.messages import SampledBatch, ScheduledBatch
@@ -20,7 +21,8 @@ from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.stats import EngineStats
 from nanoengine.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.outputs import FinishReason
+from nanoengine.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 
 
 class Executor(Protocol):
@@ -49,6 +51,7 @@ class LLMEngine:
         vocab_size: prompt token ids are below it.
         eos_token_ids: tokens that end a sequence, unless its params ignore them.
         seed: where the seeds of requests without one come from.
+        stats: counted on; None begins anew.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class LLMEngine:
         vocab_size: int,
         eos_token_ids: Seq[int] = (),
         seed: int = 0,
+        stats: EngineStats | None = None,
         clock: Callable[[], float] = perf_counter,
     ):
         self.scheduler = scheduler
@@ -67,7 +71,7 @@ class LLMEngine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self.stats = EngineStats()
+        self.stats = EngineStats() if stats is None else stats
         self.clock = clock
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
@@ -83,15 +87,24 @@ class LLMEngine:
         return self.scheduler.has_unfinished
 
     def make_request(
-        self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: str | Seq[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str = "",
     ) -> Request:
         """Check a prompt and its params and make a request of them; nothing runs before `submit`.
+
+        Cached prefixes are shared only among requests of equal `cache_salt`, a string of printable characters.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
             InvalidSamplingParams: token ids outside the vocabulary among the params.
         """
         self._check_open()
+        if not isinstance(cache_salt, str) or not cache_salt.isprintable():
+            raise InvalidRequest(f"cache_salt is {cache_salt!r}: it must be a string of printable characters")
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {params!r}")
@@ -108,7 +121,47 @@ class LLMEngine:
                 self._num_requests += 1
             request_id = f"request-{self._num_requests}"
             self._num_requests += 1
-        return Request(request_id, text, token_ids, params)
+        return Request(request_id, text, token_ids, params, cache_salt=cache_salt)
+
+    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams) -> BeamRequest:
+        """A request for beam search.
+
+        Raises:
+            InvalidPrompt: as `make_request`.
+            InvalidSamplingParams: the engine cannot run so many beams of this length at once.
+        """
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidSamplingParams(f"params must be BeamSearchParams, not {params!r}")
+        width = params.beam_width
+        eos = () if params.ignore_eos else self.eos_token_ids
+        candidates = num_candidates(params, eos)
+        if candidates > MAX_LOGPROBS:
+            raise InvalidSamplingParams(
+                f"beam_width is {width}: its {candidates} candidates a step (beams x (1 + end-of-text tokens), at least 2 a beam)"
+                f" are more than {MAX_LOGPROBS}: lower it"
+            )
+        if width > self.scheduler.max_num_seqs:
+            raise InvalidSamplingParams(
+                f"beam_width is {width}, but max_num_seqs is {self.scheduler.max_num_seqs}: raise it"
+            )
+        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, n=width, logprobs=candidates)
+        request = self.make_request(prompt, sampling)
+        length = min(len(request.prompt_token_ids) + params.max_tokens, self.scheduler.max_model_len)
+        manager = self.scheduler.block_manager
+        if width * manager.blocks_for(length) > manager.pool.num_blocks:
+            raise InvalidSamplingParams(
+                f"{width} beams of {length} tokens take {width * manager.blocks_for(length)} blocks, but the KV pool has "
+                f"{manager.pool.num_blocks}: lower beam_width or max_tokens, or raise num_kv_blocks or kv_cache_memory"
+            )
+        search = BeamSearch(params, eos, length - len(request.prompt_token_ids))
+        return BeamRequest(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            params=sampling,
+            search=search,
+            decode=self.tokenizer.decode,
+        )
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` works on it from now on.
@@ -127,7 +180,8 @@ class LLMEngine:
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
             request.arrival_time = self.clock()
             self._requests[request.request_id] = request
-            for index in range(request.params.n):
+            first: Sequence | None = None
+            for index in range(request.params.num_sequences):
                 seq = Sequence(
                     self._num_sequences,
                     request.prompt_token_ids,
@@ -135,7 +189,10 @@ class LLMEngine:
                     index=index,
                     seed=seed,
                     eos_token_ids=self.eos_token_ids,
+                    cache_salt=request.cache_salt,
+                    fork_of=first,
                 )
+                first = first or seq
                 self._num_sequences += 1
                 completion = Completion(seq, Detokenizer(self.tokenizer.decode, request.params.stop))
                 request.completions.append(completion)
@@ -156,9 +213,7 @@ class LLMEngine:
         if request is None:
             return False
         with InterruptGuard():
-            for completion in request.completions:
-                self.scheduler.finish(completion.seq, "abort")
-                self._retire(completion)
+            self._end(request, "abort")
         return True
 
     # ---- the loop
@@ -179,9 +234,9 @@ class LLMEngine:
                 with guard.allowed():
                     sampled = self.executor.execute(batch)
             except Exception as error:
-                return self._fail(batch, error)
+                return self._fail(error)
             except BaseException:  # Ctrl-C: what the batch should have written is not there either
-                self._fail(batch, RuntimeError("interrupted"))
+                self._fail(RuntimeError("interrupted"))
                 raise
             advanced = self.scheduler.update(batch, sampled)
             now = self.clock()
@@ -196,6 +251,10 @@ class LLMEngine:
             if completion.first_token_time is None:
                 completion.first_token_time = now
             completion.last_token_time = now
+            if isinstance(request, BeamRequest):
+                if not seq.finished:
+                    self.scheduler.hold(seq)
+                continue
             token = seq.token_ids[-1]
             if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
                 match_stop = seq.num_output_tokens >= seq.params.min_tokens
@@ -204,22 +263,45 @@ class LLMEngine:
                     self._stop(seq, stop)
             if seq.finished:
                 self._retire(completion)
+        for request in touched.values():
+            if isinstance(request, BeamRequest):
+                self._advance_beams(request)
         return list(touched.values())
+
+    def _advance_beams(self, request: BeamRequest) -> None:
+        """When every beam has its next token, let the search choose which go on."""
+        seqs = [completion.seq for completion in request.completions]
+        if not all(seq.finished or seq in self.scheduler.held for seq in seqs):
+            return
+        choices = request.search.select([seq.logprobs[-1] for seq in seqs])
+        if choices:
+            self.scheduler.refork(seqs, choices)
+            return
+        self._end(request, "stop")
 
     def _stop(self, seq: Sequence, stop: str) -> None:
         """A stop string wins over a length limit that the same token met."""
         self.scheduler.finish(seq, "stop")
         seq.finish_reason, seq.stop_reason = "stop", stop
 
-    def _fail(self, batch: ScheduledBatch, error: Exception) -> list[Request]:
+    def _fail(self, error: Exception) -> list[Request]:
         _forget_locals(error)
         touched: dict[str, Request] = {}
-        for seq in self.scheduler.fail(batch):
+        for seq in self.scheduler.fail():
             request, completion = self._owner[seq.seq_id]
             request.error = error
             touched[request.request_id] = request
             self._retire(completion)
+        for request in touched.values():
+            if isinstance(request, BeamRequest):  # the other beams would wait for those that failed
+                self._end(request, "error")
         return list(touched.values())
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """End all completions of a request that still run."""
+        for completion in request.completions:
+            self.scheduler.finish(completion.seq, reason)
+            self._retire(completion)
 
     def _retire(self, completion: Completion) -> None:
         """Forget an ended sequence, and its request with the last of them; the caller's Request keeps the result."""
@@ -240,7 +322,12 @@ class LLMEngine:
             for request_id in list(self._requests):
                 self.abort(request_id)
             self._closed = True
-            self.executor.close()
+            try:
+                farewell = self.scheduler.last_batch()  # what the next process should find on disk
+                if farewell.transfers:
+                    self.executor.execute(farewell)
+            finally:
+                self.executor.close()
 
     def _check_open(self) -> None:
         if self._closed:

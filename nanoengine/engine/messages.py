@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
@@ -19,11 +20,33 @@ class Phase(Enum):
     DECODE = "decode"
 
 
+class Tier(Enum):
+    """Where the K/V of a block can be."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+class Place(NamedTuple):
+    """One block's worth of room in a tier."""
+
+    tier: Tier
+    where: int | str  # a block id of the pool, a slot of the host tier, or the path of a file
+
+
+class Transfer(NamedTuple):
+    """Copy the K/V of one block from one place to another."""
+
+    source: Place
+    target: Place
+    header: bytes = b""  # what a file says about itself, before the K/V
+
+
 @dataclass(slots=True)
 class SamplingRow:
-    """One row that samples a token in this step."""
+    """How one token is sampled in this step."""
 
-    row: int  # index among the sequences of the batch
     params: SamplingParams
     seed: int  # of the request and the completion: with the position, the address of the randomness
     banned_token_ids: tuple[int, ...]  # tokens that may not be chosen now, because of min_tokens
@@ -39,7 +62,10 @@ class ScheduledBatch:
     num_computed_tokens: list[int] = field(default_factory=list)  # already in the KV cache
     num_new_tokens: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)  # block ids; they cover all tokens up to the new ones
-    sampling: list[SamplingRow] = field(default_factory=list)  # in row order; a chunk that ends early has none
+    # One entry for each token to sample: a chunk that ends early samples none, a prompt that forks several.
+    sampled_rows: list[int] = field(default_factory=list)  # index among the sequences of the batch
+    sampling: list[SamplingRow] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # to be done in this order before anything is computed
 
     def __len__(self) -> int:
         return len(self.seq_ids)
@@ -50,4 +76,5 @@ class SampledBatch:
     """The tokens sampled in one step: one per entry of `ScheduledBatch.sampling`, in that order."""
 
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
+    logprobs: list[TokenLogprobs | None] | None = None  # None: nobody asked for any
+    unwritten: list[str] = field(default_factory=list)  # files of the batch's transfers that could not be written

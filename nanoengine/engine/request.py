@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.sequence import Sequence, Status
@@ -31,6 +31,7 @@ class Request:
     arrival_time: float = 0.0  # set, like `completions`, when it is submitted
     completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None  # what a failed step raised
+    cache_salt: str = ""
 
     @property
     def finished(self) -> bool:
@@ -45,18 +46,25 @@ class Request:
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[self._completion_output(completion) for completion in self.completions],
+            outputs=self._outputs(),
             num_cached_tokens=self.completions[0].seq.num_cached_tokens or 0,
             metrics=self._metrics(),
         )
 
+    def _outputs(self) -> list[CompletionOutput]:
+        outputs = [self._completion_output(completion) for completion in self.completions]
+        if self.params.best_of is not None:
+            outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))
+            outputs = [replace(output, index=rank) for rank, output in enumerate(outputs[: self.params.n])]
+        return outputs
+
     def _completion_output(self, completion: Completion) -> CompletionOutput:
         seq = completion.seq
         token_ids = seq.output_token_ids
-        logprobs = cumulative = None
-        if self.params.logprobs is not None:
-            logprobs = list(seq.logprobs)
-            cumulative = sum(entry[token].logprob for entry, token in zip(logprobs, token_ids, strict=True))
+        cumulative = None
+        if self.params.num_logprobs is not None:
+            cumulative = sum(entry[token].logprob for entry, token in zip(seq.logprobs, token_ids, strict=True))
+        logprobs = None if self.params.logprobs is None else list(seq.logprobs)
         return CompletionOutput(
             index=seq.index,
             text=completion.detokenizer.text,

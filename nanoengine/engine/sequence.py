@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
+from nanoengine.engine.messages import SamplingRow
 from nanoengine.engine.randomness import sequence_seed
 from nanoengine.outputs import FinishReason, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
@@ -27,18 +28,28 @@ class Sequence:
         index: which of the request's completions this is.
         seed: the request's seed.
         eos_token_ids: the model's end-of-text tokens.
+        cache_salt: cached prefixes are shared only among sequences of equal salt.
+        fork_of: the sequence with the same prompt whose blocks this one shares once that is prefilled.
     """
 
     __slots__ = (
+        "block_hashes",
         "block_table",
+        "block_tokens",
+        "cache_salt",
         "finish_reason",
+        "fork_of",
         "index",
         "logprobs",
+        "next_check",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_published",
+        "num_slots",
         "params",
+        "sampling",
         "seed",
         "seq_id",
         "status",
@@ -56,6 +67,8 @@ class Sequence:
         index: int = 0,
         seed: int = 0,
         eos_token_ids: Iterable[int] = (),
+        cache_salt: str = "",
+        fork_of: Sequence | None = None,
     ):
         self.seq_id = seq_id
         self.index = index
@@ -66,7 +79,13 @@ class Sequence:
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
         self.num_preemptions = 0
+        self.cache_salt = cache_salt.encode()
+        self.fork_of = fork_of
         self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
+        self.block_tokens: list[bytes] = []  # what was hashed: the tokens, in the first block behind the salt
+        self.num_published = 0  # blocks at the start of the table that the prefix cache knows
+        self.num_slots = 0  # so many tokens can be written without asking the block manager
         self.logprobs: list[TokenLogprobs] = []
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
@@ -74,6 +93,22 @@ class Sequence:
 
         eos = () if params.ignore_eos else tuple(eos_token_ids)
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
+        self.next_check = 0  # number of tokens at which the scheduler has to look at it again
+        self.sampling = self._sampling()
+
+    def _sampling(self) -> SamplingRow:
+        """How its next token is sampled; before min_tokens, nothing that ends it."""
+        banned = tuple(self.stop_token_ids) if self.num_output_tokens < self.params.min_tokens else ()
+        return SamplingRow(self.params, self.seed, banned)
+
+    def plan_next_check(self, max_model_len: int) -> None:
+        """Note what changes next for its own sake: the end of its min_tokens, or its length limit."""
+        self.sampling = self._sampling()
+        limit = max_model_len
+        if self.params.max_tokens is not None:
+            limit = min(limit, self.num_prompt_tokens + self.params.max_tokens)
+        least = self.num_prompt_tokens + self.params.min_tokens
+        self.next_check = min(limit, least) if least > self.num_tokens else limit
 
     @property
     def num_tokens(self) -> int:

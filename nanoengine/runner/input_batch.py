@@ -42,7 +42,7 @@ class InputBatch:
             block_tables[row, : len(table)] = table
         blocks = block_tables[sequence_of_token, positions // block_size].astype(np.int64)
         slot_mapping = blocks * block_size + positions % block_size
-        sampled_rows = query_start_loc[[row.row + 1 for row in batch.sampling]] - 1
+        sampled_rows = query_start_loc[np.array(batch.sampled_rows, dtype=np.int64) + 1] - 1
 
         def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(values).to(device, dtype)

@@ -16,6 +16,9 @@ CPU_CAP = 4 << 30
 CPU_SHARE = 0.5
 """Share of the available RAM that a CPU engine takes at most unasked; the rest is for weights' copies and other programs."""
 
+HOST_SHARE = 0.25
+"""Share of the available RAM that swapped blocks take at most unasked."""
+
 CGROUP = Path("/sys/fs/cgroup")
 """Where control groups, version 2, say what a container may use."""
 
@@ -71,6 +74,11 @@ def _meminfo_available() -> int | None:
 def cpu_kv_bytes() -> int:
     """Bytes for the KV pool on the CPU when the user names none."""
     return int(min(CPU_CAP, CPU_SHARE * available_ram()))
+
+
+def host_kv_bytes() -> int:
+    """Bytes of host memory for swapped blocks when the user names none."""
+    return int(min(CPU_CAP, HOST_SHARE * available_ram()))
 
 
 def gpu_kv_bytes(total: int, free: int, utilization: float, peak: int, current: int) -> int:

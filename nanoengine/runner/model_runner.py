@@ -6,15 +6,17 @@ import logging
 from pathlib import Path
 
 import torch
+import xxhash
 
 from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.messages import SampledBatch, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
-from nanoengine.models.loader import load_weights
+from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.registry import build_model
 from nanoengine.runner.input_batch import InputBatch
-from nanoengine.runner.kv_cache import KVCache, cpu_kv_bytes, gpu_kv_bytes
+from nanoengine.runner.kv_cache import KVCache, cpu_kv_bytes, gpu_kv_bytes, host_kv_bytes
+from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.sampler import Sampler
 from nanoengine.runner.warm_up import largest_batches
 
@@ -32,6 +34,7 @@ class ModelRunner:
 
     Attributes:
         num_blocks: usable blocks of the KV pool.
+        num_host_blocks: slots of the host tier.
         max_model_len: the one asked for, or the model's own lowered to what the pool holds.
 
     Raises:
@@ -44,6 +47,7 @@ class ModelRunner:
         self.device = _device(config.device)
         self.dtype = _dtype(config.dtype, model_config.dtype, self.device)
         self.model_config = model_config
+        self.folder = folder
         _check_max_model_len(config.max_model_len, model_config.max_position_embeddings)
         self.backend = choose_backend(
             config.attention_backend, self.device, self.dtype, model_config, config.block_size
@@ -53,6 +57,8 @@ class ModelRunner:
         self.sampler = Sampler()
         self.num_blocks, self.max_model_len = self._size_kv_cache()
         self.kv_cache: KVCache | None = self._new_kv_cache(self.num_blocks)
+        self.num_host_blocks = self._host_bytes() // self.block_bytes
+        self.mover = KVMover(self.kv_cache.layers, self.num_host_blocks)
         logger.info("%s", self.describe())
 
     @torch.inference_mode()
@@ -60,28 +66,42 @@ class ModelRunner:
         """Run one step: write the K/V of its tokens, and sample a token for each row that asks for one."""
         if self.kv_cache is None:
             raise EngineClosed("the model runner is closed")
-        return self._run(batch, self.kv_cache)
+        unwritten = self.mover.run(batch.transfers)
+        sampled = self._run(batch, self.kv_cache) if batch else SampledBatch([])
+        sampled.unwritten = unwritten
+        return sampled
 
     def _run(self, batch: ScheduledBatch, kv_cache: KVCache) -> SampledBatch:
         inputs = InputBatch.build(batch, kv_cache.layers, self.config.block_size, self.device)
         hidden = self.model(inputs.input_ids, inputs.positions, inputs.metadata)
         if not batch.sampling:
-            return SampledBatch([], [])
+            return SampledBatch([])
         logits = self.model.compute_logits(hidden[inputs.sampled_rows])
-        positions = [inputs.metadata.seq_lens_list[row.row] for row in batch.sampling]
+        positions = [inputs.metadata.seq_lens_list[row] for row in batch.sampled_rows]
         return self.sampler.sample(logits, batch.sampling, positions)
 
     def close(self) -> None:
         """Give the memory of the model and the cache back."""
         self.kv_cache = None
-        del self.model
+        del self.model, self.mover
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def kv_fingerprint(self) -> str:
+        """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
+        parts = (
+            weights_fingerprint(self.folder),
+            self.dtype,
+            self.backend.name,
+            self.config.block_size,
+            self.model_config,
+        )
+        return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     def describe(self) -> str:
         """The start-up line: what runs where, by which path, and how much KV there is."""
         place = f"cpu, {torch.get_num_threads()} threads" if self.device.type == "cpu" else _gpu_name(self.device)
-        kv_bytes = self.num_blocks * self._block_bytes
+        kv_bytes = self.num_blocks * self.block_bytes
         config, model = self.config, self.model_config
         limit = model.max_position_embeddings
         max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
@@ -92,14 +112,20 @@ class ModelRunner:
             f"{str(self.dtype).removeprefix('torch.')} on {place}; "
             f"attention: {self.backend.name} ({self.backend.description}), no CUDA graphs; "
             f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
+            f"{self._describe_tiers()}"
             f"max_model_len {self.max_model_len}{lowered}; "
             f"at most {max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
         )
 
+    def _describe_tiers(self) -> str:
+        host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
+        disk = f"KV on disk: {self.config.kv_disk_path}; " if self.config.kv_disk_path else ""
+        return host + disk
+
     # ---- sizing
 
     @property
-    def _block_bytes(self) -> int:
+    def block_bytes(self) -> int:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
 
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
@@ -107,7 +133,7 @@ class ModelRunner:
             return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
         except RuntimeError as error:  # torch's allocators raise this or a subclass of it
             raise InvalidConfig(
-                f"the KV pool ({self._kv_source}) of {num_blocks} blocks takes {num_blocks * self._block_bytes} bytes, which "
+                f"the KV pool ({self._kv_source}) of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
                 "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
 
@@ -136,14 +162,19 @@ class ModelRunner:
         if num_blocks < needed or num_blocks * config.block_size < 2:
             raise KVCacheTooSmall(
                 f"the KV pool ({self._kv_source}) has {num_blocks} blocks of {config.block_size} tokens "
-                f"({self._block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
+                f"({self.block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
                 "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
             )
         return num_blocks, min(wanted_len, num_blocks * config.block_size)
 
+    def _host_bytes(self) -> int:
+        if self.config.kv_host_memory is not None:
+            return self.config.kv_host_memory
+        return 0 if self.config.preemption_mode == "recompute" else host_kv_bytes()
+
     def _blocks_in(self, num_bytes: int) -> int:
         """Usable blocks in so many bytes: one more is the null block."""
-        return max(num_bytes // self._block_bytes - 1, 0)
+        return max(num_bytes // self.block_bytes - 1, 0)
 
     def _measure_gpu_kv_bytes(self) -> int:
         """Memory that steps of full size leave for the KV pool, by running them."""

@@ -30,7 +30,7 @@ class Sampler:
         Raises:
             NotFiniteLogits: a row has NaN or infinite logits.
         """
-        raw = logits.clone() if any(row.params.logprobs is not None for row in rows) else logits
+        raw = logits.clone() if any(row.params.num_logprobs is not None for row in rows) else logits
         for i, row in enumerate(rows):
             if row.banned_token_ids:
                 logits[i, list(row.banned_token_ids)] = -torch.inf
@@ -49,16 +49,20 @@ class Sampler:
         token_ids = tokens.tolist()
         return SampledBatch(token_ids, self._logprobs(raw, rows, token_ids))
 
-    def _logprobs(self, raw: Tensor, rows: list[SamplingRow], token_ids: list[int]) -> list[TokenLogprobs | None]:
+    def _logprobs(
+        self, raw: Tensor, rows: list[SamplingRow], token_ids: list[int]
+    ) -> list[TokenLogprobs | None] | None:
         """Log probabilities in the model's own distribution, for the rows that ask for them."""
+        if all(row.params.num_logprobs is None for row in rows):
+            return None
         result: list[TokenLogprobs | None] = [None] * len(rows)
         for i, row in enumerate(rows):
-            if row.params.logprobs is None:
+            if row.params.num_logprobs is None:
                 continue
             logprobs = raw[i].log_softmax(dim=-1)
             chosen = logprobs[token_ids[i]]
             rank = int((logprobs > chosen).sum()) + 1
-            top, ids = logprobs.topk(min(row.params.logprobs, len(logprobs)))
+            top, ids = logprobs.topk(min(row.params.num_logprobs, len(logprobs)))
             entries = {token_ids[i]: TokenLogprob(float(chosen), rank)}
             for place, (token, logprob) in enumerate(zip(ids.tolist(), top.tolist(), strict=True), start=1):
                 entries.setdefault(token, TokenLogprob(logprob, place))

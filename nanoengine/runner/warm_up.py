@@ -33,6 +33,7 @@ def largest_batches(
         num_computed_tokens=[seq_len - 1] * count,
         num_new_tokens=[1] * count,
         block_tables=[table] * count,
-        sampling=[SamplingRow(row, params, row, ()) for row in range(count)],
+        sampled_rows=list(range(count)),
+        sampling=[SamplingRow(params, row, ()) for row in range(count)],
     )
     return [prefill, decode]

@@ -49,7 +49,8 @@ def test_the_work_of_a_batch() -> None:
         token_ids=[0] * 7,
         num_computed_tokens=[16, 0],
         num_new_tokens=[3, 4],
-        sampling=[SamplingRow(0, params, 0, ())],
+        sampled_rows=[0],
+        sampling=[SamplingRow(params, 0, ())],
     )
     # Queries 17, 18, 19 see 17 + 18 + 19 keys; those of the other sequence 1 + 2 + 3 + 4.
     assert StepWork.of_batch(prefill) == StepWork(num_tokens=7, num_sampled=1, num_context=23, num_pairs=54 + 10)

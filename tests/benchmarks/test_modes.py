@@ -153,6 +153,14 @@ def test_scheduler(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_scheduler_with_every_feature_on(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--num-seqs", 16, "--input-len", 20, 60, "--output-len", 20, 60, "--repeat", 1]
+    result = run(capsys, "scheduler", *sizes, "--swap", "--pool-blocks", 20, 200)
+    assert row(result, num_seqs=16, pool="20 blocks")["figures"]["preemptions"]["min"] > 0
+    assert row(result, num_seqs=16, pool="200 blocks")["figures"]["preemptions"]["max"] == 0
+    assert row(result, prompt_tokens=100_000)["figures"]["hash_ms"]["median"] > 0
+
+
 def test_startup(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
     options = ["--model", tiny, "--repeat", 1, "--input-len", 5, "--plot", tmp_path / "startup.png"]
     result = run(capsys, "startup", *options, "--vs", "transformers")

@@ -70,10 +70,10 @@ def alone(prompts: Tokens, params: list[SamplingParams]) -> Tokens:
 def test_in_one_batch_twice_and_in_another_order(prompts: Tokens, params: list[SamplingParams], alone: Tokens) -> None:
     with engine() as llm:
         assert run(llm, prompts, params) == alone
-        hits = llm.engine.scheduler.block_manager.num_hit_tokens
+        hits = llm.engine.scheduler.block_manager.stats.num_hit_tokens
         assert hits > 0, "prompts of one step share their beginnings"
         assert run(llm, prompts, params) == alone, "the second time, from the prefix cache"
-        assert llm.engine.scheduler.block_manager.num_hit_tokens > 2 * hits
+        assert llm.engine.scheduler.block_manager.stats.num_hit_tokens > 2 * hits
         assert run(llm, prompts[::-1], params[::-1]) == alone[::-1]
 
 
@@ -88,7 +88,7 @@ def test_in_chunks_of_any_size(
 ) -> None:
     with engine(max_num_batched_tokens=max_num_batched_tokens, enable_prefix_caching=enable_prefix_caching) as llm:
         assert run(llm, prompts, params) == alone
-        assert (llm.engine.scheduler.block_manager.num_hit_tokens > 0) == enable_prefix_caching
+        assert (llm.engine.scheduler.block_manager.stats.num_hit_tokens > 0) == enable_prefix_caching
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 64, 256])

@@ -132,7 +132,7 @@ def test_ctrl_c_frees_everything_wherever_it_comes(
     assert calls >= 2
     assert_idle(llm)
     model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
-    llm.engine.scheduler.block_manager.pool.reset_prefix_cache()
+    llm.engine.scheduler.block_manager.reset_prefix_cache()
     assert generate(llm, PROMPTS) == right
     assert_idle(llm)
 

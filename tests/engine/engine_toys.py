@@ -19,7 +19,7 @@ class Script:
     def __init__(self, text: str = "hello", logprobs: bool = False):
         self.bytes = text.encode()
         self.logprobs = logprobs
-        self.num_said: dict[int, int] = {}
+        self.num_said: dict[int, int] = {}  # by the seed of a sequence: several may sample from one row
         self.batches: list[ScheduledBatch] = []
         self.errors: list[BaseException | None] = []  # what the next steps raise
         self.closed = 0
@@ -31,9 +31,8 @@ class Script:
             raise error
         tokens = []
         for row in batch.sampling:
-            seq_id = batch.seq_ids[row.row]
-            said = self.num_said.get(seq_id, 0)
-            self.num_said[seq_id] = said + 1
+            said = self.num_said.get(row.seed, 0)
+            self.num_said[row.seed] = said + 1
             tokens.append(self.bytes[said] if said < len(self.bytes) else EOS)
         return SampledBatch(tokens, [{token: TokenLogprob(-0.5, 1)} if self.logprobs else None for token in tokens])
 

@@ -15,9 +15,10 @@ B = 4  # the block size of all these tests
 def compute(manager: BlockManager, seq: Sequence, count: int | None = None) -> list[int]:
     """Do what a step does for one sequence; returns the blocks that it published."""
     count = seq.num_uncomputed_tokens if count is None else count
-    blocks = manager.publish(seq, count)
     seq.num_computed_tokens += count
-    return blocks
+    before = seq.num_published
+    manager.publish(seq, seq.num_computed_tokens)
+    return seq.block_table[before : seq.num_published]
 
 
 def run_prompt(manager: BlockManager, seq_id: int, prompt: list[int]) -> Sequence:
@@ -34,7 +35,7 @@ def generate(manager: BlockManager, seq: Sequence, tokens: list[int]) -> None:
     """Append tokens one by one and compute each, as decode steps do."""
     for token in tokens:
         seq.token_ids.append(token)
-        assert manager.grow(seq)
+        assert manager.allocate_slots(seq)
         compute(manager, seq)
 
 
@@ -59,7 +60,7 @@ def test_admission_gives_room_for_the_prompt_and_one_token_more(length: int, tab
     seq = make_sequence(0, list(range(length)))
     assert manager.admit(seq) == 0
     assert seq.block_table == table
-    assert manager.grow(seq)
+    assert manager.allocate_slots(seq)
     assert seq.block_table == table
 
 
@@ -137,9 +138,9 @@ def test_an_admission_that_fails_changes_nothing() -> None:
     run_prompt(manager, 1, [3] * (B + 1))
     # Two blocks are free; the hit must be revived and two more are needed.
     seq = make_sequence(2, [1] * B + [4] * B)
-    before = snapshot(manager.pool), manager.num_queried_tokens, manager.num_hit_tokens
+    before = snapshot(manager.pool), manager.stats.num_queried_tokens, manager.stats.num_hit_tokens
     assert manager.admit(seq) is None
-    assert (snapshot(manager.pool), manager.num_queried_tokens, manager.num_hit_tokens) == before
+    assert (snapshot(manager.pool), manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == before
     assert seq.block_table == []
     assert seq.num_cached_tokens is None
 
@@ -166,7 +167,7 @@ def test_a_growth_that_fails_changes_nothing() -> None:
     run_prompt(manager, 1, [3])
     first.token_ids += [1, 1, 1]
     before = snapshot(manager.pool)
-    assert not manager.grow(first)
+    assert not manager.allocate_slots(first)
     assert snapshot(manager.pool) == before
     assert first.block_table == [1]
 
@@ -299,10 +300,10 @@ def test_without_prefix_caching_nothing_is_shared_or_published() -> None:
 def test_reset_is_refused_while_a_sequence_runs_and_then_empties_the_cache() -> None:
     manager = BlockManager(10, B)
     seq = run_prompt(manager, 0, [1] * 9)
-    assert not manager.pool.reset_prefix_cache()
+    assert not manager.reset_prefix_cache()
     manager.free(seq)
     assert num_cached(manager, [1] * 9) == 8
-    assert manager.pool.reset_prefix_cache()
+    assert manager.reset_prefix_cache()
     assert num_cached(manager, [1] * 9) == 0
 
 
@@ -312,7 +313,8 @@ def test_what_is_withdrawn_is_a_miss_and_what_was_there_before_stays() -> None:
     seq = make_sequence(1, [1] * B + [3] * B + [4])
     assert manager.admit(seq) == B
     seq.num_computed_tokens = B
-    manager.withdraw(compute(manager, seq))
+    manager.publish(seq, seq.num_tokens, settled=False)
+    manager.rollback()
     manager.free(seq)
     manager.pool.check()
     assert num_cached(manager, [1] * B + [3] * B + [4]) == B
@@ -321,13 +323,13 @@ def test_what_is_withdrawn_is_a_miss_and_what_was_there_before_stays() -> None:
 def test_statistics_count_a_sequence_once_however_often_it_is_admitted() -> None:
     manager = BlockManager(10, B)
     first = run_prompt(manager, 0, [1] * 9)
-    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (9, 0)
+    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (9, 0)
     run_prompt(manager, 1, [1] * 9)
-    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (18, 8)
+    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (18, 8)
     manager.free(first)
     first.num_computed_tokens = 0
     assert manager.admit(first) == 8
-    assert (manager.num_queried_tokens, manager.num_hit_tokens) == (18, 8)
+    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (18, 8)
 
 
 def test_freeing_twice_returns_nothing_twice() -> None:
@@ -386,7 +388,7 @@ def test_any_run_of_calls_keeps_the_books(calls: list[tuple[str, int]], caching:
                 new.num_computed_tokens = cached
                 running.append(new)
         elif name == "reset":
-            assert manager.pool.reset_prefix_cache() == (not running)
+            assert manager.reset_prefix_cache() == (not running)
         elif seq is None:
             continue
         elif name == "compute":
@@ -394,11 +396,12 @@ def test_any_run_of_calls_keeps_the_books(calls: list[tuple[str, int]], caching:
         elif name == "append" and seq.num_uncomputed_tokens == 0:
             before = snapshot(manager.pool)
             seq.token_ids.append(number % 2)
-            if not manager.grow(seq):
+            if not manager.allocate_slots(seq):
                 assert snapshot(manager.pool) == before
                 seq.token_ids.pop()
         elif name == "fail":
-            manager.withdraw(manager.publish(seq, min(seq.num_uncomputed_tokens, 5)))
+            manager.publish(seq, seq.num_computed_tokens + min(seq.num_uncomputed_tokens, 5), settled=False)
+            manager.rollback()
             manager.free(seq)
             running.remove(seq)
         elif name in ("free", "preempt"):

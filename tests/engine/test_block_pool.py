@@ -10,10 +10,22 @@ from nanoengine.engine.block_pool import NULL_BLOCK, BlockPool, Prefix
 from tests.engine.toys import FAST, free_order, snapshot
 
 
+def hash_of(pool: BlockPool, parent: Prefix | None, token_bytes: bytes) -> bytes:
+    return pool.hash_block(b"" if parent is None else parent.hash, token_bytes)
+
+
+def find(pool: BlockPool, parent: Prefix | None, token_bytes: bytes) -> Prefix | None:
+    return pool.find(hash_of(pool, parent, token_bytes), parent, token_bytes)
+
+
+def publish_at(pool: BlockPool, block: int, parent: Prefix | None, token_bytes: bytes) -> None:
+    pool.attach(block, pool.add(hash_of(pool, parent, token_bytes), parent, token_bytes))
+
+
 def published(pool: BlockPool, token_bytes: bytes, parent: Prefix | None = None) -> tuple[int, Prefix]:
     """A block in use that holds these tokens."""
     [block] = pool.allocate(1)
-    pool.publish(block, parent, token_bytes)
+    publish_at(pool, block, parent, token_bytes)
     prefix = pool.contents[block]
     assert prefix is not None
     return block, prefix
@@ -92,11 +104,11 @@ def test_a_free_block_keeps_its_content_until_it_is_allocated_again() -> None:
     pool = BlockPool(2)
     block, prefix = published(pool, b"tokens")
     pool.release([block])
-    assert pool.find(None, b"tokens") is prefix
+    assert find(pool, None, b"tokens") is prefix
     pool.allocate(1)  # the unused block goes first
-    assert pool.find(None, b"tokens") is prefix
+    assert find(pool, None, b"tokens") is prefix
     assert pool.allocate(1) == [block]
-    assert pool.find(None, b"tokens") is None
+    assert find(pool, None, b"tokens") is None
     assert pool.contents[block] is None
     assert pool.index == {}
 
@@ -108,7 +120,7 @@ def test_the_least_recently_used_content_is_evicted_first() -> None:
     pool.acquire(blocks[:1])
     pool.release(blocks[:1])  # "a" is now the most recently used
     pool.allocate(1)
-    assert [pool.find(None, name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert [find(pool, None, name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
 
 
 def test_equal_tokens_behind_different_parents_are_different_content() -> None:
@@ -116,16 +128,16 @@ def test_equal_tokens_behind_different_parents_are_different_content() -> None:
     _, left = published(pool, b"left")
     _, right = published(pool, b"right")
     published(pool, b"same", left)
-    assert pool.find(left, b"same") is not None
-    assert pool.find(right, b"same") is None
-    assert pool.find(None, b"same") is None
+    assert find(pool, left, b"same") is not None
+    assert find(pool, right, b"same") is None
+    assert find(pool, None, b"same") is None
 
 
 def test_equal_tokens_behind_different_parents_have_different_hashes() -> None:
     pool = BlockPool(2)
     _, left = published(pool, b"left")
     _, right = published(pool, b"right")
-    assert len({pool.hash_block(parent, b"same") for parent in (None, left, right)}) == 3
+    assert len({hash_of(pool, parent, b"same") for parent in (None, left, right)}) == 3
 
 
 def test_equal_content_computed_twice_survives_the_loss_of_one_copy() -> None:
@@ -135,11 +147,11 @@ def test_equal_content_computed_twice_survives_the_loss_of_one_copy() -> None:
     assert same is prefix
     pool.release([first])
     assert pool.allocate(1) == [first]
-    found = pool.find(None, b"tokens")
+    found = find(pool, None, b"tokens")
     assert found is prefix
-    assert found.blocks == [second]
+    assert found.blocks == (second,)
     pool.withdraw(second)
-    assert pool.find(None, b"tokens") is None
+    assert find(pool, None, b"tokens") is None
     pool.check()
 
 
@@ -147,7 +159,7 @@ def test_a_block_is_published_once() -> None:
     pool = BlockPool(1)
     block, _ = published(pool, b"tokens")
     with pytest.raises(AssertionError, match="published already"):
-        pool.publish(block, None, b"others")
+        publish_at(pool, block, None, b"others")
 
 
 def test_withdrawing_a_block_without_content_does_nothing() -> None:
@@ -168,14 +180,14 @@ class TestForcedCollision:
 
     def test_different_tokens_are_a_miss(self, pool: BlockPool) -> None:
         published(pool, b"tokens")
-        assert pool.find(None, b"others") is None
+        assert find(pool, None, b"others") is None
 
     def test_equal_tokens_behind_different_parents_are_a_miss(self, pool: BlockPool) -> None:
         _, left = published(pool, b"left")
         _, right = published(pool, b"right")
         published(pool, b"same", left)
-        assert pool.find(right, b"same") is None
-        assert pool.find(None, b"same") is None
+        assert find(pool, right, b"same") is None
+        assert find(pool, None, b"same") is None
 
     def test_a_difference_far_up_the_chain_is_a_miss(self, pool: BlockPool) -> None:
         _, left = published(pool, b"left")
@@ -183,15 +195,15 @@ class TestForcedCollision:
         _, left_child = published(pool, b"child", left)
         _, right_child = published(pool, b"child", right)
         published(pool, b"grandchild", left_child)
-        assert pool.find(left_child, b"grandchild") is not None
-        assert pool.find(right_child, b"grandchild") is None
+        assert find(pool, left_child, b"grandchild") is not None
+        assert find(pool, right_child, b"grandchild") is None
 
     def test_colliding_content_is_kept_apart_and_forgotten_apart(self, pool: BlockPool) -> None:
         a, _ = published(pool, b"a")
         b, prefix = published(pool, b"b")
         pool.withdraw(a)
-        assert pool.find(None, b"a") is None
-        assert pool.find(None, b"b") is prefix
+        assert find(pool, None, b"a") is None
+        assert find(pool, None, b"b") is prefix
         pool.check()
         pool.withdraw(b)
         assert pool.index == {}
@@ -205,18 +217,18 @@ def test_evicted_parent_computed_again_does_not_adopt_the_old_children() -> None
     pool.withdraw(parent_block)
     _, again = published(pool, b"parent")
     assert again is not parent
-    assert pool.find(again, b"child") is None
+    assert find(pool, again, b"child") is None
     pool.check()
 
 
 def test_hash_seed_is_drawn_anew_for_each_pool() -> None:
-    hashes = {BlockPool(1).hash_block(None, b"tokens") for _ in range(8)}
+    hashes = {BlockPool(1).hash_block(b"", b"tokens") for _ in range(8)}
     assert len(hashes) == 8
 
 
 def test_a_given_hash_seed_repeats_and_matters() -> None:
     def hash_with(seed: int) -> bytes:
-        return BlockPool(1, hash_seed=seed).hash_block(None, b"tokens")
+        return BlockPool(1, hash_seed=seed).hash_block(b"", b"tokens")
 
     assert hash_with(1) == hash_with(1) != hash_with(2)
     assert len(hash_with(1)) == 16
@@ -226,7 +238,7 @@ def test_reset_is_refused_while_a_block_is_in_use_and_changes_nothing() -> None:
     pool = BlockPool(3)
     published(pool, b"tokens")
     before = snapshot(pool)
-    assert pool.reset_prefix_cache() is False
+    assert pool.clear() is False
     assert snapshot(pool) == before
 
 
@@ -234,8 +246,8 @@ def test_reset_forgets_everything_once_all_blocks_are_free() -> None:
     pool = BlockPool(3)
     block, _ = published(pool, b"tokens")
     pool.release([block])
-    assert pool.reset_prefix_cache() is True
-    assert pool.find(None, b"tokens") is None
+    assert pool.clear() is True
+    assert find(pool, None, b"tokens") is None
     pool.check()
     assert len(pool.allocate(3)) == 3
 
@@ -261,8 +273,8 @@ def corrupt_index(pool: BlockPool) -> None:
 
 
 def corrupt_copies(pool: BlockPool) -> None:
-    for prefixes in pool.index.values():
-        prefixes[0].blocks.append(2)
+    for prefix in pool.prefixes():
+        prefix.blocks += (2,)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +317,7 @@ def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple
             free += [block] if counts[block] == 0 else []
         elif name == "publish" and counts[block] and block not in contents:
             contents[block] = b"%d" % (number % 3)  # few contents, so that copies occur
-            pool.publish(block, None, contents[block])
+            publish_at(pool, block, None, contents[block])
         elif name == "withdraw":
             pool.withdraw(block)
             contents.pop(block, None)
@@ -313,5 +325,5 @@ def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple
         assert pool.ref_counts[1:] == list(counts.values())
         assert free_order(pool) == free
         for content in (b"0", b"1", b"2"):
-            prefix = pool.find(None, content)
+            prefix = find(pool, None, content)
             assert sorted(prefix.blocks if prefix else []) == sorted(b for b, c in contents.items() if c == content)

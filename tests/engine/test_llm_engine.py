@@ -223,7 +223,7 @@ def test_completions_that_end_at_different_times_make_one_request() -> None:
     executor = Script()
     engine = make_engine(executor)
     request = engine.add_request("a", SamplingParams(n=2, max_tokens=20))
-    executor.num_said[request.completions[1].seq.seq_id] = 3  # it starts at "lo"
+    executor.num_said[request.completions[1].seq.seed] = 3  # it starts at "lo"
     engine.step()
     while not request.completions[1].seq.finished:
         engine.step()
@@ -237,7 +237,8 @@ def test_completions_share_the_prompt_and_have_seeds_of_their_own() -> None:
     engine = make_engine(executor)
     request = engine.add_request("a long prompt", SamplingParams(n=3))
     engine.step()
-    assert executor.batches[0].num_computed_tokens == [0, 12, 12]
+    assert executor.batches[0].num_new_tokens == [13], "the prompt is computed once"
+    assert executor.batches[0].sampled_rows == [0, 0, 0]
     assert len({row.seed for row in executor.batches[0].sampling}) == 3
     assert request.output().num_cached_tokens == 0
 

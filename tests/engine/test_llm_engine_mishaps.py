@@ -48,7 +48,7 @@ def test_abort_ends_all_completions_that_still_run() -> None:
     executor = Script()
     engine = make_engine(executor)
     request = engine.add_request("a", SamplingParams(n=2))
-    executor.num_said[request.completions[0].seq.seq_id] = 5  # it ends at once
+    executor.num_said[request.completions[0].seq.seed] = 5  # it ends at once
     engine.step()
     assert engine.abort(request.request_id)
     assert [completion.finish_reason for completion in request.output().outputs] == ["stop", "abort"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 
-from nanoengine.engine.messages import Phase, SampledBatch, SamplingRow, ScheduledBatch
+from nanoengine.engine.messages import Phase, Place, SampledBatch, SamplingRow, ScheduledBatch, Tier, Transfer
 from nanoengine.outputs import TokenLogprob
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.toys import ToyModel, make_scheduler, make_sequence, run_step
@@ -19,8 +19,18 @@ def test_batches_share_no_lists() -> None:
 
 
 def test_a_scheduled_batch_survives_pickling() -> None:
-    row = SamplingRow(0, SamplingParams(temperature=0.5, stop="x", logprobs=2), seed=2**64 - 1, banned_token_ids=(3, 4))
-    batch = ScheduledBatch(Phase.PREFILL, [7], [1, 2, 3], [4], [3], [[1, 2]], [row])
+    row = SamplingRow(SamplingParams(temperature=0.5, stop="x", logprobs=2), seed=2**64 - 1, banned_token_ids=(3, 4))
+    batch = ScheduledBatch(
+        Phase.PREFILL,
+        [7],
+        [1, 2, 3],
+        [4],
+        [3],
+        [[1, 2]],
+        [0],
+        [row],
+        [Transfer(Place(Tier.DEVICE, 3), Place(Tier.DISK, "file"), b"header")],
+    )
     assert pickle.loads(pickle.dumps(batch)) == batch
 
 

@@ -122,7 +122,7 @@ def test_logprobs_and_max_tokens_count_each_token_once_across_preemptions() -> N
     seqs = add(scheduler, 5, 5, 5, max_tokens=14)
     while scheduler.has_unfinished:
         batch = scheduler.schedule()
-        rows = [batch.num_computed_tokens[r.row] + batch.num_new_tokens[r.row] for r in batch.sampling]
+        rows = [batch.num_computed_tokens[r] + batch.num_new_tokens[r] for r in batch.sampled_rows]
         sampled = SampledBatch(rows, [{token: TokenLogprob(-float(token), 1)} for token in rows])
         scheduler.update(batch, sampled)
     assert sum(seq.num_preemptions for seq in seqs) == scheduler.num_preemptions >= 2
@@ -141,9 +141,9 @@ def test_the_address_of_randomness_depends_on_no_schedule(options: dict[str, int
             scheduler.add(make_sequence(seq_id, [seq_id] * 7, max_tokens=11))
         batches = drain(scheduler, ToyModel())
         rows = [
-            (batch.seq_ids[each.row], each.seed, batch.num_computed_tokens[each.row] + batch.num_new_tokens[each.row])
+            (batch.seq_ids[row], each.seed, batch.num_computed_tokens[row] + batch.num_new_tokens[row])
             for batch in batches
-            for each in batch.sampling
+            for row, each in zip(batch.sampled_rows, batch.sampling, strict=True)
         ]
         return sorted(rows), scheduler.num_preemptions
 
@@ -177,9 +177,9 @@ def test_bans_of_min_tokens_survive_a_preemption() -> None:
     while scheduler.has_unfinished:
         outputs = b.num_output_tokens
         batch = step(scheduler)
-        for row in batch.sampling:
-            if batch.seq_ids[row.row] == 1:
-                bans[outputs] = bool(row.banned_token_ids)
+        for row, sampling in zip(batch.sampled_rows, batch.sampling, strict=True):
+            if batch.seq_ids[row] == 1:
+                bans[outputs] = bool(sampling.banned_token_ids)
     assert b.num_preemptions > 0
     assert bans == {count: count < 6 for count in range(9)}
 

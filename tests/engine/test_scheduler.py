@@ -39,7 +39,7 @@ def test_a_batch_lists_tokens_lengths_and_blocks_of_each_sequence() -> None:
     assert batch.num_computed_tokens == [0, 0]
     assert batch.num_new_tokens == [3, 5]
     assert batch.block_tables == [[1], [2, 3]]
-    assert [row.row for row in batch.sampling] == [0, 1]
+    assert batch.sampled_rows == [0, 1]
 
 
 def test_a_decode_batch_has_the_last_token_of_each_running_sequence() -> None:
@@ -88,7 +88,7 @@ def test_the_last_prompt_of_a_step_is_cut_to_the_budget() -> None:
     a, b = add(scheduler, 6, 6)
     batch = step(scheduler)
     assert batch.num_new_tokens == [6, 2]
-    assert [row.row for row in batch.sampling] == [0]
+    assert batch.sampled_rows == [0]
     assert (a.num_output_tokens, b.num_output_tokens) == (1, 0)
     batch = step(scheduler)
     assert (batch.phase, batch.seq_ids) == (Phase.PREFILL, ids(b))

@@ -35,7 +35,7 @@ def fail_once(scheduler: Scheduler, model: ToyModel) -> list[Sequence]:
     with pytest.raises(RuntimeError):
         model.execute(batch)
     model.fail_if = lambda _: False
-    failed = scheduler.fail(batch)
+    failed = scheduler.fail()
     scheduler.check()
     return failed
 
@@ -106,9 +106,9 @@ def test_a_step_that_fails_after_one_that_went_well_withdraws_only_its_own() -> 
 def test_a_sequence_aborted_in_a_step_that_then_fails_stays_aborted() -> None:
     scheduler = make_scheduler()
     a, b = add(scheduler, 5, 5)
-    batch = scheduler.schedule()
+    scheduler.schedule()
     scheduler.finish(a, "abort")
-    assert scheduler.fail(batch) == [b]
+    assert scheduler.fail() == [b]
     assert (a.finish_reason, b.finish_reason) == ("abort", "error")
     assert_idle(scheduler)
 
@@ -216,7 +216,7 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
         try:
             sampled = model.execute(batch)
         except RuntimeError:
-            scheduler.fail(batch)
+            scheduler.fail()
         else:
             scheduler.update(batch, sampled)
         scheduler.check()

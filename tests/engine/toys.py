@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.block_pool import BlockPool
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import Place, SampledBatch, ScheduledBatch, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
@@ -44,7 +44,7 @@ def make_scheduler(
 
 def snapshot(pool: BlockPool) -> tuple[object, ...]:
     """Everything that a pool knows, as a value."""
-    index = {hash: [(id(prefix), tuple(prefix.blocks)) for prefix in found] for hash, found in pool.index.items()}
+    index = [(p.hash, id(p), p.blocks, p.host_slot) for p in pool.prefixes()]
     return tuple(pool.ref_counts), tuple(map(id, pool.contents)), tuple(pool.free_blocks), repr(index)
 
 
@@ -54,7 +54,7 @@ def free_order(pool: BlockPool) -> list[int]:
 
 def answer(batch: ScheduledBatch, token: int = 7) -> SampledBatch:
     """The same token for every row that samples."""
-    return SampledBatch([token] * len(batch.sampling), [None] * len(batch.sampling))
+    return SampledBatch([token] * len(batch.sampling))
 
 
 class ToyModel:
@@ -67,13 +67,17 @@ class ToyModel:
     def __init__(self, block_size: int = 4, fail_if: Callable[[ScheduledBatch], bool] = lambda _: False):
         self.block_size = block_size
         self.fail_if = fail_if
-        self.slots: dict[tuple[int, int], int] = {}
+        self.slots: dict[tuple[int | str, int], int] = {}
+        self.elsewhere: dict[Place, dict[int, int]] = {}  # what host memory and files hold: offset -> digest
         self.batches: list[ScheduledBatch] = []
         self.closed = 0
 
     def execute(self, batch: ScheduledBatch) -> SampledBatch:
         self.batches.append(batch)
         failing = self.fail_if(batch)
+        if not failing:
+            for transfer in batch.transfers:
+                self._write(transfer.target, self._read(transfer.source))
         new_tokens = iter(batch.token_ids)
         for start, count, table in zip(
             batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True
@@ -84,10 +88,27 @@ class ToyModel:
                 self.slots[self._slot(table, position)] = digest
         if failing:
             raise RuntimeError("the step broke")
-        return SampledBatch([self._next_token(batch, row.row) for row in batch.sampling], [None] * len(batch.sampling))
+        return SampledBatch([self._next_token(batch, row) for row in batch.sampled_rows])
 
     def close(self) -> None:
         self.closed += 1
+
+    def _read(self, place: Place) -> dict[int, int]:
+        if place.tier is not Tier.DEVICE:
+            return dict(self.elsewhere[place])
+        return {
+            offset: self.slots[place.where, offset]
+            for offset in range(self.block_size)
+            if (place.where, offset) in self.slots
+        }
+
+    def _write(self, place: Place, content: dict[int, int]) -> None:
+        if place.tier is not Tier.DEVICE:
+            self.elsewhere[place] = content
+            return
+        for offset in range(self.block_size):
+            self.slots.pop((place.where, offset), None)
+        self.slots.update({(place.where, offset): digest for offset, digest in content.items()})
 
     @property
     def num_computed(self) -> int:

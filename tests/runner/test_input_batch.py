@@ -23,7 +23,8 @@ def build(block_size: int, *seqs: tuple[int, int, list[int]], sampling: tuple[in
         num_computed_tokens=[computed for computed, _, _ in seqs],
         num_new_tokens=[new for _, new, _ in seqs],
         block_tables=[table for _, _, table in seqs],
-        sampling=[SamplingRow(row, SamplingParams(), 0, ()) for row in sampling],
+        sampled_rows=list(sampling),
+        sampling=[SamplingRow(SamplingParams(), 0, ()) for _ in sampling],
     )
     return InputBatch.build(batch, [], block_size, CPU)
 

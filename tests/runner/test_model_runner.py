@@ -58,7 +58,8 @@ def prefill(num_tokens: int, *, computed: int = 0, sampled: bool = True) -> Sche
         num_computed_tokens=[computed],
         num_new_tokens=[num_tokens],
         block_tables=[list(range(1, 2 + (computed + num_tokens) // 16))],
-        sampling=[SamplingRow(0, SamplingParams(temperature=0), 0, ())] if sampled else [],
+        sampled_rows=[0] if sampled else [],
+        sampling=[SamplingRow(SamplingParams(temperature=0), 0, ())] if sampled else [],
     )
 
 
@@ -309,13 +310,13 @@ def test_a_whole_prompt_samples_one_token(make: MakeRunner) -> None:
     sampled = make().execute(prefill(5))
     assert len(sampled.token_ids) == 1
     assert 0 <= sampled.token_ids[0] < 300
-    assert sampled.logprobs == [None]
+    assert sampled.logprobs is None
 
 
 def test_a_chunk_that_samples_nothing_returns_an_empty_batch(make: MakeRunner) -> None:
     sampled = make().execute(prefill(5, sampled=False))
     assert sampled.token_ids == []
-    assert sampled.logprobs == []
+    assert sampled.logprobs is None
 
 
 def test_a_chunk_that_samples_nothing_still_writes_its_kv(make: MakeRunner) -> None:
@@ -348,7 +349,8 @@ def test_the_position_of_the_sampled_token_addresses_its_randomness(make: MakeRu
             runner.execute(begin)
         rest = prefill(20 - first, computed=first)
         rest.token_ids = token_ids[first:]
-        rest.sampling = [SamplingRow(0, SamplingParams(temperature=5.0), seed, ()) for seed in range(10)]
+        rest.sampled_rows = [0] * 10
+        rest.sampling = [SamplingRow(SamplingParams(temperature=5.0), seed, ()) for seed in range(10)]
         draws.append(runner.execute(rest).token_ids)
     assert draws[1:] == draws[:1] * 3
     assert len(set(draws[0])) > 5

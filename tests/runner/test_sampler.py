@@ -19,8 +19,8 @@ CPU = torch.device("cpu")
 EULER_GAMMA = 0.5772156649015329
 
 
-def row(index: int = 0, *, seed: int = 1, banned: tuple[int, ...] = (), **params: object) -> SamplingRow:
-    return SamplingRow(index, SamplingParams(**params), sequence_seed(seed, 0), banned)  # type: ignore[arg-type]
+def row(*, seed: int = 1, banned: tuple[int, ...] = (), **params: object) -> SamplingRow:
+    return SamplingRow(SamplingParams(**params), sequence_seed(seed, 0), banned)  # type: ignore[arg-type]
 
 
 def sample(logits: Tensor, rows: list[SamplingRow], positions: list[int] | None = None) -> list[int]:
@@ -44,12 +44,12 @@ def kept(logits: Tensor, **params: object) -> set[int]:
 
 def test_greedy_is_argmax() -> None:
     logits = random_logits(0, 20, 50)
-    assert sample(logits, [row(i, temperature=0) for i in range(20)]) == logits.argmax(-1).tolist()
+    assert sample(logits, [row(temperature=0) for i in range(20)]) == logits.argmax(-1).tolist()
 
 
 def test_greedy_rows_are_argmax_inside_a_mixed_batch() -> None:
     logits = random_logits(1, 40, 50)
-    rows = [row(i, seed=i, temperature=0 if i % 3 == 0 else 50.0, top_k=i % 4) for i in range(40)]
+    rows = [row(seed=i, temperature=0 if i % 3 == 0 else 50.0, top_k=i % 4) for i in range(40)]
     tokens = sample(logits, rows)
     best = logits.argmax(-1).tolist()
     assert tokens[::3] == best[::3]
@@ -64,13 +64,13 @@ def test_greedy_takes_no_notice_of_filters_and_seeds() -> None:
 
 def test_top_k_1_is_greedy_at_any_temperature() -> None:
     logits = random_logits(3, 200, 30)
-    rows = [row(i, seed=i, temperature=100.0, top_k=1) for i in range(200)]
+    rows = [row(seed=i, temperature=100.0, top_k=1) for i in range(200)]
     assert sample(logits, rows) == logits.argmax(-1).tolist()
 
 
 def test_a_tiny_temperature_takes_the_likeliest_token_and_does_not_overflow() -> None:
     logits = random_logits(4, 50, 30) * 10
-    rows = [row(i, seed=i, temperature=1e-30) for i in range(50)]
+    rows = [row(seed=i, temperature=1e-30) for i in range(50)]
     assert sample(logits, rows) == logits.argmax(-1).tolist()
 
 
@@ -133,7 +133,7 @@ def test_filters_agree_with_the_slow_reference_in_random_batches() -> None:
         count = rng.randint(1, 6)
         logits = random_logits(case, count, vocab_size)
         settings = [random_params(rng, vocab_size) for _ in range(count)]
-        filtered = filter_logits(logits.clone(), [row(i, **s) for i, s in enumerate(settings)])  # type: ignore[arg-type]
+        filtered = filter_logits(logits.clone(), [row(**s) for i, s in enumerate(settings)])  # type: ignore[arg-type]
         for i, setting in enumerate(settings):
             survivors = set(filtered[i].isfinite().nonzero().flatten().tolist())
             assert survivors == reference_filter(logits[i].tolist(), 1.0, **setting), (case, i, setting)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def test_sampling_draws_exactly_the_tokens_that_the_reference_keeps() -> None:
         logits = random_logits(100 + case, 8) / 2
         setting = random_params(rng, 8)
         temperature = rng.uniform(0.5, 3.0)
-        rows = [row(i, seed=i, temperature=temperature, **setting) for i in range(3000)]  # type: ignore[arg-type]
+        rows = [row(seed=i, temperature=temperature, **setting) for i in range(3000)]  # type: ignore[arg-type]
         drawn = set(sample(logits.expand(3000, -1), rows))
         survivors = reference_filter(logits.tolist(), temperature, **setting)  # type: ignore[arg-type]
         assert drawn <= survivors
@@ -162,25 +162,25 @@ def test_top_p_counts_what_top_k_left() -> None:
 
 def test_temperature_comes_before_top_p() -> None:
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(2000, -1)
-    cold = {*sample(logits, [row(i, seed=i, temperature=0.25, top_p=0.7) for i in range(2000)])}
-    hot = {*sample(logits, [row(i, seed=i, temperature=100.0, top_p=0.7) for i in range(2000)])}
+    cold = {*sample(logits, [row(seed=i, temperature=0.25, top_p=0.7) for i in range(2000)])}
+    hot = {*sample(logits, [row(seed=i, temperature=100.0, top_p=0.7) for i in range(2000)])}
     assert cold == {0}  # 0.4 ** 4 is 0.72 of the sum
     assert hot == {0, 1, 2}  # all near 0.25
 
 
 def test_filters_that_are_off_change_no_draw() -> None:
     logits = random_logits(6, 300, 40)
-    plain = [row(i, seed=i) for i in range(300)]
-    off = [row(i, seed=i, top_k=40, top_p=1.0, min_p=0.0) for i in range(300)]
+    plain = [row(seed=i) for i in range(300)]
+    off = [row(seed=i, top_k=40, top_p=1.0, min_p=0.0) for i in range(300)]
     assert sample(logits, plain) == sample(logits, off)
-    assert sample(logits, plain) == sample(logits, [row(i, seed=i, top_k=-1) for i in range(300)])
+    assert sample(logits, plain) == sample(logits, [row(seed=i, top_k=-1) for i in range(300)])
 
 
 def test_a_filtered_neighbour_leaves_a_row_alone() -> None:
     logits = random_logits(7, 2, 40)
-    free = [row(0, seed=s, temperature=5.0) for s in range(100)]
+    free = [row(seed=s, temperature=5.0) for s in range(100)]
     alone = [sample(logits[:1], [r])[0] for r in free]
-    beside = [sample(logits, [r, row(1, top_k=1, temperature=3.0)])[0] for r in free]
+    beside = [sample(logits, [r, row(top_k=1, temperature=3.0)])[0] for r in free]
     assert beside == alone
 
 
@@ -189,7 +189,7 @@ def test_banned_tokens_are_never_sampled() -> None:
     best = int(logits[0].argmax())
     banned = (best, 3, 5)
     settings = ({"temperature": 0}, {"temperature": 20.0}, {"temperature": 20.0, "top_k": 4, "top_p": 0.9})
-    rows = [row(i, seed=i, banned=banned, **settings[i % 3]) for i in range(2000)]  # type: ignore[arg-type]
+    rows = [row(seed=i, banned=banned, **settings[i % 3]) for i in range(2000)]  # type: ignore[arg-type]
     drawn = set(sample(logits, rows))
     assert not drawn & set(banned)
     assert drawn
@@ -198,7 +198,7 @@ def test_banned_tokens_are_never_sampled() -> None:
 def test_a_ban_binds_its_own_row_only() -> None:
     logits = random_logits(9, 12).expand(2, -1)
     best = int(logits[0].argmax())
-    tokens = sample(logits, [row(0, temperature=0, banned=(best,)), row(1, temperature=0)])
+    tokens = sample(logits, [row(temperature=0, banned=(best,)), row(temperature=0)])
     assert tokens[0] != best
     assert tokens[1] == best
 
@@ -224,7 +224,7 @@ def test_frequencies_are_those_of_the_softmax(vary: str) -> None:
     probabilities = [0.02, 0.08, 0.1, 0.2, 0.25, 0.35]
     count = 20_000
     logits = torch.tensor(probabilities).log().expand(count, -1)
-    rows = [row(i, seed=i if vary == "seed" else 5) for i in range(count)]
+    rows = [row(seed=i if vary == "seed" else 5) for i in range(count)]
     positions = list(range(count)) if vary == "position" else [3] * count
     assert chi_square(sample(logits, rows, positions), probabilities) < 20.5  # 5 degrees of freedom: one in a thousand
 
@@ -232,7 +232,7 @@ def test_frequencies_are_those_of_the_softmax(vary: str) -> None:
 def test_frequencies_after_temperature_and_top_k_are_those_of_what_is_left() -> None:
     count = 20_000
     logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(count, -1)
-    tokens = sample(logits, [row(i, seed=i, temperature=2.0, top_k=3) for i in range(count)])
+    tokens = sample(logits, [row(seed=i, temperature=2.0, top_k=3) for i in range(count)])
     weights = [0.0, 0.2**0.5, 0.3**0.5, 0.4**0.5]
     assert 0 not in tokens
     assert chi_square(tokens, [w / sum(weights) for w in weights]) < 13.8  # 2 degrees of freedom: one in a thousand
@@ -240,7 +240,7 @@ def test_frequencies_after_temperature_and_top_k_are_those_of_what_is_left() -> 
 
 def test_a_draw_is_the_same_alone_in_a_batch_and_reordered() -> None:
     logits = random_logits(11, 30, 60)
-    rows = [row(i, seed=i * 17, temperature=2.0, top_k=(0, 20)[i % 2]) for i in range(30)]
+    rows = [row(seed=i * 17, temperature=2.0, top_k=(0, 20)[i % 2]) for i in range(30)]
     positions = [i * 5 for i in range(30)]
     together = sample(logits, rows, positions)
     alone = [sample(logits[i : i + 1], [rows[i]], [positions[i]])[0] for i in range(30)]
@@ -255,7 +255,7 @@ def test_another_address_gives_another_draw(what: str) -> None:
     logits = torch.zeros(100, 1000)  # equal chances: two draws agree once in a thousand
     base = SamplingParams()
     rows = [
-        SamplingRow(i, base, sequence_seed(i if what == "seed" else 9, i if what == "completion" else 0), ())
+        SamplingRow(base, sequence_seed(i if what == "seed" else 9, i if what == "completion" else 0), ())
         for i in range(100)
     ]
     tokens = sample(logits, rows, list(range(100)) if what == "position" else [4] * 100)
@@ -325,20 +325,20 @@ def test_nan_and_infinity_are_refused(value: float, temperature: float) -> None:
     logits = random_logits(12, 3, 10)
     logits[1, 4] = value
     with pytest.raises(NotFiniteLogits, match="1 of 3 rows"):
-        sample(logits, [row(i, temperature=temperature) for i in range(3)])
+        sample(logits, [row(temperature=temperature) for i in range(3)])
 
 
 def test_a_row_of_minus_infinity_is_refused() -> None:
     logits = random_logits(13, 2, 10)
     logits[0] = -torch.inf
     with pytest.raises(NotFiniteLogits):
-        sample(logits, [row(0, temperature=0), row(1, temperature=0)])
+        sample(logits, [row(temperature=0), row(temperature=0)])
 
 
 def test_single_tokens_of_minus_infinity_are_never_drawn() -> None:
     logits = torch.zeros(500, 4)
     logits[:, 2] = -torch.inf
-    assert set(sample(logits, [row(i, seed=i, top_p=0.99) for i in range(500)])) == {0, 1, 3}
+    assert set(sample(logits, [row(seed=i, top_p=0.99) for i in range(500)])) == {0, 1, 3}
 
 
 # ---- log probabilities
@@ -368,9 +368,7 @@ def test_logprobs_of_the_whole_vocabulary_sum_to_one_and_are_ranked() -> None:
 
 def test_top_logprobs_are_the_likeliest_and_the_chosen_one() -> None:
     logits = random_logits(16, 60, 30)
-    result = Sampler().sample(
-        logits.clone(), [row(i, seed=i, temperature=9.0, logprobs=3) for i in range(60)], [0] * 60
-    )
+    result = Sampler().sample(logits.clone(), [row(seed=i, temperature=9.0, logprobs=3) for i in range(60)], [0] * 60)
     for values, token, entries in zip(logits, result.token_ids, result.logprobs, strict=True):
         assert entries is not None
         assert entries.keys() == {*values.topk(3).indices.tolist(), token}
@@ -385,14 +383,14 @@ def test_logprobs_0_reports_the_chosen_token_alone() -> None:
 
 
 def test_rows_that_ask_for_no_logprobs_get_none() -> None:
-    result = Sampler().sample(random_logits(18, 3, 30), [row(0), row(1, logprobs=2), row(2)], [0, 0, 0])
+    result = Sampler().sample(random_logits(18, 3, 30), [row(), row(logprobs=2), row()], [0, 0, 0])
     assert [entries is None for entries in result.logprobs] == [True, False, True]
 
 
 def test_asking_for_logprobs_changes_no_draw() -> None:
     logits = random_logits(19, 50, 30)
-    plain = sample(logits, [row(i, seed=i, temperature=2.0) for i in range(50)])
-    assert sample(logits, [row(i, seed=i, temperature=2.0, logprobs=2) for i in range(50)]) == plain
+    plain = sample(logits, [row(seed=i, temperature=2.0) for i in range(50)])
+    assert sample(logits, [row(seed=i, temperature=2.0, logprobs=2) for i in range(50)]) == plain
 
 
 def test_more_logprobs_than_tokens_gives_all_of_them() -> None:

@@ -52,7 +52,8 @@ def test_the_decode_samples_for_as_many_sequences_as_may_run(case: tuple[int, ..
     assert decode.phase is Phase.DECODE
     assert len(decode) == len(decode.sampling) == min(max_num_seqs, budget)
     assert set(decode.num_new_tokens) == {1}
-    assert [row.row for row in decode.sampling] == list(range(len(decode)))
+    assert decode.sampled_rows == list(range(len(decode)))
+    assert len(decode.sampling) == len(decode)
     check_shape(decode, max_len, block_size)
 
 

@@ -1,0 +1,44 @@
+"""CacheStats: how much of what was asked for the prefix cache had."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from nanoengine.engine.messages import Tier
+
+WINDOW = 1000
+"""Requests over which `recent_hit_rate` looks back."""
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """Tokens looked up and found. A request counts once, when it is first admitted; when it resumes, it counts apart."""
+
+    num_queried_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_resumed_queried_tokens: int = 0
+    num_resumed_hit_tokens: int = 0
+    hits_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))  # tokens; resumed ones too
+    num_copied_blocks: int = 0  # copies on write
+    _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+
+    def record(self, num_queried: int, num_hit: int, *, resumed: bool) -> None:
+        if resumed:
+            self.num_resumed_queried_tokens += num_queried
+            self.num_resumed_hit_tokens += num_hit
+        else:
+            self.num_queried_tokens += num_queried
+            self.num_hit_tokens += num_hit
+            self._recent.append((num_queried, num_hit))
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens of all requests that the cache had."""
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
+
+    @property
+    def recent_hit_rate(self) -> float:
+        """The same over the last `WINDOW` requests."""
+        queried = sum(pair[0] for pair in self._recent)
+        return sum(pair[1] for pair in self._recent) / queried if queried else 0.0

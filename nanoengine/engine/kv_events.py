@@ -1,0 +1,43 @@
+"""What a cache-aware router needs to hear: which prefixes this engine has, and which it has lost.
+
+A router that hashes the prompts of its requests in the same way knows which engine has most of a prompt cached. Hashes
+are chained, so a block is found by its own hash; the token ids are there for routers that keep a tree of their own.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A full block can be hit from now on.
+
+    Attributes:
+        hash: of the block and everything before it.
+        parent_hash: of the block before it; b"" for the first.
+        token_bytes: its tokens, int32, behind the bytes of the request's cache salt in a first block.
+    """
+
+    hash: bytes
+    parent_hash: bytes
+    token_bytes: bytes
+
+    def token_ids(self, block_size: int) -> list[int]:
+        return array("i", self.token_bytes[-4 * block_size :]).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """The last copy of a block is gone, from every tier."""
+
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """Nothing is cached any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllCleared

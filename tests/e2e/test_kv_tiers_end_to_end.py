@@ -1,0 +1,393 @@
+"""KV that leaves the pool: recomputed, in host memory, on disk. Wherever it was, the tokens are those of a large pool.
+
+The pool is full of NaN, so that a block which did not come back whole shows.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.engine.kv_file import encode_header, read_kv_file, write_kv_file
+from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.messages import ScheduledBatch, Tier
+from nanoengine.errors import NanoEngineError, StepFailed
+from tests.support import fill_kv_with_nan, model_runner
+
+Tokens = list[list[int]]
+BLOCK_BYTES = 81920  # of the bundled model in float32
+SMALL, LARGE = 8 * BLOCK_BYTES, 300 * BLOCK_BYTES
+TINY_POOL: dict[str, Any] = {"num_kv_blocks": 15}
+NUM_PROMPTS = 6
+LENGTHS = [137 - 13 * i for i in range(NUM_PROMPTS)]
+PARAMS = [
+    SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=15 + i, ignore_eos=True, n=1 + i % 3 // 2)
+    for i in range(NUM_PROMPTS)
+]
+
+
+def open_llm(**options: Any) -> LLM:
+    defaults: dict[str, Any] = {"max_model_len": 200, "num_kv_blocks": 400}
+    llm = LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **defaults | options)
+    fill_kv_with_nan(llm)
+    return llm
+
+
+def run(llm: LLM, prompts: Tokens, **options: Any) -> list[Tokens]:
+    params = PARAMS[: len(prompts)]
+    outputs = llm.generate(prompts, params, use_tqdm=False, **options)
+    assert_idle(llm)
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+def assert_idle(llm: LLM) -> None:
+    llm.engine.scheduler.check()
+    assert not llm.engine.has_unfinished
+    assert llm.engine.scheduler.block_manager.pool.usage == 0
+
+
+def tiers(llm: LLM) -> LowerTiers:
+    return llm.engine.scheduler.block_manager.tiers
+
+
+def hits(llm: LLM, tier: Tier) -> int:
+    """Tokens that were found in a tier."""
+    return llm.engine.scheduler.block_manager.stats.hits_by_tier[tier]
+
+
+def kv_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.kv"))
+
+
+@pytest.fixture(scope="module")
+def prompts(demo_llm: LLM) -> Tokens:
+    """Real text; the prompts share nothing."""
+    text = demo_llm.tokenizer.encode(inspect.getsource(textwrap))
+    return [text[100 * i : 100 * i + length] for i, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def right(prompts: Tokens) -> list[Tokens]:
+    """What a pool with room for all computes."""
+    with open_llm(enable_prefix_caching=False) as llm:
+        tokens = run(llm, prompts)
+        assert llm.engine.scheduler.num_preemptions == 0
+        return tokens
+
+
+# ---- preemption
+
+
+def test_recompute_copies_nothing(prompts: Tokens, right: list[Tokens]) -> None:
+    with open_llm(**TINY_POOL) as llm:
+        assert run(llm, prompts) == right
+        preemption = llm.engine.scheduler.preemption
+        assert preemption.num_recomputes == llm.engine.scheduler.num_preemptions > 0
+        assert preemption.num_swaps == tiers(llm).num_saved_blocks == tiers(llm).num_loaded_blocks == 0
+        assert hits(llm, Tier.HOST) == hits(llm, Tier.DISK) == 0
+
+
+@pytest.mark.parametrize("kv_host_memory", [SMALL, LARGE])
+@pytest.mark.parametrize("chunk", [8192, 40])
+def test_swapped_blocks_come_back_as_they_were(
+    prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int
+) -> None:
+    options = {"preemption_mode": "swap", "kv_host_memory": kv_host_memory, "max_num_batched_tokens": chunk}
+    with open_llm(**TINY_POOL, **options) as llm:
+        assert run(llm, prompts) == right
+        assert llm.engine.scheduler.preemption.num_swaps == llm.engine.scheduler.num_preemptions > 0
+        assert llm.engine.scheduler.block_manager.pool.num_evicted > 0
+        assert tiers(llm).num_saved_blocks > 0
+        assert tiers(llm).num_loaded_blocks > 0
+        assert hits(llm, Tier.HOST) == 16 * tiers(llm).num_loaded_blocks
+        assert run(llm, prompts) == right
+
+
+def test_with_much_host_memory_the_second_time_hardly_computes_anything(prompts: Tokens, right: list[Tokens]) -> None:
+    with open_llm(**TINY_POOL, kv_host_memory=LARGE) as llm:
+        assert run(llm, prompts) == right
+        loaded, before = tiers(llm).num_loaded_blocks, llm.engine.stats.prefill_tokens
+        assert run(llm, prompts[:4]) == right[:4]
+        assert tiers(llm).num_loaded_blocks > loaded
+        assert llm.engine.stats.prefill_tokens - before <= 4 * 16, "less than a block of each prompt"
+
+
+def test_auto_does_for_each_victim_one_or_the_other(prompts: Tokens, right: list[Tokens]) -> None:
+    with open_llm(**TINY_POOL, preemption_mode="auto", kv_host_memory=LARGE) as llm:
+        assert run(llm, prompts) == right
+        preemption = llm.engine.scheduler.preemption
+        assert preemption.num_swaps + preemption.num_recomputes == llm.engine.scheduler.num_preemptions > 0
+
+
+# ---- the disk
+
+
+def test_a_later_engine_finds_what_an_earlier_one_computed(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "made" / "anew")
+    with open_llm(kv_disk_path=folder) as llm:
+        assert run(llm, prompts) == right
+        assert hits(llm, Tier.DISK) == 0
+        computed = llm.engine.stats.prefill_tokens
+        assert computed == sum(LENGTHS)
+    assert len(kv_files(Path(folder))) >= sum(length // 16 for length in LENGTHS), "closing wrote them"
+    with open_llm(kv_disk_path=folder) as llm:
+        assert run(llm, prompts) == right
+        expected = sum((length - 1) // 16 * 16 for length in LENGTHS)
+        assert hits(llm, Tier.DISK) == 16 * tiers(llm).num_loaded_blocks == expected
+        assert llm.engine.stats.prefill_tokens == computed - expected
+        assert run(llm, prompts) == right
+        assert hits(llm, Tier.DISK) == expected, "now the pool has them"
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_host_memory": SMALL}, {"kv_host_memory": SMALL, "preemption_mode": "swap"}]
+)
+def test_a_tiny_pool_above_a_disk(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    for is_second in (False, True):
+        with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), **options) as llm:
+            assert run(llm, prompts) == right
+            assert run(llm, prompts) == right
+            assert kv_files(tmp_path), "written before the engine closes"
+            assert llm.engine.scheduler.num_preemptions > 0
+            assert hits(llm, Tier.DISK) > 0
+            assert (tiers(llm).num_saved_blocks > 0) == ("kv_host_memory" in options)
+            assert hits(llm, Tier.HOST) > 0 or "preemption_mode" not in options
+            if is_second:
+                assert llm.engine.stats.prefill_tokens < sum(LENGTHS)
+
+
+def test_the_folder_holds_no_more_than_it_may(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+    for kv_disk_bytes in (12 * BLOCK_BYTES, 5 * BLOCK_BYTES):
+        with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_disk_bytes=kv_disk_bytes) as llm:
+            assert run(llm, prompts) == right
+        files = [file for file in tmp_path.rglob("*") if file.is_file()]
+        assert files
+        assert sum(file.stat().st_size for file in files) <= kv_disk_bytes
+
+
+def test_a_limit_below_one_block_keeps_nothing(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+    with open_llm(kv_disk_path=str(tmp_path), kv_disk_bytes=100) as llm:
+        assert run(llm, prompts[:2]) == right[:2]
+    assert not kv_files(tmp_path)
+
+
+def test_engines_of_another_dtype_have_files_of_their_own(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+    with open_llm(kv_disk_path=str(tmp_path)) as llm:
+        run(llm, prompts[:2])
+    before = kv_files(tmp_path)
+    for options in ({"dtype": "bfloat16"}, {"block_size": 8}):
+        with LLM(
+            "demo", **{"dtype": "float32"} | options, kv_disk_path=str(tmp_path), num_kv_blocks=99, use_tqdm=False
+        ) as llm:
+            run(llm, prompts[:2])
+            assert hits(llm, Tier.DISK) == 0
+    assert set(before) < set(kv_files(tmp_path))
+    with open_llm(kv_disk_path=str(tmp_path)) as llm:
+        assert run(llm, prompts[:2]) == right[:2]
+        assert hits(llm, Tier.DISK) > 0
+
+
+# ---- files that are not to be trusted
+
+
+def flip_a_bit(file: Path, other: bytes) -> None:  # noqa: ARG001
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path, other: bytes) -> None:  # noqa: ARG001
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def empty(file: Path, other: bytes) -> None:  # noqa: ARG001
+    file.write_bytes(b"")
+
+
+def put_other_tokens(file: Path, other: bytes) -> None:
+    file.write_bytes(other)
+
+
+def put_another_models(file: Path, other: bytes) -> None:  # noqa: ARG001
+    header, payload = read_kv_file(file)
+    write_kv_file(file, encode_header(header | {"fingerprint": "0" * 32}), bytes(payload))
+
+
+def put_another_size(file: Path, other: bytes) -> None:  # noqa: ARG001
+    header, payload = read_kv_file(file)
+    write_kv_file(file, encode_header(header), bytes(payload[:-64]))
+
+
+def spoil_all(folder: Path, spoil: Callable[[Path, bytes], None]) -> None:
+    files = kv_files(folder)
+    contents = [file.read_bytes() for file in files]
+    for file, other in zip(files, contents[1:] + contents[:1], strict=True):
+        spoil(file, other)
+
+
+@pytest.mark.parametrize("spoil", [flip_a_bit, truncate, empty, put_other_tokens, put_another_models, put_another_size])
+def test_a_bad_file_is_ignored_with_a_warning(
+    prompts: Tokens,
+    right: list[Tokens],
+    tmp_path: Path,
+    spoil: Callable[[Path, bytes], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with open_llm(kv_disk_path=str(tmp_path)) as llm:
+        run(llm, prompts[:1])
+    spoil_all(tmp_path, spoil)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="nanoengine"), open_llm(kv_disk_path=str(tmp_path)) as llm:
+        for _ in range(2):
+            assert run(llm, prompts[:1]) == right[:1]
+        assert hits(llm, Tier.DISK) == 0
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1, "of the first block of the prompt, once"
+    assert "ignored" in warnings[0]
+    assert ".kv" in warnings[0]
+    with open_llm(kv_disk_path=str(tmp_path)) as llm:
+        assert run(llm, prompts[:1]) == right[:1]
+        assert hits(llm, Tier.DISK) > 0, "closing wrote a sound one"
+
+
+def remove(file: Path, other: bytes) -> None:  # noqa: ARG001
+    file.unlink()
+
+
+@pytest.mark.parametrize("spoil", [truncate, remove])
+def test_files_that_are_spoilt_while_the_engine_runs_give_no_wrong_tokens_and_are_soon_forgotten(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path, spoil: Callable[[Path, bytes], None]
+) -> None:
+    with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path)) as llm:
+        run(llm, prompts)
+        spoil_all(tmp_path, spoil)
+        for _ in range(LENGTHS[0] // 16 + 1):  # a file may cost a step, but only one
+            try:
+                assert run(llm, prompts[:1]) == right[:1]
+            except StepFailed:
+                assert_idle(llm)
+            else:
+                return
+        pytest.fail("the same files break every step")
+
+
+# ---- salts and resets
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_only_requests_of_equal_salt_share_a_prefix(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path, on_disk: bool
+) -> None:
+    options = {"kv_disk_path": str(tmp_path)} if on_disk else {}
+    with open_llm(**options) as llm:
+        for salt in ("", "a", "b"):
+            for is_second in (False, True):
+                before = llm.engine.stats.prefill_tokens
+                assert run(llm, prompts[:2], cache_salt=salt) == right[:2]
+                computed = llm.engine.stats.prefill_tokens - before
+                assert (computed < 32) if is_second else (computed == sum(LENGTHS[:2])), salt
+    if on_disk:
+        with open_llm(**options) as llm:
+            for salt, is_known in (("c", False), ("b", True), ("", True)):
+                before = hits(llm, Tier.DISK)
+                assert run(llm, prompts[:2], cache_salt=salt) == right[:2]
+                assert (hits(llm, Tier.DISK) > before) == is_known
+
+
+@pytest.mark.parametrize("salt", [5, None, b"a", "\ud800"])
+def test_a_salt_that_is_no_text_is_refused_and_nothing_is_left(demo_llm: LLM, salt: Any) -> None:
+    with pytest.raises(NanoEngineError, match="cache_salt"):
+        demo_llm.generate("x", PARAMS[0], cache_salt=salt, use_tqdm=False)
+    assert_idle(demo_llm)
+    assert not demo_llm.engine._requests
+
+
+def test_a_reset_empties_every_tier(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+    with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
+        assert run(llm, prompts) == right
+        assert kv_files(tmp_path)
+        loaded = tiers(llm).num_loaded_blocks
+        assert llm.reset_prefix_cache()
+        assert not kv_files(tmp_path)
+        fill_kv_with_nan(llm)
+        before = llm.engine.stats.prefill_tokens
+        assert run(llm, prompts[:1]) == right[:1]
+        assert llm.engine.stats.prefill_tokens - before == LENGTHS[0]
+        assert tiers(llm).num_loaded_blocks == loaded
+        assert run(llm, prompts) == right
+
+
+def test_a_reset_is_refused_while_a_request_runs(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
+        execute, answers = model_runner(llm).execute, []
+
+        def resetting(batch: ScheduledBatch) -> Any:
+            answers.append(llm.reset_prefix_cache())
+            return execute(batch)
+
+        monkeypatch.setattr(model_runner(llm), "execute", resetting)
+        assert run(llm, prompts) == right
+        monkeypatch.undo()
+        assert answers
+        assert not any(answers)
+
+
+# ---- steps that fail while blocks are on their way
+
+
+class Broken(Exception):
+    """What the sabotaged executor raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "after_the_copies", "disk"),
+    [
+        (Broken("here"), False, True),
+        (Broken("here"), True, False),
+        (KeyboardInterrupt(), False, False),
+        (KeyboardInterrupt(), True, True),
+    ],
+)
+def test_a_step_that_fails_with_copies_pending_leaves_the_engine_right(
+    prompts: Tokens,
+    right: list[Tokens],
+    tmp_path: Path,
+    error: BaseException,
+    after_the_copies: bool,
+    disk: bool,
+) -> None:
+    options = {"kv_disk_path": str(tmp_path)} if disk else {}
+    with open_llm(**TINY_POOL, preemption_mode="swap", kv_host_memory=SMALL, **options) as llm:
+        runner, execute = model_runner(llm), model_runner(llm).execute
+        for nth in (1, 3):
+            countdown = nth
+
+            def failing(batch: ScheduledBatch) -> Any:
+                nonlocal countdown
+                countdown -= bool(batch.transfers)
+                if countdown == 0 and batch.transfers:
+                    if after_the_copies:
+                        runner.mover.run(batch.transfers)
+                    raise error
+                return execute(batch)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(runner, "execute", failing)
+                expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StepFailed
+                with pytest.raises(expected):
+                    llm.generate(prompts, PARAMS, use_tqdm=False)
+            assert_idle(llm)
+            assert run(llm, prompts) == right
