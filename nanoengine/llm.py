@@ -24,7 +24,7 @@ from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.stats import EngineStats
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, UnsupportedModel
+from nanoengine.errors import InvalidConfig, InvalidPrompt, InvalidSamplingParams, StepFailed, UnsupportedModel
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from nanoengine.tokenizer import HFTokenizer, Message
@@ -225,7 +225,10 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
     if config.kv_disk_path is not None:
         fingerprint = runner.kv_fingerprint()
         hash_seed = int(fingerprint[:16], 16)  # the same in every process: hashes are the names of the files
-        disk = DiskTier(Path(config.kv_disk_path), fingerprint, runner.block_bytes, config.kv_disk_bytes)
+        try:
+            disk = DiskTier(Path(config.kv_disk_path), fingerprint, runner.block_bytes, config.kv_disk_bytes)
+        except OSError as error:
+            raise InvalidConfig(f"kv_disk_path is {config.kv_disk_path!r}, which cannot be used: {error}") from error
     stats = EngineStats()
     scheduler = Scheduler(
         BlockManager(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from nanoengine import LLM, SamplingParams
 from nanoengine.engine.kv_events import AllCleared, BlockRemoved, BlockStored, KVEvent
 from nanoengine.engine.messages import Tier
+from nanoengine.errors import InvalidConfig
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
@@ -47,6 +52,12 @@ def test_a_router_that_listens_knows_what_the_engine_has(tiny_llm: LLM) -> None:
     assert tiny_llm.engine.scheduler.block_manager.pool.num_evicted > 0
     assert tiny_llm.reset_prefix_cache()
     assert router.alive == set()
+
+
+def test_a_disk_path_that_cannot_be_a_folder_is_refused(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InvalidConfig, match=r"kv_disk_path is .*file', which cannot be used"):
+        LLM(str(tiny), num_kv_blocks=9, max_model_len=64, kv_disk_path=str(tmp_path / "file"), use_tqdm=False)
 
 
 def test_who_stops_listening_hears_no_more(tiny_llm: LLM) -> None:

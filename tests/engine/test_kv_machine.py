@@ -166,11 +166,21 @@ class KVMachine(KVLife):
         self.run_step(skip, chunk, accept)
 
     @precondition(lambda self: self.running)
-    @rule(skip=st.sets(st.integers(0, 7)), chunk=st.integers(1, 9), num_done=st.integers(0, 6), sure=st.integers(0, 4))
-    def failing_step(self, skip: set[int], chunk: int, num_done: int, sure: int) -> None:
+    @rule(
+        skip=st.sets(st.integers(0, 7), max_size=3),
+        chunk=st.integers(1, 9),
+        num_done=st.sampled_from([0, 0, 1, 2, 4, 99]),
+        swap=st.booleans(),
+        sure=st.integers(0, 2),
+    )
+    def failing_step(self, skip: set[int], chunk: int, num_done: int, swap: bool, sure: int) -> None:
         """It breaks after some of its copies and leaves garbage; what was promised for it is taken back."""
-        if sure < 4:
+        if sure < 2:
             return
+        for seq in self.ready():
+            self.append_one(seq, 1, 0)
+        if swap and len(self.running) > 1:
+            self.preempt_one(self.running[-1], swap)
         self.totals["rules"] += 1
         rows = self.plan_rows(skip, chunk)
         transfers = self.manager.take_transfers()
