@@ -1,6 +1,6 @@
 """BlockManager: the block tables of sequences. It turns lengths into blocks, prefixes into hits, and forks into shared blocks.
 
-Every call that takes blocks either succeeds or leaves everything exactly as it was.
+Every call that takes blocks either succeeds or leaves tables, counts and the free list exactly as they were.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class BlockManager:
         `child` has the parent's tokens, at least those that are computed. The first to write into a shared block gets a copy.
         """
         assert not child.block_table
+        assert child.num_computed_tokens >= parent.num_computed_tokens, "it writes nothing that the parent has written"
         self.publish(parent, parent.num_computed_tokens)
         child.block_table = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         self.pool.acquire(child.block_table)
