@@ -228,7 +228,7 @@ def test_auto_looks_at_the_rate_anew_each_time() -> None:
     assert [choice.prefers_swap(8) for _ in range(3)] == [True, False, True]
 
 
-# ---- known pitfalls
+# ---- what other engines got wrong
 
 
 @pytest.mark.parametrize(("mode", "host"), MODES)
