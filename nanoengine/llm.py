@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
@@ -28,6 +28,9 @@ from nanoengine.errors import InvalidConfig, InvalidPrompt, InvalidSamplingParam
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from nanoengine.tokenizer import HFTokenizer, Message
+
+if TYPE_CHECKING:
+    from nanoengine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("nanoengine")
 
@@ -220,23 +223,16 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
     tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
     folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     runner = ModelRunner(config, model_config, folder, use_tqdm=use_tqdm)
-    disk = None
-    hash_seed = None
-    if config.kv_disk_path is not None:
-        fingerprint = runner.kv_fingerprint()
-        hash_seed = int(fingerprint[:16], 16)  # the same in every process: hashes are the names of the files
-        try:
-            disk = DiskTier(Path(config.kv_disk_path), fingerprint, runner.block_bytes, config.kv_disk_bytes)
-        except OSError as error:
-            raise InvalidConfig(f"kv_disk_path is {config.kv_disk_path!r}, which cannot be used: {error}") from error
     stats = EngineStats()
+    disk = None if config.kv_disk_path is None else _disk_tier(config.kv_disk_path, config.kv_disk_bytes, runner)
     scheduler = Scheduler(
         BlockManager(
             runner.num_blocks,
             config.block_size,
             config.enable_prefix_caching,
             tiers=LowerTiers(HostTier(runner.num_host_blocks) if runner.num_host_blocks else None, disk),
-            hash_seed=hash_seed,
+            # On disk, hashes are the names of files: they must be the same in every process.
+            hash_seed=None if disk is None else int(disk.fingerprint[:16], 16),
         ),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -264,6 +260,13 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
         stats=stats,
     )
     return engine, model_config, tokenizer
+
+
+def _disk_tier(folder: str, max_bytes: int, runner: ModelRunner) -> DiskTier:
+    try:
+        return DiskTier(Path(folder), runner.kv_fingerprint(), runner.block_bytes, max_bytes)
+    except OSError as error:
+        raise InvalidConfig(f"kv_disk_path is {folder!r}, which cannot be used: {error}") from error
 
 
 def _eos_token_ids(vocab_size: int, *sources: Any) -> list[int]:

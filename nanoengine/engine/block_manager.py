@@ -41,7 +41,7 @@ class BlockManager:
         self.stats = CacheStats()
         self.tiers = LowerTiers() if tiers is None else tiers
         self.tiers.pool = self.pool
-        self.pool.on_evict = self.tiers.on_evict
+        self.pool.on_evict = self._on_evict
         self._unsettled: list[int] = []  # blocks whose content the batch in flight writes
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -229,6 +229,10 @@ class BlockManager:
         """Raise AssertionError if an invariant of the pool or of a tier is broken."""
         self.pool.check()
         self.tiers.check()
+
+    def _on_evict(self, prefix: Prefix, block: int) -> None:
+        self.stats.num_evicted_blocks += 1
+        self.tiers.on_evict(prefix, block)
 
     def _find_prefix(self, seq: Sequence) -> list[Prefix]:
         """The longest cached prefix of a sequence, its last token left out."""

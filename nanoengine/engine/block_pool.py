@@ -56,7 +56,6 @@ class BlockPool:
     Attributes:
         on_evict: told of a prefix and the block that holds its last copy in the pool, before that block is taken.
         on_event: told what enters and leaves the index.
-        num_evicted: prefixes that lost their last block in the pool to an allocation.
     """
 
     def __init__(self, num_blocks: int, hash_seed: int | None = None):
@@ -69,7 +68,6 @@ class BlockPool:
         self.index: dict[bytes, Prefix] = {}  # hash -> the newest prefix of that hash; its twins behind it
         self.on_evict: Callable[[Prefix, int], None] | None = None
         self.on_event: Callable[[KVEvent], None] | None = None
-        self.num_evicted = 0
 
     @property
     def num_free(self) -> int:
@@ -96,10 +94,8 @@ class BlockPool:
     def _evict(self, block: int) -> None:
         prefix = self.contents[block]
         assert prefix is not None
-        if len(prefix.blocks) == 1:
-            self.num_evicted += 1
-            if self.on_evict is not None:
-                self.on_evict(prefix, block)
+        if len(prefix.blocks) == 1 and self.on_evict is not None:
+            self.on_evict(prefix, block)
         self.withdraw(block)
 
     def acquire(self, blocks: Iterable[int]) -> None:

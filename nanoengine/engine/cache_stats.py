@@ -20,6 +20,7 @@ class CacheStats:
     num_resumed_queried_tokens: int = 0
     num_resumed_hit_tokens: int = 0
     hits_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))  # tokens; resumed ones too
+    num_evicted_blocks: int = 0  # prefixes whose last block in the pool was taken; a lower tier may have kept them
     num_copied_blocks: int = 0  # copies on write
     _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
 

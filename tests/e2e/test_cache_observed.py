@@ -49,7 +49,7 @@ def test_a_router_that_listens_knows_what_the_engine_has(tiny_llm: LLM) -> None:
         expected = router.num_cached(prompt)
         [output] = tiny_llm.generate([prompt], ONE, use_tqdm=False)
         assert output.num_cached_tokens == expected
-    assert tiny_llm.engine.scheduler.block_manager.pool.num_evicted > 0
+    assert tiny_llm.cache_stats.num_evicted_blocks > 0
     assert tiny_llm.reset_prefix_cache()
     assert router.alive == set()
 

@@ -103,7 +103,7 @@ def test_swapped_blocks_come_back_as_they_were(
     with open_llm(**TINY_POOL, **options) as llm:
         assert run(llm, prompts) == right
         assert llm.engine.scheduler.preemption.num_swaps == llm.engine.scheduler.num_preemptions > 0
-        assert llm.engine.scheduler.block_manager.pool.num_evicted > 0
+        assert llm.cache_stats.num_evicted_blocks > 0
         assert tiers(llm).num_saved_blocks > 0
         assert tiers(llm).num_loaded_blocks > 0
         assert hits(llm, Tier.HOST) == 16 * tiers(llm).num_loaded_blocks

@@ -237,7 +237,7 @@ class KVLife(RuleBasedStateMachine):
         assert not any(pool.ref_counts)
         self.manager.check()
         self.totals["lives"] += 1
-        self.totals["evictions"] += pool.num_evicted
+        self.totals["evictions"] += self.manager.stats.num_evicted_blocks
         disk = self.manager.tiers.disk
         if disk is not None:
             self.totals["files"] += len(disk.files)
