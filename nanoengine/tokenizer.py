@@ -1,10 +1,18 @@
-"""HFTokenizer: the tokenizer files of a model folder, through transformers, behind the few calls that the engine makes."""
+"""HFTokenizer: the tokenizer files of a model folder, behind the few calls that the engine makes.
+
+Text is encoded and decoded by the Rust library `tokenizers`, straight from tokenizer.json. transformers, which takes a second
+to import, is loaded for chat templates and for tokenizers that need more than that file.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from nanoengine.errors import InvalidPrompt, ModelNotFound
 
@@ -20,15 +28,21 @@ class HFTokenizer:
     """
 
     def __init__(self, folder: Path):
+        self.folder = folder
+        self._config = _read_config(folder)
+        self._fast = _fast_tokenizer(folder, self._config)
+        if self._fast is None:
+            self._fast = getattr(self.hf, "backend_tokenizer", None)
+
+    @cached_property
+    def hf(self) -> Any:
+        """The same tokenizer as transformers loads it."""
         from transformers import AutoTokenizer
 
         try:
-            self.hf: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
-            raise ModelNotFound(f"{folder} has no tokenizer that can be read: {error}") from error
-        self.folder = folder
-        # The Rust tokenizer itself decodes about ten times faster than its wrapper; slow tokenizers have none.
-        self._backend = getattr(self.hf, "backend_tokenizer", None)
+            raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever the tokenizer adds to one.
@@ -43,12 +57,14 @@ class HFTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
+        if self._fast is not None:
+            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
         return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens have none."""
-        if self._backend is not None:
-            return str(self._backend.decode(token_ids, skip_special_tokens=True))
+        if self._fast is not None:
+            return str(self._fast.decode(token_ids, skip_special_tokens=True))
         return str(self.hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
@@ -74,5 +90,39 @@ class HFTokenizer:
 
     @property
     def eos_token_id(self) -> int | None:
-        token: int | None = self.hf.eos_token_id
+        token: int | None
+        if self._fast is None:
+            token = self.hf.eos_token_id
+        else:
+            name = _content(self._config.get("eos_token"))
+            token = None if name is None else self._fast.token_to_id(name)
         return token
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
+    """The tokenizer in tokenizer.json; None if there is none, or if tokenizer_config.json asks for more than it has."""
+    if not config or config.get("add_bos_token") or config.get("add_eos_token"):
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # the library raises nothing finer; transformers will say what is wrong, or do without the file
+        return None
+    added = config.get("added_tokens_decoder") or {}
+    if any(tokenizer.token_to_id(_content(token) or "") != int(number) for number, token in added.items()):
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token, which files write as a string or as a table."""
+    return token.get("content") if isinstance(token, Mapping) else token

@@ -107,6 +107,11 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
     return model(torch.tensor([list(token_ids)])).logits[0]
 
 
+def num_weights(model: Any) -> int:
+    """Numbers in all tensors that a model takes from a checkpoint."""
+    return sum(place.shape.numel() for place in model.checkpoint_tensors().values())
+
+
 def model_runner(llm: LLM) -> ModelRunner:
     assert isinstance(llm.engine.executor, ModelRunner)
     return llm.engine.executor

@@ -91,7 +91,7 @@ def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenize
             return text.replace(" ,", ",").replace(" .", ".") if clean_up_tokenization_spaces else text
 
     slow = HFTokenizer(plain_folder)
-    slow.hf, slow._backend = Wrapper(), None
+    slow.hf, slow._fast = Wrapper(), None
     ids = [*plain.encode("x , y ."), END_OF_TEXT]
     assert slow.decode(ids) == plain.decode(ids) == "x , y ."
 

@@ -4,59 +4,85 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from nanoengine.kernels.interface import Kernels
 from nanoengine.layers.linear import Linear
 
 
-def filled(*sizes: int, bias: bool) -> Linear:
-    layer = Linear(*sizes, bias=bias)
-    for parameter in layer.parameters():
-        parameter.normal_()
-    return layer
+def filled(kernels: Kernels, *sizes: int, bias: bool) -> tuple[Linear, Tensor]:
+    """A layer with one part for each output size, and the weight that it was filled with."""
+    layer = Linear(kernels, *sizes, bias=bias)
+    weight = torch.randn(sum(sizes[1:]), sizes[0])
+    names = [str(i) for i in range(len(sizes) - 1)]
+    parts = layer.parts("x", *names)
+    for name, rows in zip(names, weight.split(sizes[1:]), strict=True):
+        parts[f"x.{name}.weight"].copy_(rows)
+    if layer.bias is not None:
+        layer.bias.normal_()
+    return layer, weight
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_it_is_x_times_the_weight_transposed_plus_the_bias(bias: bool) -> None:
-    layer = filled(5, 3, 4, bias=bias)
+def test_it_is_x_times_the_weight_transposed_plus_the_bias(kernels: Kernels, bias: bool) -> None:
+    layer, weight = filled(kernels, 5, 3, 4, bias=bias)
     x = torch.randn(6, 5)
-    expected = x.double() @ layer.weight.double().T
+    expected = x.double() @ weight.double().T
     if layer.bias is not None:
         expected = expected + layer.bias.double()
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_without_bias_there_is_none() -> None:
-    assert filled(5, 3, bias=False).bias is None
+@pytest.mark.parametrize("size", [6, 32, 64])  # in a kernel's own panels, and across them
+def test_the_gate_is_silu_of_the_first_part_times_the_second(kernels: Kernels, size: int) -> None:
+    layer, weight = filled(kernels, 5, size, size, bias=False)
+    x = torch.randn(7, 5) * 3
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
+    torch.testing.assert_close(layer.gated(x).double(), gate / (1 + (-gate).exp()) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_large_gates_do_not_overflow(kernels: Kernels, size: int) -> None:
+    layer = Linear(kernels, 2, size, size)
+    parts = layer.parts("x", "gate", "up")
+    parts["x.gate.weight"].copy_(torch.tensor([[1.0, 0.0]]).expand(size, 2))
+    parts["x.up.weight"].copy_(torch.tensor([[0.0, 1.0]]).expand(size, 2))
+    out = layer.gated(torch.tensor([[-1e4, 3.0], [1e4, 3.0]]))
+    torch.testing.assert_close(out, torch.tensor([[0.0], [3e4]]).expand(2, size))
+
+
+def test_without_bias_there_is_none(kernels: Kernels) -> None:
+    assert filled(kernels, 5, 3, bias=False)[0].bias is None
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_parts_have_the_names_and_shapes_of_a_checkpoint(bias: bool) -> None:
-    parts = filled(5, 6, 2, 2, bias=bias).parts("layer.attn", "q", "k", "v")
+def test_parts_have_the_names_and_shapes_of_a_checkpoint(kernels: Kernels, bias: bool) -> None:
+    parts = Linear(kernels, 5, 6, 2, 2, bias=bias).parts("layer.attn", "q", "k", "v")
     shapes = {f"layer.attn.{name}.weight": (rows, 5) for name, rows in (("q", 6), ("k", 2), ("v", 2))}
     if bias:
         shapes |= {f"layer.attn.{name}.bias": (rows,) for name, rows in (("q", 6), ("k", 2), ("v", 2))}
     assert {name: tuple(part.shape) for name, part in parts.items()} == shapes
 
 
-def test_what_is_copied_into_a_part_is_in_the_layer() -> None:
-    layer = filled(5, 6, 2, 3, bias=True)
-    separate = [filled(5, rows, bias=True) for rows in (6, 2, 3)]
+def test_what_is_copied_into_a_part_is_in_the_layer(kernels: Kernels) -> None:
+    layer = Linear(kernels, 5, 6, 2, 3, bias=True)
+    separate = [filled(kernels, 5, rows, bias=True) for rows in (6, 2, 3)]
     parts = layer.parts("x", "a", "b", "c")
-    for name, source in zip("abc", separate, strict=True):
-        parts[f"x.{name}.weight"].copy_(source.weight)
+    for name, (source, weight) in zip("abc", separate, strict=True):
+        parts[f"x.{name}.weight"].copy_(weight)
         assert source.bias is not None
         parts[f"x.{name}.bias"].copy_(source.bias)
     x = torch.randn(4, 5)
-    torch.testing.assert_close(layer(x), torch.cat([source(x) for source in separate], dim=-1))
+    torch.testing.assert_close(layer(x), torch.cat([source(x) for source, _ in separate], dim=-1))
 
 
-def test_parts_cover_every_number_of_the_layer() -> None:
-    layer = filled(5, 6, 2, 3, bias=True)
+def test_parts_cover_every_number_of_the_layer(kernels: Kernels) -> None:
+    layer = Linear(kernels, 5, 6, 2, 3, bias=True)
     for part in layer.parts("x", "a", "b", "c").values():
-        part.fill_(7.0)
-    assert all((parameter == 7.0).all() for parameter in layer.parameters())
+        part.copy_(torch.full(tuple(part.shape), 7.0))
+    assert torch.equal(layer(torch.eye(5)), torch.full((5, 11), 14.0))
 
 
-def test_a_name_too_few_is_a_mistake() -> None:
+def test_a_name_too_few_is_a_mistake(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="zip"):
-        filled(5, 6, 2, bias=False).parts("x", "a")
+        Linear(kernels, 5, 6, 2).parts("x", "a")

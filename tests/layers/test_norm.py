@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.reference import TorchKernels
 from nanoengine.layers.norm import RMSNorm
 
 
@@ -14,34 +16,36 @@ def formula(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
-def norm(size: int, eps: float = 1e-6, dtype: torch.dtype = torch.float32) -> RMSNorm:
-    layer = RMSNorm(size, eps).to(dtype)
-    layer.weight.normal_()
+def norm(kernels: Kernels, size: int, eps: float = 1e-6, dtype: torch.dtype = torch.float32) -> RMSNorm:
+    layer = RMSNorm(kernels, size, eps)
+    layer.weight = torch.randn(size).to(dtype)
     return layer
 
 
 @pytest.mark.parametrize("shape", [(1, 8), (5, 8), (5, 3, 8)])
 @pytest.mark.parametrize("eps", [1e-6, 0.5])
-def test_it_divides_by_the_root_mean_square_of_the_last_dimension(shape: tuple[int, ...], eps: float) -> None:
-    layer, x = norm(8, eps), torch.randn(shape) * 5
+def test_it_divides_by_the_root_mean_square_of_the_last_dimension(
+    kernels: Kernels, shape: tuple[int, ...], eps: float
+) -> None:
+    layer, x = norm(kernels, 8, eps), torch.randn(shape) * 5
     torch.testing.assert_close(layer(x).double(), formula(x, layer.weight, eps), rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_of_zeros_stays_zero() -> None:
-    assert torch.equal(norm(8)(torch.zeros(2, 8)), torch.zeros(2, 8))
+def test_a_row_of_zeros_stays_zero(kernels: Kernels) -> None:
+    assert torch.equal(norm(kernels, 8)(torch.zeros(2, 8)), torch.zeros(2, 8))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
 def test_narrow_dtypes_are_computed_in_float32(dtype: torch.dtype, tolerance: float) -> None:
     """The squares of 300 overflow float16, and 512 summands would not add up in bfloat16."""
-    layer, x = norm(512, dtype=dtype), (torch.randn(4, 512) * 300).to(dtype)
+    layer, x = norm(TorchKernels(), 512, dtype=dtype), (torch.randn(4, 512) * 300).to(dtype)
     out = layer(x)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), formula(x, layer.weight, 1e-6), rtol=tolerance, atol=tolerance)
 
 
-def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum() -> None:
-    layer, x, residual = norm(8), torch.randn(5, 8), torch.randn(5, 8)
+def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum(kernels: Kernels) -> None:
+    layer, x, residual = norm(kernels, 8), torch.randn(5, 8), torch.randn(5, 8)
     before = x.clone(), residual.clone()
     normed, total = layer.add_and_norm(x, residual)
     torch.testing.assert_close(total, before[0] + before[1], rtol=0, atol=0)

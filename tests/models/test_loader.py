@@ -7,7 +7,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import huggingface_hub
 import pytest
@@ -18,6 +18,8 @@ from torch import Tensor
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.kernels.reference import TorchKernels
+from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import build_model
@@ -51,11 +53,16 @@ def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen3ForCausalLM:
     """The engine's model with the weights of the folder; it starts full of NaN, so that a hole would show."""
     config = ModelConfig.from_hf(read_json(folder, "config.json") | changes)
-    model = build_model(config, TorchAttention(16), dtype, torch.device("cpu"))
-    for parameter in model.parameters():
-        parameter.fill_(float("nan"))
+    model = build_model(config, TorchKernels(), TorchAttention(16), dtype, torch.device("cpu"))
+    for tensor in tensors_of(model).values():
+        tensor.fill_(float("nan"))
     load_weights(model.checkpoint_tensors(), folder, use_tqdm=False)
     return model
+
+
+def tensors_of(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
+    """Where the tensors of a checkpoint go: with kernels in torch, tensors."""
+    return cast(dict[str, Tensor], model.checkpoint_tensors())
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -73,8 +80,12 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def rows(layer: Embedding | LMHead) -> Tensor:
+    return cast(Tensor, layer.rows())
+
+
 def assert_loaded(model: Qwen3ForCausalLM, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
-    tensors = model.checkpoint_tensors()
+    tensors = tensors_of(model)
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, expected[name].to(dtype)), name
@@ -87,7 +98,7 @@ def test_every_tensor_of_a_single_file_is_loaded(original: Path) -> None:
     assert not (original / INDEX).exists()
     model = load(original)
     assert_loaded(model, weights(original))
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert all(tensor.isfinite().all() for tensor in tensors_of(model).values())
 
 
 def test_every_tensor_of_a_sharded_checkpoint_is_loaded(sharded: Path, original: Path) -> None:
@@ -116,7 +127,7 @@ def test_without_an_index_model_safetensors_alone_is_read(copy: Path, original: 
 def test_weights_are_converted_to_the_dtype_of_the_model(copy: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
     edit_weights(copy, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
     model = load(copy, wanted)
-    assert {parameter.dtype for parameter in model.parameters()} == {wanted}
+    assert {tensor.dtype for tensor in tensors_of(model).values()} == {wanted}
     assert_loaded(model, weights(copy), wanted)
 
 
@@ -124,18 +135,18 @@ def test_an_untied_head_is_its_own(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, **SHAPE, tie_word_embeddings=False)
     model = load(folder)
     assert_loaded(model, weights(folder))
-    assert not torch.equal(model.lm_head.weight, model.embed_tokens.weight)
+    assert not torch.equal(rows(model.lm_head), rows(model.embed_tokens))
 
 
 def test_a_tied_head_is_the_embedding(original: Path) -> None:
     model = load(original)
-    assert model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()
+    assert model.lm_head.weight is model.embed_tokens.weight
 
 
 def test_a_tied_checkpoint_may_repeat_the_embedding_as_its_head(copy: Path) -> None:
     edit_weights(copy, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    assert load(copy).lm_head.weight.isfinite().all()
-    assert load(copy, torch.bfloat16).lm_head.weight.isfinite().all()
+    assert rows(load(copy).lm_head).isfinite().all()
+    assert rows(load(copy, torch.bfloat16).lm_head).isfinite().all()
 
 
 def test_a_tied_checkpoint_may_not_contradict_its_embedding(copy: Path) -> None:

@@ -17,6 +17,7 @@ from tests.support import (
     fill_kv_with_nan,
     forced_logits,
     model_runner,
+    num_weights,
     reference_logits,
     reference_model,
     tiny_checkpoint,
@@ -142,5 +143,5 @@ def test_the_config_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
     for i, shape in enumerate(SHAPES.values()):
         folder = tiny_checkpoint(tmp_path / str(i), **shape)
         with engine(folder, num_kv_blocks=8) as llm:
-            parameters = sum(parameter.numel() for parameter in model_runner(llm).model.parameters())
-            assert llm.model_config.num_parameters() == parameters == reference_model(folder).num_parameters()
+            count = num_weights(model_runner(llm).model)
+            assert llm.model_config.num_parameters() == count == reference_model(folder).num_parameters()

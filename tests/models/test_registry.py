@@ -9,10 +9,13 @@ import torch
 
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ARCHITECTURES
+from nanoengine.kernels.reference import TorchKernels
 from nanoengine.models.registry import MODELS, build_model
 from tests.support import TOY
 
 CONFIG = replace(TOY, tie_word_embeddings=False, attention_bias=True)
+
+CPU = torch.device("cpu")
 
 
 def test_every_architecture_that_configs_may_name_has_a_class() -> None:
@@ -20,20 +23,18 @@ def test_every_architecture_that_configs_may_name_has_a_class() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_model_is_built_in_its_dtype_without_gradients(dtype: torch.dtype) -> None:
-    model = build_model(CONFIG, TorchAttention(4), dtype, torch.device("cpu"))
-    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    assert not model.training
+def test_a_model_is_built_in_its_dtype(dtype: torch.dtype) -> None:
+    model = build_model(CONFIG, TorchKernels(), TorchAttention(4), dtype, torch.device("cpu"))
+    assert {tensor.dtype for tensor in model.checkpoint_tensors().values()} == {dtype}  # type: ignore[attr-defined]
     assert torch.get_default_dtype() == torch.float32
 
 
 def test_a_model_is_built_on_its_device() -> None:
-    model = build_model(CONFIG, TorchAttention(4), torch.float32, torch.device("meta"))
-    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, torch.device("meta"))
+    assert {tensor.device.type for tensor in model.checkpoint_tensors().values()} == {"meta"}  # type: ignore[attr-defined]
 
 
 def test_a_failed_build_restores_torchs_default_dtype() -> None:
     with pytest.raises(KeyError):
-        build_model(replace(CONFIG, architecture="Other"), TorchAttention(4), torch.bfloat16, torch.device("cpu"))
+        build_model(replace(CONFIG, architecture="Other"), TorchKernels(), TorchAttention(4), torch.bfloat16, CPU)
     assert torch.get_default_dtype() == torch.float32

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from nanoengine import SamplingParams
+from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall, ModelNotFound
 from nanoengine.models.loader import read_json
 from nanoengine.runner import model_runner as module
 from nanoengine.runner.model_runner import ModelRunner
-from tests.support import tiny_checkpoint
+from tests.support import num_weights, tiny_checkpoint
 
 MODEL_LIMIT = 512
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, 2 layers, 2 KV heads, head_dim 16, float32
@@ -98,8 +100,7 @@ def test_the_start_up_line_is_logged_once(make: MakeRunner, caplog: pytest.LogCa
 
 def test_the_start_up_line_counts_the_parameters(make: MakeRunner) -> None:
     runner = make()
-    count = sum(parameter.numel() for parameter in runner.model.parameters())
-    assert f"{count / 1e6:.1f} M parameters" in runner.describe()
+    assert f"{num_weights(runner.model) / 1e6:.1f} M parameters" in runner.describe()
 
 
 # ---- the size of the pool
@@ -246,7 +247,7 @@ def test_dtype_auto_is_the_checkpoints_where_the_cpu_computes_it_natively(
         monkeypatch.setattr(torch.ops.mkldnn, check, lambda: native, raising=False)
     runner = make(model={"dtype": checkpoint})
     assert runner.dtype == expected
-    assert {parameter.dtype for parameter in runner.model.parameters()} == {expected}
+    assert runner.model.embed_tokens(torch.tensor([1])).dtype == expected
     assert runner.kv_cache is not None
     assert {tensor.dtype for layer in runner.kv_cache.layers for tensor in layer} == {expected}
 
@@ -378,7 +379,14 @@ def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monke
     fake_cuda(monkeypatch)
     runner = make(max_num_batched_tokens=1100, max_num_seqs=7, gpu_memory_utilization=0.5)
     sizes = []
-    runner.model.register_forward_pre_hook(lambda _module, inputs: sizes.append(len(inputs[0])))
+    model = runner.model
+
+    def counting(input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        sizes.append(len(input_ids))
+        return model(input_ids, positions, metadata)
+
+    counting.compute_logits = model.compute_logits  # type: ignore[attr-defined]
+    monkeypatch.setattr(runner, "model", counting)
     assert runner._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
     assert sizes == [1100, 7], "the largest prefill, then the largest decode step"
 

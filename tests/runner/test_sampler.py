@@ -13,10 +13,16 @@ from nanoengine import SamplingParams
 from nanoengine.engine.messages import SamplingRow
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix, position_key, sequence_seed
 from nanoengine.errors import NotFiniteLogits
-from nanoengine.runner.sampler import Sampler, _mix, draw, filter_logits, gumbel_noise
+from nanoengine.kernels.gumbel import _mix, gumbel_noise, key_tensor
+from nanoengine.kernels.reference import TorchKernels
+from nanoengine.runner.filters import keep_likeliest
+from nanoengine.runner.sampler import Sampler, draw
+
+EULER_GAMMA = 0.5772156649015329
+
 
 CPU = torch.device("cpu")
-EULER_GAMMA = 0.5772156649015329
+KERNELS = TorchKernels()
 
 
 def row(*, seed: int = 1, banned: tuple[int, ...] = (), **params: object) -> SamplingRow:
@@ -24,7 +30,7 @@ def row(*, seed: int = 1, banned: tuple[int, ...] = (), **params: object) -> Sam
 
 
 def sample(logits: Tensor, rows: list[SamplingRow], positions: list[int] | None = None) -> list[int]:
-    return Sampler().sample(logits.clone(), rows, positions or [7] * len(rows)).token_ids
+    return Sampler(KERNELS).sample(logits.clone(), rows, positions or [7] * len(rows)).token_ids
 
 
 def random_logits(seed: int, *shape: int) -> Tensor:
@@ -33,10 +39,15 @@ def random_logits(seed: int, *shape: int) -> Tensor:
 
 def kept(logits: Tensor, **params: object) -> set[int]:
     """Tokens that the filters leave, for one row of logits."""
-    filtered = filter_logits(logits[None].clone(), [row(**params)])[0]
-    survivors = set(filtered.isfinite().nonzero().flatten().tolist())
-    assert all(filtered[token] == logits[token] for token in survivors)  # what stays keeps its logit
+    [survivors] = survivors_of(logits[None], [row(**params)])
     return survivors
+
+
+def survivors_of(logits: Tensor, rows: list[SamplingRow]) -> list[set[int]]:
+    values, token_ids = keep_likeliest(logits.clone(), rows)
+    finite = values.isfinite()
+    assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])  # what stays keeps its logit
+    return [set(ids[mask].tolist()) for ids, mask in zip(token_ids, finite, strict=True)]
 
 
 # ---- greedy
@@ -133,9 +144,8 @@ def test_filters_agree_with_the_slow_reference_in_random_batches() -> None:
         count = rng.randint(1, 6)
         logits = random_logits(case, count, vocab_size)
         settings = [random_params(rng, vocab_size) for _ in range(count)]
-        filtered = filter_logits(logits.clone(), [row(**s) for i, s in enumerate(settings)])  # type: ignore[arg-type]
-        for i, setting in enumerate(settings):
-            survivors = set(filtered[i].isfinite().nonzero().flatten().tolist())
+        found = survivors_of(logits, [row(**s) for i, s in enumerate(settings)])  # type: ignore[arg-type]
+        for i, (setting, survivors) in enumerate(zip(settings, found, strict=True)):
             assert survivors == reference_filter(logits[i].tolist(), 1.0, **setting), (case, i, setting)  # type: ignore[arg-type]
 
 
@@ -291,29 +301,33 @@ def test_the_tensors_mix_is_that_of_whole_numbers() -> None:
 
 
 def test_noise_has_the_mean_and_variance_of_gumbels_distribution() -> None:
-    noise = gumbel_noise([position_key(3, position) for position in range(20)], 10_000, CPU).double()
+    noise = gumbel_noise(
+        key_tensor([position_key(3, position) for position in range(20)], CPU), torch.arange(10_000)[None]
+    ).double()
     assert noise.mean().item() == pytest.approx(EULER_GAMMA, abs=0.01)
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
 
 
 def test_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> None:
     keys = [1, 2**63 + 5, MASK]
-    assert torch.equal(gumbel_noise(keys, 1000, CPU)[:, :77], gumbel_noise(keys, 77, CPU))
+    many, few = (gumbel_noise(key_tensor(keys, CPU), torch.arange(count)[None]) for count in (1000, 77))
+    assert torch.equal(many[:, :77], few)
 
 
 def test_noise_of_a_row_does_not_depend_on_its_neighbours() -> None:
-    assert torch.equal(gumbel_noise([5, 6, 7], 50, CPU)[1], gumbel_noise([6], 50, CPU)[0])
+    ids = torch.arange(50)[None]
+    assert torch.equal(gumbel_noise(key_tensor([5, 6, 7], CPU), ids)[1], gumbel_noise(key_tensor([6], CPU), ids)[0])
 
 
 @pytest.mark.parametrize("bits", [0, MASK, MASK << 24 & MASK, 1 << 63])
 def test_noise_is_finite_whatever_the_random_bits(bits: int) -> None:
-    assert gumbel_noise([key_with_bits(bits, 3)], 6, CPU).isfinite().all()
+    assert gumbel_noise(key_tensor([key_with_bits(bits, 3)], CPU), torch.arange(6)[None]).isfinite().all()
 
 
 def test_the_only_token_left_is_drawn_whatever_the_random_bits() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
     for bits in (0, MASK):
-        assert draw(logits.clone(), [row(top_k=1)], [key_with_bits(bits, 3)]).tolist() == [3]
+        assert draw(logits.clone(), [row(top_k=1)], [key_with_bits(bits, 3)], KERNELS).tolist() == [3]
 
 
 # ---- what no token can be chosen from
@@ -348,7 +362,7 @@ def test_logprobs_are_the_models_own_before_temperature_filters_and_bans() -> No
     logits = random_logits(14, 1, 30)
     expected = logits[0].double().log_softmax(-1)
     params = {"logprobs": 5, "temperature": 3.0, "top_k": 2}
-    result = Sampler().sample(logits.clone(), [row(banned=(int(logits.argmax()),), **params)], [0])  # type: ignore[arg-type]
+    result = Sampler(KERNELS).sample(logits.clone(), [row(banned=(int(logits.argmax()),), **params)], [0])  # type: ignore[arg-type]
     entries = result.logprobs[0]
     assert entries is not None
     assert set(expected.topk(5).indices.tolist()) <= entries.keys()  # the banned one too
@@ -358,7 +372,7 @@ def test_logprobs_are_the_models_own_before_temperature_filters_and_bans() -> No
 
 def test_logprobs_of_the_whole_vocabulary_sum_to_one_and_are_ranked() -> None:
     logits = random_logits(15, 1, 30)
-    entries = Sampler().sample(logits.clone(), [row(logprobs=30)], [0]).logprobs[0]
+    entries = Sampler(KERNELS).sample(logits.clone(), [row(logprobs=30)], [0]).logprobs[0]
     assert entries is not None
     assert entries.keys() == set(range(30))
     assert math.fsum(math.exp(entry.logprob) for entry in entries.values()) == pytest.approx(1.0, abs=1e-5)
@@ -368,7 +382,9 @@ def test_logprobs_of_the_whole_vocabulary_sum_to_one_and_are_ranked() -> None:
 
 def test_top_logprobs_are_the_likeliest_and_the_chosen_one() -> None:
     logits = random_logits(16, 60, 30)
-    result = Sampler().sample(logits.clone(), [row(seed=i, temperature=9.0, logprobs=3) for i in range(60)], [0] * 60)
+    result = Sampler(KERNELS).sample(
+        logits.clone(), [row(seed=i, temperature=9.0, logprobs=3) for i in range(60)], [0] * 60
+    )
     for values, token, entries in zip(logits, result.token_ids, result.logprobs, strict=True):
         assert entries is not None
         assert entries.keys() == {*values.topk(3).indices.tolist(), token}
@@ -377,13 +393,13 @@ def test_top_logprobs_are_the_likeliest_and_the_chosen_one() -> None:
 
 
 def test_logprobs_0_reports_the_chosen_token_alone() -> None:
-    result = Sampler().sample(random_logits(17, 1, 30), [row(logprobs=0)], [0])
+    result = Sampler(KERNELS).sample(random_logits(17, 1, 30), [row(logprobs=0)], [0])
     assert result.logprobs[0] is not None
     assert list(result.logprobs[0]) == result.token_ids
 
 
 def test_rows_that_ask_for_no_logprobs_get_none() -> None:
-    result = Sampler().sample(random_logits(18, 3, 30), [row(), row(logprobs=2), row()], [0, 0, 0])
+    result = Sampler(KERNELS).sample(random_logits(18, 3, 30), [row(), row(logprobs=2), row()], [0, 0, 0])
     assert [entries is None for entries in result.logprobs] == [True, False, True]
 
 
@@ -394,6 +410,6 @@ def test_asking_for_logprobs_changes_no_draw() -> None:
 
 
 def test_more_logprobs_than_tokens_gives_all_of_them() -> None:
-    entries = Sampler().sample(random_logits(20, 1, 5), [row(logprobs=100)], [0]).logprobs[0]
+    entries = Sampler(KERNELS).sample(random_logits(20, 1, 5), [row(logprobs=100)], [0]).logprobs[0]
     assert entries is not None
     assert len(entries) == 5

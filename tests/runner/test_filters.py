@@ -1,0 +1,91 @@
+"""Filters in a large vocabulary: what is found among the likeliest few is what sorting all of it would keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nanoengine.engine.messages import SamplingRow
+from nanoengine.runner.filters import FIRST_TRY, keep_likeliest
+from nanoengine.sampling_params import SamplingParams
+
+VOCAB = 20 * FIRST_TRY
+
+
+def row(**params: float) -> SamplingRow:
+    return SamplingRow(SamplingParams(**params), 1, ())  # type: ignore[arg-type]
+
+
+def kept(logits: Tensor, **params: float) -> list[int]:
+    values, token_ids = keep_likeliest(logits[None].clone(), [row(**params)])
+    return token_ids[0][values[0].isfinite()].tolist()
+
+
+def sorted_reference(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
+    ordered = logits.double().sort(descending=True, stable=True)
+    count = top_k if top_k > 0 else len(logits)
+    probabilities = ordered.values[:count].softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    keep = ((before < top_p) | (top_p == 1)) & (probabilities >= min_p * probabilities[0])
+    keep[0] = True
+    return ordered.indices[:count][keep].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    spread=st.sampled_from([0.01, 1.0, 4.0, 12.0]),
+    top_k=st.sampled_from([0, 1, 2, 50, FIRST_TRY - 1, FIRST_TRY, 5000, VOCAB, VOCAB + 5]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.31, 0.0123]),
+    min_p=st.sampled_from([0.0, 0.0317, 0.9]),
+)
+def test_the_same_tokens_as_by_sorting(seed: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+    found, expected = kept(logits, top_k=top_k, top_p=top_p, min_p=min_p), sorted_reference(logits, top_k, top_p, min_p)
+    # A flat distribution has thousands of tokens at the limit of top_p: float32 may keep a few more or fewer of them.
+    assert abs(len(found) - len(expected)) <= len(expected) // 500
+    common = min(len(found), len(expected))
+    assert found[:common] == expected[:common]
+
+
+def test_of_equal_tokens_the_lower_ids_are_kept() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[17] = 1.0
+    assert kept(logits, top_k=4) == [17, 0, 1, 2]
+    found = kept(torch.zeros(VOCAB), top_p=0.25)
+    assert found == list(range(len(found)))
+    assert len(found) == pytest.approx(VOCAB / 4, abs=2)
+
+
+def test_banned_tokens_stay_out_however_many_they_are() -> None:
+    logits = torch.full((VOCAB,), -torch.inf)
+    logits[[5, 9, VOCAB - 1]] = torch.tensor([0.0, 2.0, 1.0])
+    assert kept(logits, top_k=50) == [9, VOCAB - 1, 5]
+    assert kept(logits, top_p=0.9999) == [9, VOCAB - 1, 5]
+
+
+def test_a_row_keeps_the_same_whatever_its_neighbours_ask_for() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
+    rows = [row(top_k=20, top_p=0.9), row(top_p=0.99999), row(min_p=0.5)]
+    values, token_ids = keep_likeliest(logits.clone(), rows)
+    for i, alone in enumerate(rows):
+        expected = kept(logits[i], top_k=alone.params.top_k, top_p=alone.params.top_p, min_p=alone.params.min_p)
+        assert token_ids[i][values[i].isfinite()].tolist() == expected
+
+
+def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    plain_topk = Tensor.topk
+
+    def topk(self: Tensor, k: int) -> object:
+        counts.append(k)
+        return plain_topk(self, k)
+
+    monkeypatch.setattr(Tensor, "topk", topk)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4)) * 4
+    keep_likeliest(logits, [row(top_k=20)])
+    keep_likeliest(logits, [row(top_p=0.9)])
+    assert counts == [21, FIRST_TRY]
