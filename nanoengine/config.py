@@ -42,6 +42,9 @@ class EngineConfig:
         kv_disk_path: folder for blocks that neither has room for; a later engine with the same model finds them there.
             None: no such folder.
         kv_disk_bytes: how much that folder may hold for this model.
+        num_threads: threads that compute on the CPU, for torch in this whole process. None: torch's own choice.
+        kernels: "native" (compiled for this CPU), "torch" (plain torch operations, attention too unless it is named), or
+            "auto": native where they can run.
         attention_backend: "auto", or the name of one.
         enforce_eager: never use CUDA graphs. No backend has them yet, so both values mean eager.
         tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
@@ -64,6 +67,8 @@ class EngineConfig:
     kv_host_memory: int | None = None
     kv_disk_path: str | None = None
     kv_disk_bytes: int = 16 << 30
+    num_threads: int | None = None
+    kernels: str = "auto"
     attention_backend: str = "auto"
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
@@ -87,7 +92,8 @@ class EngineConfig:
             raise InvalidConfig(f"device is {self.device!r}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
-        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "kv_host_memory"):
+        _choice("kernels", self.kernels, ("auto", "native", "torch"))
+        for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "kv_host_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:

@@ -34,7 +34,7 @@ def test_importing_the_package_or_its_engine_imports_neither_torch_nor_transform
 
 
 def test_every_module_of_the_engine_has_its_tests() -> None:
-    for folder in ("engine", "runner", "models", "layers", "attention"):
+    for folder in ("engine", "runner", "models", "layers", "kernels", "attention"):
         modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - {"__init__"}
         tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
         assert modules <= tests, f"{folder}: no tests for {sorted(modules - tests)}"

@@ -11,6 +11,8 @@ from torch import Tensor
 from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Phase
 from nanoengine.errors import InvalidConfig
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles
 
 KVLayer = tuple[Tensor, Tensor]
 """K and V of one layer, each of the shape that the backend asked for."""
@@ -36,14 +38,16 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """One way to compute paged attention. Shapes: q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim].
+    """One way to compute paged attention.
 
-    `write_kv` is called with the K/V of the whole batch before any attention of the same layer: sequences of one step may
-    read each other's blocks.
+    `rotate_and_write` is called with the whole batch before any attention of the same layer: sequences of one step may read
+    each other's blocks. Queries and results are [num_tokens, num_heads, head_dim].
     """
 
     name: str
     description: str
+    block_major: bool
+    """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
 
     def __init__(self, block_size: int) -> None: ...
 
@@ -53,10 +57,24 @@ class AttentionBackend(Protocol):
         ...
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of the K cache (and of the V cache) of one layer."""
+        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""
         ...
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None: ...
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """Norm and rotate q and k by head, write k and v into the cache, and return q.
+
+        qkv is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: all heads of q, then of k, then of v.
+        """
+        ...
 
     def prefill(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
@@ -76,8 +94,10 @@ def choose_backend(
         InvalidConfig: no such backend, or it cannot run here; the message says why.
     """
     from nanoengine.attention.cpu import TorchAttention
+    from nanoengine.attention.native import NativeAttention
 
-    backends: dict[str, type[AttentionBackend]] = {backend.name: backend for backend in (TorchAttention,)}  # best first
+    classes: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)  # best first
+    backends = {backend.name: backend for backend in classes}
     if name != "auto" and name not in backends:
         raise InvalidConfig(f"attention_backend is {name!r}: it must be one of auto, {', '.join(backends)}")
     reasons = {}

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.config import ModelConfig
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles, apply_rotary
 
 MAX_SCORES = 1 << 24
 """Most scores per head that a prefill computes at once: it bounds memory, however long the history."""
@@ -29,6 +31,7 @@ class TorchAttention:
 
     name = "torch"
     description = "plain torch gather + scaled_dot_product_attention"
+    block_major = False  # it looks tokens up in one flat list of slots
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -39,6 +42,22 @@ class TorchAttention:
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        num_kv_heads, head_dim = k_cache.shape[-2:]
+        heads = qkv.unflatten(-1, (-1, head_dim))
+        q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
+        self.write_kv(apply_rotary(k_norm(k), angles), v, k_cache, v_cache, slot_mapping)
+        return apply_rotary(q_norm(q), angles)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         if slot_mapping.numel() and slot_mapping.min() < 0:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from nanoengine.kernels.interface import Destination, Kernels
 
 
-class Embedding(nn.Module):
+class Embedding:
     """Rows of [vocab_size, hidden_size], by token id."""
 
-    def __init__(self, vocab_size: int, hidden_size: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size), requires_grad=False)
+    def __init__(self, kernels: Kernels, vocab_size: int, hidden_size: int):
+        self.kernels = kernels
+        self.weight = kernels.new_weight(vocab_size, hidden_size)
 
-    def forward(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_tokens, hidden_size]
-        return F.embedding(token_ids, self.weight)
+    def __call__(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_tokens, hidden_size]
+        return self.kernels.embed(token_ids, self.weight)
+
+    def rows(self) -> Destination:
+        """All rows, to be filled from a checkpoint."""
+        return self.weight.rows(0, self.weight.shape[0])
 
 
-class LMHead(nn.Module):
-    """Hidden states to logits. With `tied`, its weight is that of the embedding."""
+class LMHead:
+    """Hidden states to logits in float32. With `tied`, its weight is that of the embedding."""
 
     def __init__(self, embedding: Embedding, *, tied: bool):
-        super().__init__()
-        self.weight = (
-            embedding.weight if tied else nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
-        )
+        self.kernels = embedding.kernels
+        self.weight = embedding.weight if tied else self.kernels.new_weight(*embedding.weight.shape)
 
-    def forward(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size]
-        return F.linear(hidden, self.weight)
+    def __call__(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size]
+        return self.kernels.logits(hidden, self.weight)
+
+    def rows(self) -> Destination:
+        """All rows, to be filled from a checkpoint."""
+        return self.weight.rows(0, self.weight.shape[0])

@@ -1,39 +1,46 @@
-"""Linear: y = x W^T + b, with parameters that a checkpoint is loaded straight into."""
+"""Linear: y = x W^T + b, with a weight that a checkpoint is loaded straight into."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from nanoengine.kernels.interface import Destination, Kernels
 
 
-class Linear(nn.Module):
+class Linear:
     """A linear layer whose output may be several projections of the same input, side by side.
 
-    The projections are rows of one weight, so that they cost one product: `parts()` are the views that the separate
+    The projections are rows of one weight, so that they cost one product: `parts()` are the places that the separate
     tensors of a checkpoint are copied into.
 
     Args:
+        kernels: what computes it, and says how the weight lies in memory.
         in_features: width of the input.
         out_features: width of each projection.
         bias: whether there is one.
     """
 
-    def __init__(self, in_features: int, *out_features: int, bias: bool = False):
-        super().__init__()
+    def __init__(self, kernels: Kernels, in_features: int, *out_features: int, bias: bool = False):
+        self.kernels = kernels
         self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(sum(out_features), in_features), requires_grad=False)
-        self.bias = nn.Parameter(torch.empty(sum(out_features)), requires_grad=False) if bias else None
+        self.weight = kernels.new_weight(sum(out_features), in_features)
+        self.bias = torch.empty(sum(out_features)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
-        return F.linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
+        return self.kernels.linear(x, self.weight, self.bias)
 
-    def parts(self, prefix: str, *names: str) -> dict[str, Tensor]:
-        """Checkpoint name -> view of its rows, for projections that a checkpoint calls `prefix.name`."""
-        views = {}
-        for name, weight in zip(names, self.weight.split(self.out_features), strict=True):
-            views[f"{prefix}.{name}.weight"] = weight
-        if self.bias is not None:
-            for name, bias in zip(names, self.bias.split(self.out_features), strict=True):
-                views[f"{prefix}.{name}.bias"] = bias
-        return views
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(first projection of x) * second projection, for two of like width: [num_tokens, width]."""
+        return self.kernels.gated_linear(x, self.weight)
+
+    def parts(self, prefix: str, *names: str) -> dict[str, Destination]:
+        """Checkpoint name -> place of its rows, for projections that a checkpoint calls `prefix.name`."""
+        places: dict[str, Destination] = {}
+        first = 0
+        for name, count in zip(names, self.out_features, strict=True):
+            places[f"{prefix}.{name}.weight"] = self.weight.rows(first, count)
+            if self.bias is not None:
+                places[f"{prefix}.{name}.bias"] = self.bias[first : first + count]
+            first += count
+        return places

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+
+from nanoengine.kernels.interface import Kernels
 
 
-class RMSNorm(nn.Module):
+class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32."""
 
-    def __init__(self, size: int, eps: float):
-        super().__init__()
+    def __init__(self, kernels: Kernels, size: int, eps: float):
         self.eps = eps
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.kernels = kernels
+        self.weight = torch.empty(size)
 
-    def forward(self, x: Tensor) -> Tensor:  # [..., size] -> the same
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+    def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
+        return self.kernels.rms_norm(x, self.weight, self.eps)
 
     def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The next residual, and its norm: (norm(x + residual), x + residual)."""
-        residual = x + residual
-        return self(residual), residual
+        """The norm of the next residual, and that residual: (norm(x + residual), x + residual).
+
+        The residual that is given may be overwritten.
+        """
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines, each [num_tokens, 1, head_dim / 2]."""
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
     """Cosine and sine of the angles of each position: two of [num_tokens, 1, head_dim / 2], float32.
 
     They are the same in every layer, so a model computes them once per step.
@@ -17,7 +20,7 @@ def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> tuple[Tenso
     return angles.cos()[:, None], angles.sin()[:, None]
 
 
-def apply_rotary(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
     """Rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
     cos, sin = angles
     first, second = x.float().chunk(2, dim=-1)

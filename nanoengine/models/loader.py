@@ -5,10 +5,12 @@ Only data is read: JSON and safetensors. Nothing in a model folder is ever execu
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
-from collections.abc import Iterator, Sequence
-from mmap import ACCESS_READ, mmap
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.kernels.interface import Destination
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
@@ -69,10 +74,10 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     return content
 
 
-def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = True) -> None:
+def load_weights(tensors: Mapping[str, Destination], folder: Path, *, use_tqdm: bool = True) -> None:
     """Copy every tensor of the checkpoint in `folder` into its place in `tensors`, converted to the dtype there.
 
-    The files are memory-mapped, so that a tensor is in memory once, in its place.
+    The files are memory-mapped, and what was copied is unmapped at once, so that weights are in memory once, in their place.
 
     Raises:
         ModelNotFound: no safetensors, or a shard of the index is missing.
@@ -83,6 +88,7 @@ def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = T
     repeated: list[str] = []
     misshapen: list[str] = []
     unexpected: dict[str, Tensor] = {}
+    embedding: Tensor | None = None
     with tqdm(total=len(tensors), desc="Loading weights", unit="tensor", disable=not use_tqdm, leave=False) as bar:
         for path in _weight_files(folder):
             for name, source in _read_tensors(path):
@@ -98,11 +104,14 @@ def load_weights(tensors: dict[str, Tensor], folder: Path, *, use_tqdm: bool = T
                     misshapen.append(f"{name} is {source.dtype} {list(source.shape)}, not a float {list(target.shape)}")
                     continue
                 target.copy_(source)
+                _release(source)
+                if name == EMBEDDING:
+                    embedding = source
                 bar.update()
 
-    if "lm_head.weight" in unexpected:
+    if HEAD in unexpected and embedding is not None:
         # The model is tied; a checkpoint may repeat the embedding, but not contradict it.
-        head, embedding = unexpected.pop("lm_head.weight"), tensors["model.embed_tokens.weight"]
+        head = unexpected.pop(HEAD)
         if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
             raise InvalidWeights(
                 f"the weights in {folder} have an lm_head.weight that is not the embedding, but tie_word_embeddings is true: "
@@ -130,6 +139,15 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, file.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _release(tensor: Tensor) -> None:
+    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if sys.platform == "linux" and end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
 
 
 def _weight_files(folder: Path) -> list[Path]:

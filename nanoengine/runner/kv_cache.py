@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, KVLayer
 from nanoengine.config import ModelConfig
+from nanoengine.kernels.memory import zeros_in_huge_pages
 
 CPU_CAP = 4 << 30
 """Most bytes of KV that a CPU engine takes unasked; `kv_cache_memory` asks for more."""
@@ -33,17 +35,25 @@ class KVCache:
     def __init__(
         self, num_blocks: int, model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
     ):
-        shape = backend.kv_shape(num_blocks + 1, model.num_kv_heads, model.head_dim)
-        self.layers: list[KVLayer] = [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(model.num_layers)
-        ]
+        _, *shape = backend.kv_shape(num_blocks + 1, model.num_kv_heads, model.head_dim)
+        if backend.block_major:
+            pool = _new((num_blocks + 1, model.num_layers, 2, *shape), dtype, device)
+            self.layers: list[KVLayer] = [(pool[:, i, 0], pool[:, i, 1]) for i in range(model.num_layers)]
+        else:
+            pool = _new((model.num_layers, 2, num_blocks + 1, *shape), dtype, device)
+            self.layers = [(pool[i, 0], pool[i, 1]) for i in range(model.num_layers)]
 
     def fill(self, value: float) -> None:
         """Set every slot, the null block's too. Tests fill a pool with NaN to see that nobody reads what nobody wrote."""
         for k, v in self.layers:
             k.fill_(value)
             v.fill_(value)
+
+
+def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return zeros_in_huge_pages(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def available_ram() -> int:

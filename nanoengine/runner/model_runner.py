@@ -12,6 +12,7 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.messages import SampledBatch, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
+from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.registry import build_model
 from nanoengine.runner.input_batch import InputBatch
@@ -49,12 +50,16 @@ class ModelRunner:
         self.model_config = model_config
         self.folder = folder
         _check_max_model_len(config.max_model_len, model_config.max_position_embeddings)
-        self.backend = choose_backend(
-            config.attention_backend, self.device, self.dtype, model_config, config.block_size
-        )
-        self.model = build_model(model_config, self.backend, self.dtype, self.device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.kernels = choose_kernels(config.kernels, self.device, self.dtype)
+        attention = config.attention_backend
+        if attention == "auto" and config.kernels == "torch":
+            attention = "torch"
+        self.backend = choose_backend(attention, self.device, self.dtype, model_config, config.block_size)
+        self.model = build_model(model_config, self.kernels, self.backend, self.dtype, self.device)
         load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)
-        self.sampler = Sampler()
+        self.sampler = Sampler(self.kernels)
         self.num_blocks, self.max_model_len = self._size_kv_cache()
         self.kv_cache: KVCache | None = self._new_kv_cache(self.num_blocks)
         self.num_host_blocks = self._host_bytes() // self.block_bytes
@@ -73,7 +78,7 @@ class ModelRunner:
 
     def _run(self, batch: ScheduledBatch, kv_cache: KVCache) -> SampledBatch:
         inputs = InputBatch.build(batch, kv_cache.layers, self.config.block_size, self.device)
-        hidden = self.model(inputs.input_ids, inputs.positions, inputs.metadata)
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         if not batch.sampling:
             return SampledBatch([])
         logits = self.model.compute_logits(hidden[inputs.sampled_rows])
@@ -110,6 +115,7 @@ class ModelRunner:
         return (
             f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
             f"{str(self.dtype).removeprefix('torch.')} on {place}; "
+            f"kernels: {self.kernels.name} ({self.kernels.description}); "
             f"attention: {self.backend.name} ({self.backend.description}), no CUDA graphs; "
             f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
             f"{self._describe_tiers()}"
@@ -131,7 +137,10 @@ class ModelRunner:
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
         try:
             return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
-        except RuntimeError as error:  # torch's allocators raise this or a subclass of it
+        except (
+            RuntimeError,
+            OSError,
+        ) as error:  # torch's allocators raise the first or a subclass of it, mmap the second
             raise InvalidConfig(
                 f"the KV pool ({self._kv_source}) of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
                 "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"

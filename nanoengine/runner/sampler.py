@@ -1,8 +1,7 @@
 """Sampler: logits to tokens, each row by its own SamplingParams.
 
 The order is fixed: tokens banned by min_tokens, temperature, top_k, top_p, min_p; then the Gumbel-max trick (Gumbel, 1954;
-Maddison et al., 2014): adding Gumbel noise to logits and taking the maximum draws from their softmax. The noise of a token is
-a hash of (seed, position, token id), so that a draw does not depend on the batch it is made in.
+Maddison et al., 2014), see kernels/gumbel.py.
 """
 
 from __future__ import annotations
@@ -11,13 +10,22 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.messages import SampledBatch, SamplingRow
-from nanoengine.engine.randomness import GOLDEN_GAMMA, MIX_1, MIX_2, position_key
+from nanoengine.engine.randomness import position_key
 from nanoengine.errors import NotFiniteLogits
+from nanoengine.kernels.gumbel import gumbel_noise, key_tensor
+from nanoengine.kernels.interface import Kernels
 from nanoengine.outputs import TokenLogprob, TokenLogprobs
+from nanoengine.runner.filters import keep_likeliest
+
+BLOCK = 128
+"""Tokens in a block of `likeliest`."""
 
 
 class Sampler:
-    """Chooses one token per row. It keeps no state."""
+    """Chooses one token per row. It keeps no state but the kernels it uses."""
+
+    def __init__(self, kernels: Kernels):
+        self.kernels = kernels
 
     def sample(self, logits: Tensor, rows: list[SamplingRow], positions: list[int]) -> SampledBatch:
         """Sample every row.
@@ -35,7 +43,7 @@ class Sampler:
             if row.banned_token_ids:
                 logits[i, list(row.banned_token_ids)] = -torch.inf
 
-        highest, tokens = logits.max(dim=-1)  # NaN counts as the highest
+        highest, tokens = likeliest(logits)
         if not torch.isfinite(highest).all():
             bad = [i for i, value in enumerate(highest.tolist()) if value != value or abs(value) == float("inf")]
             raise NotFiniteLogits(
@@ -45,7 +53,7 @@ class Sampler:
         if random:
             index = torch.tensor(random, device=logits.device)
             keys = [position_key(rows[i].seed, positions[i]) for i in random]
-            tokens[index] = draw(logits[index], [rows[i] for i in random], keys)
+            tokens[index] = draw(logits[index], [rows[i] for i in random], keys, self.kernels)
         token_ids = tokens.tolist()
         return SampledBatch(token_ids, self._logprobs(raw, rows, token_ids))
 
@@ -70,61 +78,42 @@ class Sampler:
         return result
 
 
-def draw(logits: Tensor, rows: list[SamplingRow], keys: list[int]) -> Tensor:
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Highest logit of each row, and its token id; NaN counts as the highest, of equal ones the lowest id wins.
+
+    First the block of tokens that holds it, then its place in that: finding a maximum is many times faster than finding where
+    it is.
+    """
+    vocab_size = logits.shape[-1]
+    if vocab_size <= BLOCK:
+        return logits.max(dim=-1)
+    starts = torch.arange(0, vocab_size, BLOCK, device=logits.device)
+    starts[-1] = vocab_size - BLOCK  # the last block overlaps the one before
+    whole = logits[:, : vocab_size - vocab_size % BLOCK].unflatten(-1, (-1, BLOCK)).amax(-1)
+    if vocab_size % BLOCK:
+        whole = torch.cat((whole, logits[:, -BLOCK:].amax(-1, keepdim=True)), dim=-1)
+    start = starts[whole.argmax(-1)]
+    block = logits.gather(-1, start[:, None] + torch.arange(BLOCK, device=logits.device))
+    highest, place = block.max(dim=-1)
+    return highest, start + place
+
+
+def draw(logits: Tensor, rows: list[SamplingRow], keys: list[int], kernels: Kernels) -> Tensor:
     """Draw one token per row from softmax(logits / temperature), filtered. logits is [num_rows, vocab_size]."""
     temperature = _column([row.params.temperature for row in rows], logits)
     scaled = logits / temperature.clamp(min=1e-5)  # below that, float32 would overflow; the likeliest token wins anyway
-    noise = gumbel_noise(keys, scaled.shape[-1], scaled.device)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     filtered = [i for i, row in enumerate(rows) if row.params.top_k > 0 or row.params.top_p < 1 or row.params.min_p > 0]
     if filtered:
         index = torch.tensor(filtered, device=logits.device)
-        scaled[index] = filter_logits(scaled[index], [rows[i] for i in filtered])
-    return (scaled + noise).argmax(dim=-1)
-
-
-def filter_logits(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
-    """Logits with all but the tokens that top_k, top_p and min_p keep at -inf. The likeliest token is always kept."""
-    vocab_size = logits.shape[-1]
-    ordered, token_ids = logits.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(vocab_size, device=logits.device)
-    top_k = _column([row.params.top_k if row.params.top_k > 0 else vocab_size for row in rows], logits)
-    ordered.masked_fill_(rank >= top_k, -torch.inf)
-
-    probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
-    top_p = _column([row.params.top_p for row in rows], logits)
-    min_p = _column([row.params.min_p for row in rows], logits)
-    dropped = ((before >= top_p) & (top_p < 1)) | (probabilities < min_p * probabilities[:, :1])
-    dropped[:, 0] = False
-    ordered.masked_fill_(dropped, -torch.inf)
-    return torch.empty_like(logits).scatter_(-1, token_ids, ordered)
-
-
-def gumbel_noise(keys: list[int], vocab_size: int, device: torch.device) -> Tensor:
-    """[num_keys, vocab_size] Gumbel noise; an entry depends on its key and its token id only.
-
-    The uniform numbers behind it are exact near 0, where the winners are made: u has 40 bits, and -log(1 - u) is computed
-    without rounding u away.
-    """
-    key = torch.tensor([_signed(key) for key in keys], device=device)[:, None]
-    bits = _mix(key + torch.arange(1, vocab_size + 1, device=device) * _signed(GOLDEN_GAMMA))
-    uniform = ((_shift_right(bits, 24).float() + 0.5) * 2.0**-40).clamp(max=1 - 2.0**-24)
-    return -torch.log(-torch.log1p(-uniform))
-
-
-def _mix(x: Tensor) -> Tensor:
-    """`randomness.mix` for int64 tensors, whose products wrap around."""
-    x = (x ^ _shift_right(x, 30)) * _signed(MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(MIX_2)
-    return x ^ _shift_right(x, 31)
-
-
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts the sign in; the mask takes it out
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+        kept, token_ids = keep_likeliest(scaled[index], [rows[i] for i in filtered])
+        noise = gumbel_noise(key_tensor([keys[i] for i in filtered], logits.device), token_ids)
+        tokens[index] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
+    plain = sorted(set(range(len(rows))) - set(filtered))
+    if plain:
+        index = torch.tensor(plain, device=logits.device)
+        tokens[index] = kernels.draw_tokens(scaled[index], key_tensor([keys[i] for i in plain], logits.device))
+    return tokens
 
 
 def _column(values: list[float] | list[int], like: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""Paged attention in kernels compiled for this CPU; kv_tiles.h describes how they keep K and V."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.config import ModelConfig
+from nanoengine.kernels.native import operations, why_not
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles
+
+TILE = 16
+"""Tokens in a tile of K or V."""
+
+COLUMNS = 32
+"""Dimensions of a head that are computed together."""
+
+MAX_HEAD_DIM = 256
+
+
+class NativeAttention:
+    """K/V are read once, from their blocks, for all query heads that share them; sums are float32."""
+
+    name = "native"
+    description = "paged decode and prefill kernels compiled for this CPU"
+    block_major = True
+
+    def __init__(self, block_size: int):
+        operations()
+        self.block_size = block_size
+        ops = torch.ops.nanoengine
+        self._write = ops.attention_write.default
+        self._prefill, self._decode = ops.attention_prefill.default, ops.attention_decode.default
+
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+        if block_size % TILE:
+            return f"block_size {block_size} is no multiple of {TILE}"
+        if model.head_dim % COLUMNS or model.head_dim > MAX_HEAD_DIM:
+            return f"head_dim {model.head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+        return why_not(device, dtype)
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * head_dim)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3] // TILE
+        cos, sin = angles
+        weights, sizes = (q_norm.weight, k_norm.weight), (kv_heads, head_dim, self.block_size)
+        return self._write(qkv, *weights, q_norm.eps, cos, sin, slot_mapping, k_cache, v_cache, *sizes)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        tables, starts, lens = metadata.block_tables, metadata.query_start_loc, metadata.seq_lens
+        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, scale)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        tables, lens = metadata.block_tables, metadata.seq_lens
+        return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, scale)

@@ -1,0 +1,120 @@
+"""Compiling the native kernels for this CPU, once: the libraries are kept in the user's cache folder under a hash of all that
+they are made of (sources, flags, compiler, CPU)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import xxhash
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class CannotCompile(Exception):
+    """No compiler, or it failed; the message says which."""
+
+
+@cache
+def load_libraries() -> dict[str, ctypes.CDLL]:
+    """Name of each kernel's source -> its library, compiled if need be.
+
+    torch must be imported before: the libraries then share its OpenMP, and with it its threads.
+
+    Raises:
+        CannotCompile: and why.
+    """
+    compiler = find_compiler()
+    paths = compile_all(SOURCES, compiler, FLAGS, cache_folder())
+    try:
+        return {name: ctypes.CDLL(str(path)) for name, path in paths.items()}
+    except OSError as error:
+        raise CannotCompile(f"a compiled kernel cannot be loaded: {error}") from error
+
+
+def find_compiler() -> str:
+    """Path of the C++ compiler: the one in $CXX, or the first one known.
+
+    Raises:
+        CannotCompile: there is none.
+    """
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else list(COMPILERS)
+    for name in names:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise CannotCompile(f"no C++ compiler ({', '.join(names)}) was found")
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(root)) / "nanoengine" / "kernels"
+
+
+def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    """Compile every .cpp in `sources`, all at once, and keep the results below `folder`; what is there is not compiled again.
+
+    Returns:
+        Name of each source without its ending -> its shared library.
+
+    Raises:
+        CannotCompile: the compiler failed.
+    """
+    target = folder / _fingerprint(sources, compiler, flags)
+    wanted = {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
+    missing = [name for name, path in wanted.items() if not path.is_file()]
+    if not missing:
+        return wanted
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        workplace = tempfile.mkdtemp(dir=target)
+    except OSError:  # a read-only home: compile for this process alone
+        target = Path(tempfile.mkdtemp(prefix="nanoengine-kernels-"))
+        return compile_all(sources, compiler, flags, target)
+    try:
+        jobs = {}
+        for name in missing:
+            command = [compiler, *flags, str(sources / f"{name}.cpp"), "-o", f"{workplace}/{name}.so"]
+            try:
+                jobs[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            except OSError as error:
+                raise CannotCompile(f"{compiler} does not run: {error}") from error
+        errors = {name: job.communicate()[1] for name, job in jobs.items()}
+        for name, job in jobs.items():
+            if job.returncode:
+                first = next((line for line in errors[name].splitlines() if "error" in line), errors[name][:200])
+                raise CannotCompile(f"{compiler} could not compile {name}.cpp: {first.strip()}")
+        for name in missing:
+            os.replace(f"{workplace}/{name}.so", wanted[name])  # at once: another process may be doing the same
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+    return wanted
+
+
+def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:
+    digest = xxhash.xxh3_128()
+    for path in sorted(sources.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    stat = os.stat(compiler)
+    digest.update(repr((flags, compiler, stat.st_size, stat.st_mtime_ns, _cpu())).encode())
+    return digest.hexdigest()
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    named = ("flags", "Features", "model", "model name", "CPU part")
+    return "\n".join(line for line in lines if line.split(":")[0].strip() in named)

@@ -1,0 +1,186 @@
+// Attention of one new token per sequence over its K/V blocks ("flash decoding", Dao et al., 2023).
+//
+// A long sequence is cut into parts of PART tokens, each a piece of work for a thread; the parts are put together by their
+// largest scores. The query heads that share a K/V head are computed together: each tile of K/V is read once from memory. Tiles
+// are far apart, which the CPU does not foresee: the tiles after the next are asked for while these are computed. The parts do not
+// depend on the batch, so neither does a token.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+#include "kv_tiles.h"
+
+constexpr size_t PART = 512;    // tokens
+constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
+constexpr size_t TILES = 4;     // tiles of K that are read side by side: one chain of additions would be slower than memory
+
+struct Part {
+    size_t sequence, head, first, last;  // tokens [first, last)
+    size_t start;                        // which of its sequence and head's results it is, counted over all
+};
+
+// scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and `TILES` tiles; `next` are read after these.
+template <class T, size_t H>
+static void score(const uint32_t* q, size_t depth, const uint32_t* const (&tiles)[TILES], const uint32_t* const (&next)[TILES],
+                  float scale, float* scores) {
+    F16 sums[H][TILES] = {};
+    for (size_t d = 0; d < depth; d++) {
+        U16 k[TILES];
+#pragma GCC unroll 8
+        for (size_t i = 0; i < TILES; i++) {
+            __builtin_prefetch(next[i] + d * LANES, 0, 2);
+            k[i] = load<U16>(tiles[i] + d * LANES);
+        }
+#pragma GCC unroll 8
+        for (size_t h = 0; h < H; h++) {
+            const U16 scalar = splat(q[h * depth + d]);
+#pragma GCC unroll 8
+            for (size_t i = 0; i < TILES; i++) sums[h][i] = Dot<T>::add(sums[h][i], k[i], scalar);
+        }
+    }
+    for (size_t h = 0; h < H; h++)
+        for (size_t i = 0; i < TILES; i++) store(scores + h * PART + i * LANES, sums[h][i] * scale);
+}
+
+// sums[h][0..WIDTH) += weights[h][row] V[row]; `kept` says which bits of V count.
+template <class T, size_t H, size_t WIDTH>
+static INLINE void add_row(F16 (&sums)[H][WIDTH], const uint32_t* weights, const uint32_t* v, U16 kept) {
+#pragma GCC unroll 8
+    for (size_t w = 0; w < WIDTH; w++) {
+        const U16 values = load<U16>(v + w * LANES) & kept;
+#pragma GCC unroll 8
+        for (size_t h = 0; h < H; h++) sums[h][w] = Dot<T>::add(sums[h][w], values, splat(weights[h * PART / Dot<T>::per_dword]));
+    }
+}
+
+// WIDTH vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be NaN.
+template <class T, size_t H, size_t WIDTH>
+static void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens, float* out) {
+    constexpr size_t n = Dot<T>::per_dword;
+    for (size_t d = 0; d < head_dim; d += WIDTH * LANES) {
+        F16 sums[H][WIDTH];
+        for (size_t h = 0; h < H; h++)
+            for (size_t w = 0; w < WIDTH; w++) sums[h][w] = load<F16>(out + h * head_dim + d + w * LANES);
+        for (size_t row = 0; row < tokens / n; row++) {
+            for (size_t w = 0; w < WIDTH; w++) __builtin_prefetch(next + row * head_dim + d + w * LANES, 0, 2);
+            add_row<T, H, WIDTH>(sums, weights + row, tile + row * head_dim + d, splat(~0u));
+        }
+        if (tokens % n) add_row<T, H, WIDTH>(sums, weights + tokens / n, tile + tokens / n * head_dim + d, splat(0xffffu));
+        for (size_t h = 0; h < H; h++)
+            for (size_t w = 0; w < WIDTH; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
+    }
+}
+
+template <size_t H = TOGETHER, class Body> static void for_heads(size_t heads, Body body) {
+    if constexpr (H == 1) body.template operator()<1>();
+    else if (heads >= H) body.template operator()<H>();
+    else for_heads<H - 1>(heads, body);
+}
+
+// One part: out[group][head_dim] sums of weighted values, and for each head its largest score and the sum of its weights.
+template <class T>
+static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Part& part, size_t group,
+                   KVTiles kv, float scale, float* out, float* most, float* total) {
+    const size_t depth = kv.head_dim / Dot<T>::per_dword, count = part.last - part.first;
+    const size_t whole = (count + LANES - 1) / LANES * LANES;
+    auto tile = [&](const T* cache, size_t t) {
+        return reinterpret_cast<const uint32_t*>(cache + kv.tile(block_table, part.first + std::min(t, whole - LANES), part.head));
+    };
+    alignas(64) float scores[TOGETHER][PART];
+    alignas(64) T weights[TOGETHER][PART];
+    for (size_t start = 0; start < group; start += TOGETHER) {
+        const size_t heads = std::min(TOGETHER, group - start);
+        const uint32_t* queries = reinterpret_cast<const uint32_t*>(q + start * kv.head_dim);
+        for_heads(heads, [&]<size_t H>() {
+            for (size_t t = 0; t < whole; t += TILES * LANES) {  // beyond the last tile it is computed again: nobody looks
+                const uint32_t *tiles[TILES], *next[TILES];
+                for (size_t i = 0; i < TILES; i++) {
+                    tiles[i] = tile(k_cache, t + i * LANES);
+                    next[i] = t + TILES * LANES < whole ? tile(k_cache, t + (TILES + i) * LANES) : tile(v_cache, i * LANES);
+                }
+                score<T, H>(queries, depth, tiles, next, scale, scores[0] + t);
+            }
+        });
+        for (size_t h = 0; h < heads; h++) {
+            float* row = scores[h];
+            for (size_t t = count; t < whole; t++) row[t] = -std::numeric_limits<float>::infinity();  // were never written
+            F16 highest = load<F16>(row);
+            for (size_t t = LANES; t < whole; t += LANES) highest = max(highest, load<F16>(row + t));
+            most[start + h] = largest(highest);
+            F16 sums{};
+            for (size_t t = 0; t < whole; t += LANES) {
+                const F16 weight = exp_negative(load<F16>(row + t) - most[start + h]);
+                sums += weight;
+                store_floats(weights[h] + t, weight);
+            }
+            total[start + h] = sum(sums);
+        }
+        float* sums = out + start * kv.head_dim;
+        std::fill_n(sums, heads * kv.head_dim, 0.0f);
+        for_heads(heads, [&]<size_t H>() {
+            constexpr size_t MOST = H <= 2 ? 4 : 2;  // vectors of V at once, whose sums fit in the registers
+            for (size_t t = 0; t < count; t += LANES) {
+                const uint32_t* dwords = reinterpret_cast<const uint32_t*>(weights[0] + t);
+                const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + TILES * LANES);
+                const size_t tokens = std::min<size_t>(LANES, count - t);
+                if (kv.head_dim % (MOST * LANES) == 0) add_values<T, H, MOST>(dwords, values, next, kv.head_dim, tokens, sums);
+                else add_values<T, H, 2>(dwords, values, next, kv.head_dim, tokens, sums);
+            }
+        });
+    }
+}
+
+template <class T>
+static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
+                   const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv, float scale) {
+    const size_t group = q_heads / kv.heads, dim = kv.head_dim;
+    std::vector<Part> parts;
+    for (size_t sequence = 0; sequence < sequences; sequence++)
+        for (size_t head = 0; head < kv.heads; head++) {
+            const size_t start = parts.size(), length = seq_lens[sequence];
+            for (size_t first = 0; first < length; first += PART)
+                parts.push_back({sequence, head, first, std::min(length, first + PART), start});
+        }
+    std::vector<float> sums(parts.size() * group * dim), most(parts.size() * group), totals(parts.size() * group);
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < parts.size(); i++) {
+            const Part& part = parts[i];
+            attend(q + (part.sequence * q_heads + part.head * group) * dim, k_cache, v_cache,
+                   block_tables + part.sequence * table_stride, part, group, kv, scale, sums.data() + i * group * dim,
+                   most.data() + i * group, totals.data() + i * group);
+        }
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < parts.size(); i++) {
+            if (parts[i].start != i) continue;
+            size_t end = i + 1;
+            while (end < parts.size() && parts[end].start == i) end++;
+            for (size_t h = 0; h < group; h++) {
+                float highest = most[i * group + h], total = 0;
+                for (size_t p = i; p < end; p++) highest = std::max(highest, most[p * group + h]);
+                alignas(64) float all[MAX_HEAD_DIM] = {};
+                for (size_t p = i; p < end; p++) {
+                    const float factor = std::exp(most[p * group + h] - highest);
+                    total += factor * totals[p * group + h];
+                    for (size_t d = 0; d < dim; d++) all[d] += factor * sums[(p * group + h) * dim + d];
+                }
+                T* to = out + (parts[i].sequence * q_heads + parts[i].head * group + h) * dim;
+                for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<F16>(all + d) / total);
+            }
+        }
+    }
+}
+
+// q, out [sequences][q_heads][head_dim]; block_tables [sequences][table_stride]; seq_lens count the new token.
+extern "C" void attention_decode(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
+                                 size_t table_stride, const int32_t* seq_lens, void* out, size_t sequences, size_t q_heads,
+                                 size_t kv_heads, size_t head_dim, size_t block_size, size_t block_stride, float scale) {
+    const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
+    if (dtype == FLOAT32)
+        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, seq_lens, (f32*)out,
+               sequences, q_heads, kv, scale);
+    else
+        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, seq_lens, (bf16*)out,
+               sequences, q_heads, kv, scale);
+}

@@ -1,0 +1,152 @@
+// Causal attention of several new tokens per sequence over its K/V blocks, those of this step included.
+//
+// Queries are taken in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in chunks of CHUNK tokens
+// with a running maximum ("flash attention", Dao et al., 2022): scores, their exponentials and the weighted values of a chunk
+// stay in the second-level cache. The query heads that share a K/V head are rows of the same product.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+#include "kv_tiles.h"
+#include "product.h"
+
+constexpr size_t QUERY_ROWS = 96;  // a multiple of ROWS
+constexpr size_t CHUNK = 256;      // tokens
+
+struct Work {
+    size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
+};
+
+template <class T> struct Scratch {
+    std::vector<T> queries, weights, values;
+    std::vector<float> scores, sums, most, totals;
+
+    Scratch(size_t rows, size_t dim)
+        : queries(rows * dim), weights(rows * CHUNK), values(CHUNK * dim), scores(rows * CHUNK), sums(rows * dim), most(rows),
+          totals(rows) {}
+};
+
+template <class T> static const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
+
+// Scores of one row become weights: exp(score - maximum) for those that the row sees, 0 for the rest. What was summed so far
+// is scaled to the new maximum.
+template <class T>
+static void softmax_row(const float* scores, size_t visible, size_t count, float scale, T* weights, float& most, float& total,
+                        float* sums, size_t dim) {
+    const F16 unseen = splat(-std::numeric_limits<float>::infinity());
+    F16 highs = splat(most);
+    auto score = [&](size_t t) {
+        const F16 scaled = load<F16>(scores + t) * scale;
+        return t + LANES <= visible ? scaled : first_lanes(visible - t, scaled, unseen);
+    };
+    for (size_t t = 0; t < visible; t += LANES) highs = max(highs, score(t));
+    const float highest = largest(highs);
+    if (highest > most) {
+        const float factor = std::exp(most - highest);
+        for (size_t d = 0; d < dim; d++) sums[d] *= factor;
+        total *= factor;
+        most = highest;
+    }
+    F16 added{};
+    for (size_t t = 0; t < count; t += LANES) {
+        const F16 weight = t < visible ? exp_negative(score(t) - highest) : F16{};
+        added += weight;
+        store_floats(weights + t, weight);
+    }
+    total += sum(added);
+}
+
+template <class T>
+static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Work& work, size_t history,
+                   size_t q_heads, KVTiles kv, float scale, Scratch<T>& scratch, T* out) {
+    constexpr size_t n = Dot<T>::per_dword;
+    const size_t group = q_heads / kv.heads, dim = kv.head_dim, rows = (work.last - work.first) * group;
+    const size_t end = history + work.last;  // tokens that the last query sees
+    for (size_t row = 0; row < rows; row++)
+        std::copy_n(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
+                    scratch.queries.data() + row * dim);
+    std::fill_n(scratch.sums.data(), rows * dim, 0.0f);
+    std::fill_n(scratch.totals.data(), rows, 0.0f);
+    std::fill_n(scratch.most.data(), rows, -std::numeric_limits<float>::infinity());
+
+    for (size_t start = 0; start < end; start += CHUNK) {
+        const size_t tokens = std::min(CHUNK, end - start), tiles = (tokens + LANES - 1) / LANES;
+        const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
+        auto tile = [&](const T* cache, size_t i) {
+            return cache + kv.tile(block_table, start + i * LANES, work.head);
+        };
+        for (size_t i = 0; i < tiles; i += 2) {
+            const T *left = tile(k_cache, i), *right = i + 1 < tiles ? tile(k_cache, i + 1) : left;
+            for (size_t row = 0; row < rows; row += ROWS)
+                product<T>((int)std::min<size_t>(ROWS, rows - row), dwords(scratch.queries.data() + row * dim), dim / n,
+                           dwords(left), dwords(right), LANES, dim / n, scratch.scores.data() + row * CHUNK + i * LANES, CHUNK,
+                           false);
+        }
+        for (size_t row = 0; row < rows; row++) {
+            const size_t sees = history + work.first + row / group + 1;  // tokens of the sequence
+            if (sees <= start) {
+                std::fill_n(scratch.weights.data() + row * CHUNK, count, T{});
+                continue;
+            }
+            softmax_row(scratch.scores.data() + row * CHUNK, std::min(sees - start, tokens), count, scale,
+                        scratch.weights.data() + row * CHUNK, scratch.most[row], scratch.totals[row],
+                        scratch.sums.data() + row * dim, dim);
+        }
+        // Values in one piece, zero where nothing was written: a weight of 0 does not make up for NaN.
+        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), LANES * dim, scratch.values.data() + i * LANES * dim);
+        for (size_t t = tokens; t < count; t++)
+            for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
+        for (size_t d = 0; d < dim; d += COLUMNS)
+            for (size_t row = 0; row < rows; row += ROWS)
+                product<T>((int)std::min<size_t>(ROWS, rows - row), dwords(scratch.weights.data() + row * CHUNK), CHUNK / n,
+                           dwords(scratch.values.data()) + d, dwords(scratch.values.data()) + d + LANES, dim, count / n,
+                           scratch.sums.data() + row * dim + d, dim, true);
+    }
+    for (size_t row = 0; row < rows; row++) {
+        T* to = out + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim;
+        const float* sums = scratch.sums.data() + row * dim;
+        for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<F16>(sums + d) / scratch.totals[row]);
+    }
+}
+
+template <class T>
+static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
+                    const int32_t* query_start, const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv,
+                    float scale) {
+    const size_t group = q_heads / kv.heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
+    std::vector<Work> works;
+    for (size_t sequence = 0; sequence < sequences; sequence++) {
+        const size_t count = query_start[sequence + 1] - query_start[sequence];
+        for (size_t first = 0; first < count; first += queries)
+            for (size_t head = 0; head < kv.heads; head++)
+                works.push_back({sequence, head, first, std::min(count, first + queries)});
+    }
+    // The longest first: the last ones to be taken should be short.
+    auto sees = [&](const Work& work) { return seq_lens[work.sequence] - query_start[work.sequence + 1] + query_start[work.sequence] + work.last; };
+    std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
+#pragma omp parallel
+    {
+        Scratch<T> scratch(queries * group, kv.head_dim);
+#pragma omp for schedule(dynamic, 1)
+        for (size_t i = 0; i < works.size(); i++) {
+            const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
+            const size_t history = seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]);
+            attend(q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history, q_heads, kv, scale,
+                   scratch, out + start);
+        }
+    }
+}
+
+// q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride].
+extern "C" void attention_prefill(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
+                                  size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, void* out,
+                                  size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
+                                  size_t block_stride, float scale) {
+    const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
+    if (dtype == FLOAT32)
+        prefill((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, query_start, seq_lens,
+                (f32*)out, sequences, q_heads, kv, scale);
+    else
+        prefill((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, query_start, seq_lens,
+                (bf16*)out, sequences, q_heads, kv, scale);
+}

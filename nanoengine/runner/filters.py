@@ -1,0 +1,67 @@
+"""top_k, top_p and min_p: the tokens that they keep, found among the likeliest few instead of by sorting the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.engine.messages import SamplingRow
+
+FIRST_TRY = 1024
+"""Likeliest tokens that are looked at where top_k does not say how many there can be."""
+
+NEXT_TRY = 16
+"""How many times more, if those were not enough."""
+
+
+def keep_likeliest(logits: Tensor, rows: list[SamplingRow]) -> tuple[Tensor, Tensor]:
+    """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, count], likeliest first.
+
+    Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
+
+    Args:
+        logits: [num_rows, vocab_size] float32.
+        rows: how each is sampled.
+    """
+    vocab_size = logits.shape[-1]
+    top_k = _column([row.params.top_k if row.params.top_k > 0 else vocab_size for row in rows], logits)
+    top_p = _column([row.params.top_p for row in rows], logits)
+    min_p = _column([row.params.min_p for row in rows], logits)
+    # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
+    total = logits.logsumexp(-1, keepdim=True) if (top_k >= vocab_size).any() else torch.zeros_like(top_k)
+
+    count = min(vocab_size, max(row.params.top_k + 1 if row.params.top_k > 0 else FIRST_TRY for row in rows))
+    while True:
+        values, token_ids = _ordered(logits, count)
+        rank = torch.arange(count, device=logits.device)
+        values = values.masked_fill(rank >= top_k, -torch.inf)
+        share = torch.where(top_k < vocab_size, values.logsumexp(-1, keepdim=True), total)
+        probabilities = (values - share).exp()
+        before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
+        dropped = ((before >= top_p) & (top_p < 1)) | (probabilities < min_p * probabilities[:, :1])
+        dropped[:, 0] = False
+        kept = values.masked_fill(dropped, -torch.inf)
+        if count == vocab_size or _is_settled(kept, logits, token_ids):
+            return kept, token_ids
+        count = min(vocab_size, count * NEXT_TRY)
+
+
+def _ordered(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest tokens of each row and their ids; equal ones by id."""
+    if count == logits.shape[-1]:
+        ordered = logits.sort(dim=-1, descending=True, stable=True)
+        return ordered.values, ordered.indices
+    token_ids = logits.topk(count).indices.sort(dim=-1).values
+    ordered = logits.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    return ordered.values, token_ids.gather(-1, ordered.indices)
+
+
+def _is_settled(kept: Tensor, logits: Tensor, token_ids: Tensor) -> bool:
+    """Whether a token that was not looked at could be kept: only one as likely as the last that was looked at, or less."""
+    last = logits.gather(-1, token_ids[:, -1:])[:, 0]
+    lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
+    return bool(((lowest > last) | (last == -torch.inf)).all())
+
+
+def _column(values: list[float] | list[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

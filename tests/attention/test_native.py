@@ -1,0 +1,497 @@
+"""The native backend against the reference, given the same tokens: every shape at which its kernels cut their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.native import NativeAttention
+from nanoengine.engine.messages import Phase
+from nanoengine.kernels.memory import zeros_in_huge_pages
+from nanoengine.kernels.native import why_not
+from nanoengine.layers.rotary import rotary_angles
+from tests.attention.paged import THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.engine.toys import FAST
+from tests.kernels.formulas import DTYPES, assert_close, strided
+from tests.support import TOY
+
+CPU = torch.device("cpu")
+REASON = why_not(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+
+EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1100]
+"""Lengths around the tiles, chunks and parts that the kernels cut sequences into."""
+
+
+def native_pool(sequences: Sequences) -> Pool:
+    return Pool(sequences, NativeAttention(sequences.block_size))
+
+
+def both(sequences: Sequences) -> tuple[Pool, Pool]:
+    return native_pool(sequences), exact_pool(sequences)
+
+
+def check_prefill(sequences: Sequences) -> None:
+    """All sequences at once, from their first token to their last."""
+    starts, ends = [0] * len(sequences.lens), sequences.lens
+    native, exact = (pool.prefill(starts, ends) for pool in both(sequences))
+    assert_attended(native, exact, starts, ends)
+
+
+def check_chunks(sequences: Sequences, cuts: list[list[int]]) -> None:
+    """Prefill step by step: in step j, sequence i goes from cuts[j][i] to cuts[j + 1][i], or rests."""
+    native, exact = both(sequences)
+    for before, after in zip([[0] * len(sequences.lens), *cuts], [*cuts, sequences.lens], strict=True):
+        rows = [i for i in range(len(before)) if before[i] < after[i]]
+        if rows:
+            starts, ends = [before[i] for i in rows], [after[i] for i in rows]
+            assert_attended(native.prefill(starts, ends, rows), exact.prefill(starts, ends, rows), starts, ends)
+
+
+def check_decode(sequences: Sequences, scale: float | None = None) -> None:
+    """The last token of each sequence, in one batch."""
+    native, exact = both(sequences)
+    for pool in (native, exact):
+        pool.fill()
+    starts = [n - 1 for n in sequences.lens]
+    results = [pool.decode(sequences.lens, scale=scale) for pool in (native, exact)]
+    assert_attended(*results, starts, sequences.lens)
+
+
+# ---- shapes
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 160, 224, 256])
+def test_prefill_with_heads_of_every_shape(dim: int, dtype: torch.dtype) -> None:
+    for group in (1, 2, 3, 4, 5, 8):
+        check_prefill(Sequences(Heads(2, group, dim), 16, [1, 17, 37], dtype, seed=group))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 160, 224, 256])
+def test_decode_with_heads_of_every_shape(dim: int, dtype: torch.dtype) -> None:
+    for group in (1, 2, 3, 4, 5, 8):
+        check_decode(Sequences(Heads(2, group, dim), 16, [1, 17, 38], dtype, seed=group))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64, 256])
+def test_prefill_at_every_edge(block_size: int, dtype: torch.dtype) -> None:
+    lens = sorted({*EDGES, block_size - 1, block_size, block_size + 1})
+    check_prefill(Sequences(Heads(1, 2, 32), block_size, lens, dtype))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("block_size", [16, 32, 48, 64, 256])
+def test_decode_at_every_edge(block_size: int, dtype: torch.dtype) -> None:
+    lens = sorted({*EDGES, block_size - 1, block_size, block_size + 1})
+    check_decode(Sequences(Heads(2, 3, 64), block_size, lens, dtype))
+
+
+@needs_kernels
+@both_dtypes
+def test_more_query_heads_to_a_kv_head_than_queries_in_a_piece_of_work(dtype: torch.dtype) -> None:
+    for group in (48, 100):
+        sequences = Sequences(Heads(1, group, 32), 16, [5, 20], dtype)
+        check_prefill(sequences)
+        check_decode(sequences)
+
+
+@needs_kernels
+@both_dtypes
+def test_prefill_in_chunks(dtype: torch.dtype) -> None:
+    lens = [600, 300, 17, 40]
+    check_chunks(
+        Sequences(Heads(2, 2, 64), 16, lens, dtype), [[256, 255, 16, 1], [257, 255, 17, 2], [512, 299, 17, 39]]
+    )
+
+
+@needs_kernels
+@both_dtypes
+def test_a_batch_of_fresh_prompts_and_later_chunks(dtype: torch.dtype) -> None:
+    check_chunks(Sequences(Heads(2, 2, 64), 16, [9, 530, 20, 6], dtype), [[0, 500, 16, 5]])
+
+
+@needs_kernels
+@both_dtypes
+def test_sequences_may_share_blocks_that_one_of_them_wrote(dtype: torch.dtype) -> None:
+    """A prefix of 3 blocks, written by the first sequence in the same step as the others read it."""
+    sequences = Sequences(Heads(2, 2, 32), 16, [60, 70, 49], dtype, shared=3)
+    native, exact = both(sequences)
+    starts, ends = [0, 48, 48], [59, 69, 49]
+    assert_attended(native.prefill(starts, ends), exact.prefill(starts, ends), starts, ends)
+    assert_attended(native.decode([60, 70], [0, 1]), exact.decode([60, 70], [0, 1]), [59, 69], [60, 70])
+
+
+shapes = st.builds(Heads, st.integers(1, 3), st.integers(1, 9), st.sampled_from([32, 64, 96, 128, 192, 256]))
+
+
+@st.composite
+def sequences_in_steps(draw: st.DrawFn) -> tuple[Sequences, list[list[int]]]:
+    heads = draw(shapes)
+    longest = max(40, 40_000 // (heads.num * heads.group * heads.dim))
+    lens = draw(st.lists(st.integers(1, longest), min_size=1, max_size=5))
+    dtype = draw(st.sampled_from(DTYPES))
+    sequences = Sequences(heads, 16 * draw(st.integers(1, 5)), lens, dtype, seed=draw(st.integers(0, 99)))
+    steps = draw(st.integers(0, 3))
+    columns = [sorted(draw(st.lists(st.integers(0, n), min_size=steps, max_size=steps))) for n in lens]
+    return sequences, [[column[j] for column in columns] for j in range(steps)]
+
+
+@needs_kernels
+@FAST
+@given(sequences_in_steps())
+def test_prefill_of_any_batch_in_any_chunks(case: tuple[Sequences, list[list[int]]]) -> None:
+    check_chunks(*case)
+
+
+@needs_kernels
+@FAST
+@given(sequences_in_steps())
+def test_decode_of_any_batch(case: tuple[Sequences, list[list[int]]]) -> None:
+    check_decode(case[0])
+
+
+@needs_kernels
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+@both_dtypes
+def test_it_is_near_the_torch_backend_in_the_same_dtype(dtype: torch.dtype, phase: Phase) -> None:
+    sequences = Sequences(Heads(2, 2, 64), 32, [1, 70, 300], dtype)
+    pools = native_pool(sequences), Pool(sequences, TorchAttention(32))
+    if phase is Phase.PREFILL:
+        native, torchs = (pool.prefill([0, 0, 0], sequences.lens) for pool in pools)
+    else:
+        for pool in pools:
+            pool.fill()
+        native, torchs = (pool.decode(sequences.lens) for pool in pools)
+    assert native.dtype == torchs.dtype == dtype
+    tolerance = 1e-5 if dtype is torch.float32 else 0.03
+    torch.testing.assert_close(native, torchs, rtol=tolerance, atol=tolerance)
+
+
+# ---- numbers
+
+
+@needs_kernels
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_scores_far_apart(scale: float) -> None:
+    """Most weights are 0, the highest score moves from chunk to chunk and from part to part, and 0.0 is a score too."""
+    sequences = Sequences(Heads(2, 3, 64), 16, [700, 1100, 40, 1])
+    pools = both(sequences)
+    native, exact = (pool.prefill([0] * 4, sequences.lens, scale=scale) for pool in pools)
+    torch.testing.assert_close(native.double(), exact, rtol=1e-4 * scale, atol=1e-4 * scale)
+    native, exact = (pool.decode(sequences.lens, scale=scale) for pool in pools)
+    torch.testing.assert_close(native.double(), exact, rtol=1e-4 * scale, atol=1e-4 * scale)
+
+
+@needs_kernels
+@both_dtypes
+def test_all_tokens_weigh_the_same_where_all_scores_are_equal(dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(1, 2, 32), 16, [530], dtype)
+    native = native_pool(sequences)
+    native.fill()
+    out = native.decode([530], scale=0.0)
+    mean = sequences.qkv[0][:, -32:].double().mean(0)
+    torch.testing.assert_close(out[0].double(), mean.expand(2, -1), rtol=1e-2, atol=1e-4)
+
+
+@needs_kernels
+@both_dtypes
+def test_one_token_attends_to_itself(dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 2, 64), 16, [1], dtype)
+    values = sequences.qkv[0][:, -128:].view(1, 2, 1, 64).expand(-1, -1, 2, -1).flatten(1, 2)
+    pool = native_pool(sequences)
+    assert torch.equal(pool.prefill([0], [1]), values)
+    assert torch.equal(pool.decode([1]), values)
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_a_sequence_of_nan_shows_it_and_spoils_no_other(phase: Phase, dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 2, 64), 16, [40, 33, 21], dtype)
+    sequences.qkv[1][7] = float("nan")
+    pool = native_pool(sequences)
+    if phase is Phase.PREFILL:
+        pieces = pool.prefill([0, 0, 0], sequences.lens).split(sequences.lens)
+    else:
+        pool.fill()
+        pieces = pool.decode(sequences.lens).split(1)
+    assert pieces[0].isfinite().all()
+    assert pieces[1][-1].isnan().all()
+    assert pieces[2].isfinite().all()
+
+
+# ---- writing
+
+
+def written_queries(pool: Pool, slots: list[int]) -> Tensor:
+    """Write the first tokens of the first sequence into these slots."""
+    count = len(slots)
+    return pool.write(pool.sequences.qkv[0][:count].to(pool.dtype), torch.arange(count), torch.tensor(slots))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 100])
+def test_queries_are_normed_rotated_and_rounded_once(tokens: int, dim: int, dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 3, dim), 16, [tokens], dtype)
+    native = native_pool(sequences).write_span([0], [0], [tokens])
+    exact = Pool(sequences, Exact(16, torch.float64), torch.float64).write_span([0], [0], [tokens])
+    assert native.shape == (tokens, 6, dim)
+    assert native.dtype == dtype
+    pair = exact.abs() + exact.abs().roll(dim // 2, -1)
+    assert_close(native, exact, pair)
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_each_token_is_written_into_its_slot_and_nothing_else_is(tokens: int, dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 2, 64), 32, [tokens], dtype)
+    pool = native_pool(sequences)
+    pool.fill([tokens])
+    assert pool.k_cache.isfinite().sum() == tokens * 2 * 64
+    assert pool.v_cache.isfinite().sum() == tokens * 2 * 64
+    assert pool.memory.isfinite().sum() == 2 * tokens * 2 * 64
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("unwritten", [[0], [2], [0, 1], [0, 1, 2], list(range(70)), [5, 6, 68], list(range(1, 70, 2))])
+def test_slot_minus_1_is_not_written(unwritten: list[int], dtype: torch.dtype) -> None:
+    """Its query is still computed, whatever it is good for."""
+    tokens = max(3, unwritten[-1] + 1)
+    sequences = Sequences(Heads(2, 2, 32), 16, [tokens], dtype)
+    slots = sequences.slots(0, 0, tokens)
+    whole, pool = native_pool(sequences), native_pool(sequences)
+    q = written_queries(whole, slots)
+    assert torch.equal(written_queries(pool, [-1 if i in unwritten else slot for i, slot in enumerate(slots)]), q)
+    for cache in (pool.k_cache, pool.v_cache):
+        assert cache.isfinite().sum() == (tokens - len(unwritten)) * 2 * 32
+    still_missing = [i for i in range(tokens) if i in unwritten]
+    qkv = sequences.qkv[0][still_missing]
+    pool.write(qkv, torch.tensor(still_missing), torch.tensor([slots[i] for i in still_missing]))
+    assert torch.equal(pool.memory.nan_to_num(9.0), whole.memory.nan_to_num(9.0))
+
+
+@needs_kernels
+@both_dtypes
+def test_a_token_is_written_the_same_alone_and_among_others(dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 2, 64), 16, [100], dtype)
+    at_once, one_by_one = native_pool(sequences), native_pool(sequences)
+    q = at_once.write_span([0], [0], [100])
+    assert torch.equal(torch.cat([one_by_one.write_span([0], [i], [i + 1]) for i in range(100)]), q)
+    assert torch.equal(one_by_one.memory.nan_to_num(9.0), at_once.memory.nan_to_num(9.0))
+
+
+@needs_kernels
+def test_a_slot_is_written_anew() -> None:
+    sequences = Sequences(Heads(1, 1, 32), 16, [20])
+    used, fresh = native_pool(sequences), native_pool(sequences)
+    for pool in (used, fresh):
+        pool.fill([20])
+    used.write(sequences.qkv[0].flip(0), torch.arange(20), torch.tensor(sequences.slots(0, 0, 20)))
+    used.fill([20])
+    assert torch.equal(used.memory.nan_to_num(9.0), fresh.memory.nan_to_num(9.0))
+
+
+@needs_kernels
+@both_dtypes
+def test_a_pool_of_more_than_4_giga_elements(dtype: torch.dtype) -> None:
+    """The last blocks of a pool that is too large for 32 bits; its memory is taken where it is touched."""
+    backend, heads = NativeAttention(16), Heads(2, 2, 32)
+    sequences = Sequences(heads, 16, [40, 20], dtype)
+    shape = (2, *backend.kv_shape(1, heads.num, heads.dim)[1:])
+    block = 2 * 16 * heads.num * heads.dim
+    far = (1 << 32) // block + 5
+    try:
+        pool = zeros_in_huge_pages((far + sequences.num_blocks, *shape), dtype)
+    except OSError:
+        pytest.skip("this machine does not lend so much memory")
+    results = []
+    for first in (0, far):
+        native = native_pool(sequences)
+        native.memory = pool[first : first + sequences.num_blocks]
+        native.k_cache, native.v_cache = pool[:, 0], pool[:, 1]
+        tables = sequences.tables
+        sequences.tables = [[first + block for block in table] for table in tables]
+        native.fill([39, 19])
+        results.append((native.memory.clone(), native.prefill([30, 0], [40, 20]), native.decode([40, 20])))
+        sequences.tables = tables
+    for near, distant in zip(*results, strict=True):
+        assert near.any()
+        assert torch.equal(near, distant)
+
+
+# ---- the same alone and in a batch, with one thread and with two
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(1, 5, 32), Heads(2, 1, 96)])
+def test_a_sequence_decodes_the_same_alone_and_in_a_batch(heads: Heads, dtype: torch.dtype) -> None:
+    pool = native_pool(Sequences(heads, 16, [700, 3, 512, 1, 513, 64, 37], dtype))
+    lens = pool.sequences.lens
+    pool.fill()
+    together = pool.decode(lens)
+    for i in range(len(lens)):
+        assert torch.equal(pool.decode([lens[i]], [i]), together[i : i + 1])
+    order = [4, 0, 6, 2]
+    assert torch.equal(pool.decode([lens[i] for i in order], order), together[order])
+
+
+@needs_kernels
+@both_dtypes
+def test_a_sequence_is_prefilled_the_same_alone_and_in_a_batch(dtype: torch.dtype) -> None:
+    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [300, 3, 129, 64], dtype))
+    lens = pool.sequences.lens
+    together = pool.prefill([0] * 4, lens).split(lens)
+    for i in range(4):
+        assert torch.equal(pool.prefill([0], [lens[i]], [i]), together[i])
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(2, 1, 32), Heads(2, 1, 96), Heads(1, 2, 32)])
+def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -> None:
+    def results() -> tuple[Tensor, ...]:
+        pool = native_pool(Sequences(heads, 16, [600, 3, 1100, 100, 17, 18, 19], dtype))
+        lens = pool.sequences.lens
+        prefilled = pool.prefill([0] * 7, lens)
+        return pool.memory.nan_to_num(9.0), prefilled, pool.decode(lens)
+
+    with threads(1):
+        one = results()
+    with threads(2):
+        for _ in range(3):
+            for left, right in zip(results(), one, strict=True):
+                assert torch.equal(left, right)
+
+
+# ---- tensors that are not in one piece
+
+
+@needs_kernels
+@both_dtypes
+def test_projections_with_gaps_between_them(dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(1, 1, 32), 16, [2], dtype)
+    dense, gaps = native_pool(sequences), native_pool(sequences)
+    positions, slots = torch.arange(2), torch.tensor(sequences.slots(0, 0, 2))
+    q = dense.write(sequences.qkv[0], positions, slots)
+    assert torch.equal(gaps.write(strided(sequences.qkv[0]), positions, slots), q)
+    assert torch.equal(gaps.memory.nan_to_num(9.0), dense.memory.nan_to_num(9.0))
+
+
+@needs_kernels
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_queries_with_gaps_between_them(phase: Phase) -> None:
+    sequences = Sequences(Heads(2, 2, 32), 16, [20, 40])
+    pool = native_pool(sequences)
+    pool.fill([20, 40])
+    starts, ends = [19, 39], [20, 40]
+    q = torch.randn(2, 4, 32)
+    dense = pool.attend(phase, q, [0, 1], starts, ends)
+    assert torch.equal(pool.attend(phase, strided(q), [0, 1], starts, ends), dense)
+    assert torch.equal(pool.attend(phase, q.transpose(0, 1).contiguous().transpose(0, 1), [0, 1], starts, ends), dense)
+
+
+@needs_kernels
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_block_tables_that_are_a_window_onto_wider_ones(phase: Phase) -> None:
+    sequences = Sequences(Heads(2, 2, 32), 16, [20, 40])
+    pool = native_pool(sequences)
+    pool.fill([20, 40])
+    metadata = pool.metadata(phase, [0, 1], [19, 39], [20, 40])
+    attend = pool.backend.decode if phase is Phase.DECODE else pool.backend.prefill
+    q = torch.randn(2, 4, 32)
+    dense = attend(q, pool.k_cache, pool.v_cache, metadata, 0.2)
+    wide = torch.zeros(2, 8, dtype=torch.int32)
+    wide[:, :3] = metadata.block_tables
+    metadata.block_tables = wide[:, :3]
+    assert torch.equal(attend(q, pool.k_cache, pool.v_cache, metadata, 0.2), dense)
+
+
+@needs_kernels
+def test_slots_and_angles_with_gaps_between_them() -> None:
+    sequences = Sequences(Heads(1, 2, 32), 16, [5])
+    dense, gaps = native_pool(sequences), native_pool(sequences)
+    qkv, slots = sequences.qkv[0], torch.tensor(sequences.slots(0, 0, 5))
+    q = dense.write(qkv, torch.arange(5), slots)
+    cos, sin = rotary_angles(torch.arange(5), 32, THETA)
+    angles = (strided(cos), strided(sin))
+    result = gaps.backend.rotate_and_write(qkv, *gaps.norms, angles, gaps.k_cache, gaps.v_cache, strided(slots))
+    assert torch.equal(result, q)
+    assert torch.equal(gaps.memory.nan_to_num(9.0), dense.memory.nan_to_num(9.0))
+
+
+# ---- where it can run
+
+
+@needs_kernels
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@both_dtypes
+def test_it_runs_on_a_cpu_with_a_compiler(dim: int, dtype: torch.dtype) -> None:
+    assert NativeAttention.why_not(CPU, dtype, replace(TOY, head_dim=dim), 16) is None
+
+
+@needs_kernels
+def test_the_shape_of_its_cache_has_blocks_first_and_room_for_every_token() -> None:
+    shape = NativeAttention(32).kv_shape(7, 3, 64)
+    assert shape[0] == 7
+    assert torch.Size(shape).numel() == 7 * 32 * 3 * 64
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 8, 17, 40])
+def test_why_not_with_other_blocks(block_size: int) -> None:
+    reason = NativeAttention.why_not(CPU, torch.float32, replace(TOY, head_dim=64), block_size)
+    assert reason is not None
+    assert f"block_size {block_size}" in reason
+    assert "16" in reason
+
+
+@pytest.mark.parametrize("dim", [4, 16, 48, 80, 288, 512])
+def test_why_not_with_other_heads(dim: int) -> None:
+    reason = NativeAttention.why_not(CPU, torch.float32, replace(TOY, head_dim=dim), 16)
+    assert reason is not None
+    assert f"head_dim {dim}" in reason
+    assert "32" in reason
+    assert "256" in reason
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_why_not_in_other_dtypes(dtype: torch.dtype) -> None:
+    reason = NativeAttention.why_not(CPU, dtype, replace(TOY, head_dim=64), 16)
+    assert reason is not None
+    assert str(dtype).removeprefix("torch.") in reason
+
+
+def test_why_not_on_a_gpu() -> None:
+    reason = NativeAttention.why_not(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+    assert reason is not None
+    assert "cuda" in reason

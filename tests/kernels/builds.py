@@ -1,0 +1,159 @@
+"""The kernels compiled in other ways than for this CPU, called through their C functions."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.native import NativeAttention
+from nanoengine.kernels.compiler import FLAGS, SOURCES, CannotCompile, compile_all, find_compiler
+from nanoengine.kernels.native import DTYPES, SIGNATURES
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles
+
+TILE = 16
+
+
+@cache
+def compiler() -> str:
+    """Path of the compiler; the test that wants it is skipped where there is none."""
+    try:
+        return find_compiler()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+
+
+@cache
+def accepts(*flags: str) -> bool:
+    """Whether the compiler knows these flags."""
+    command = [compiler(), *flags, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(command, input="", capture_output=True, text=True, check=False).returncode == 0
+
+
+def flags_for(architecture: str, *more: str) -> tuple[str, ...]:
+    """The flags that kernels are compiled with, but for another architecture than this CPU's."""
+    return *(flag for flag in FLAGS if not flag.startswith("-march")), f"-march={architecture}", *more
+
+
+def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()) -> dict[str, Path]:
+    """Compile all sources, or those of these names; each one's library."""
+    sources = SOURCES
+    if names:
+        sources = folder / "sources"
+        sources.mkdir(parents=True)
+        for path in SOURCES.iterdir():
+            if path.suffix == ".h" or path.stem in names:
+                shutil.copy(path, sources)
+    return compile_all(sources, compiler(), flags, folder / "libraries")
+
+
+class Build:
+    """The functions of one set of compiled libraries, given tensors that are each in one piece."""
+
+    def __init__(self, paths: dict[str, Path]):
+        self.functions: dict[str, Callable[..., Any]] = {}
+        for name, (library, arguments) in SIGNATURES.items():
+            if library in paths:
+                function = getattr(ctypes.CDLL(str(paths[library])), name)
+                function.argtypes = arguments
+                function.restype = ctypes.c_size_t if name == "packed_size" else None
+                self.functions[name] = function
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function; tensors become addresses."""
+        for argument in arguments:
+            assert not isinstance(argument, Tensor) or argument.is_contiguous()
+        return self.functions[name](*(a.data_ptr() if isinstance(a, Tensor) else a for a in arguments))
+
+    def pack(self, weight: Tensor) -> Tensor:
+        code = DTYPES[weight.dtype]
+        packed = torch.zeros(self.call("packed_size", code, *weight.shape), dtype=torch.int32)
+        self.call("pack", code, weight, packed, 0, *weight.shape)
+        return packed
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: torch.dtype | None = None) -> Tensor:
+        result = torch.empty(len(x), len(weight), dtype=out or x.dtype)
+        codes = DTYPES[x.dtype], DTYPES[result.dtype]
+        self.call("linear", *codes, x, self.pack(weight), bias, result, len(x), *weight.shape)
+        return result
+
+    def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
+        result = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype)
+        self.call("embed", DTYPES[weight.dtype], ids, self.pack(weight), result, *result.shape)
+        return result
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+        result = torch.empty_like(x)
+        self.call("rms_norm", DTYPES[x.dtype], x, residual, weight, result, *x.shape, eps)
+        return result
+
+    def gated_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        size, inputs = len(weight) // 2, weight.shape[1]
+        result = torch.empty(len(x), size, dtype=x.dtype)
+        self.call("gated_linear", DTYPES[x.dtype], x, self.pack(weight), result, len(x), size, inputs)
+        return result
+
+    def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:
+        tokens = torch.empty_like(keys)
+        self.call("draw_tokens", logits, keys, tokens, *logits.shape)
+        return tokens
+
+
+class BuildAttention(NativeAttention):
+    """The native backend with the functions of another build."""
+
+    def __init__(self, build: Build, block_size: int):
+        self.block_size = block_size
+        self.build = build
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        kv_heads, dim = k_cache.shape[2], k_cache.shape[3] // TILE
+        q = torch.empty(len(qkv), qkv.shape[1] // dim - 2 * kv_heads, dim, dtype=qkv.dtype)
+        inputs = qkv, q_norm.weight, k_norm.weight, q_norm.eps, *angles, slot_mapping
+        sizes = len(qkv), q.shape[1], *self._sizes(k_cache)
+        caches = k_cache.data_ptr(), v_cache.data_ptr()
+        self.build.call("attention_write", DTYPES[qkv.dtype], *inputs, q, *caches, *sizes)
+        return q
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._attend("attention_prefill", q, k_cache, v_cache, metadata, scale, metadata.query_start_loc)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._attend("attention_decode", q, k_cache, v_cache, metadata, scale)
+
+    def _attend(
+        self,
+        name: str,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        *query_start: Tensor,
+    ) -> Tensor:
+        out, tables, lens = torch.empty_like(q), metadata.block_tables, metadata.seq_lens
+        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens
+        self.build.call(name, DTYPES[q.dtype], *inputs, out, len(lens), q.shape[1], *self._sizes(k_cache), scale)
+        return out
+
+    def _sizes(self, k_cache: Tensor) -> tuple[int, ...]:
+        return k_cache.shape[2], k_cache.shape[3] // TILE, self.block_size, k_cache.stride(0)

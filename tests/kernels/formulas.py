@@ -1,0 +1,90 @@
+"""What the kernels compute, in float64, and how far from it a result may be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.gumbel import gumbel_noise
+from nanoengine.kernels.interface import Kernels, Weight
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+ROUNDING = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-8}
+"""Largest relative error of one rounding: for float32 twice that, for two of them."""
+
+SUMMED = 3e-6
+"""Error of a sum in float32, relative to the sum of the magnitudes."""
+
+SMALLEST = 2.0**-126
+"""What is smaller may become 0."""
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def strided(x: Tensor) -> Tensor:
+    """The same numbers, with other numbers between them in memory."""
+    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1] + 1), float("nan") if x.is_floating_point() else -1).to(x.dtype)
+    wide[..., 1::2] = x
+    return wide[..., 1::2]
+
+
+def weight_of(kernels: Kernels, values: Tensor) -> Weight:
+    """A weight of the dtype of `values`, filled with them."""
+    weight = new_weight(kernels, values.shape[0], values.shape[1], values.dtype)
+    weight.rows(0, values.shape[0]).copy_(values)
+    return weight
+
+
+def new_weight(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) -> Weight:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        return kernels.new_weight(outputs, inputs)
+    finally:
+        torch.set_default_dtype(default)
+
+
+def assert_close(result: Tensor, exact: Tensor, magnitude: Tensor | float) -> None:
+    """`result` is `exact`, rounded to its dtype, up to the error of a float32 sum of that magnitude."""
+    assert result.shape == exact.shape
+    error = (result.double() - exact).abs()
+    allowed = ROUNDING[result.dtype] * exact.abs() + SUMMED * magnitude + SMALLEST
+    assert (error <= allowed).all(), (
+        f"{(error / allowed).nan_to_num(torch.inf).max():.3} times the error that is allowed"
+    )
+
+
+def assert_linear(result: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    x, weight = x.double(), weight.double()
+    exact, magnitude = x @ weight.T, x.abs() @ weight.abs().T
+    if bias is not None:
+        exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
+    assert_close(result, exact, magnitude)
+
+
+def assert_norm(result: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    x = x.double()
+    exact = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    assert_close(result, exact, exact.abs())
+
+
+def assert_gated(result: Tensor, x: Tensor, weight: Tensor) -> None:
+    """SwiGLU; between its steps there may be further roundings to the dtype."""
+    x, (gates, ups) = x.double(), weight.double().chunk(2)
+    gate, up = x @ gates.T, x @ ups.T
+    exact = gate * gate.sigmoid() * up
+    from_gate = 1.1 * (ROUNDING[result.dtype] * gate.abs() + SUMMED * (x.abs() @ gates.abs().T)) * up.abs()
+    from_up = gate.abs() * gate.sigmoid() * (ROUNDING[result.dtype] * up.abs() + SUMMED * (x.abs() @ ups.abs().T))
+    steps = from_gate + from_up + ROUNDING[result.dtype] * exact.abs()
+    assert_close(result, exact, steps / SUMMED + exact.abs() + 1e-30 * up.abs())  # below some gate the result may be 0
+
+
+def assert_drawn(tokens: Tensor, logits: Tensor, keys: Tensor) -> None:
+    """In each row the highest of logit + noise, up to the rounding of the noise."""
+    noisy = logits.double() + gumbel_noise(keys, torch.arange(logits.shape[1])[None])
+    assert tokens.dtype == torch.int64
+    drawn = noisy.gather(1, tokens[:, None])[:, 0]
+    assert (drawn >= noisy.amax(1) - 1e-5).all()

@@ -1,0 +1,40 @@
+"""Run every kernel of a build in which a read or write outside of a tensor ends the process. The argument is its folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.attention.paged import Heads, Pool, Sequences
+from tests.kernels import shapes
+from tests.kernels.builds import Build, BuildAttention
+from tests.kernels.formulas import DTYPES
+
+
+def write_some(build: Build) -> None:
+    """Some tokens have no slot."""
+    for dtype in DTYPES:
+        for tokens in (3, 70):
+            sequences = Sequences(shapes.HEADS[0], 16, [tokens], dtype)
+            pool = Pool(sequences, BuildAttention(build, 16))
+            slots = [-1 if i % 3 == 1 else slot for i, slot in enumerate(sequences.slots(0, 0, tokens))]
+            pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
+
+
+def main(folder: Path) -> None:
+    build = Build({path.stem: path for path in folder.glob("*.so")})
+    for inputs in (1, 7, 16, 32, 33, 64, 75):
+        shapes.check_linear(build, inputs, outputs=33, rows=[1, 2, 3, 4, 12, 13, 31, 32, 33, 97])
+    shapes.check_linear(build, 32, outputs=1, rows=[1, 5])
+    for check in (shapes.check_embed, shapes.check_norm, shapes.check_gated, shapes.check_draws):
+        check(build)
+    write_some(build)
+    shapes.check_prefill(build, [Heads(1, 1, 32), Heads(1, 3, 96)])
+    shapes.check_decode(build)
+    print("nothing was found")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,93 @@
+"""What every build of the kernels must get right, in the shapes at which they cut or pad."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.kernels.builds import Build, BuildAttention
+from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
+
+EPS = 1e-6
+ROWS = [*range(1, 38), 47, 48, 49, 63, 64, 65, 70, 96, 97, 130]
+
+
+def check_linear(build: Build, inputs: int, outputs: int = 40, rows: list[int] = ROWS) -> None:
+    """With a bias and without, in both dtypes, the logits too."""
+    for dtype in DTYPES:
+        weight, bias = random(outputs, inputs, dtype=dtype, seed=1), random(outputs, dtype=dtype, seed=2)
+        for count in rows:
+            x = random(count, inputs, dtype=dtype, seed=count)
+            assert_linear(build.linear(x, weight, bias), x, weight, bias)
+            assert_linear(build.linear(x, weight, None, torch.float32), x, weight, None)
+
+
+def check_batches(build: Build, inputs: int) -> None:
+    """A row is the same in batches of every size."""
+    for dtype in DTYPES:
+        weight, x = random(40, inputs, dtype=dtype, seed=1), random(70, inputs, dtype=dtype)
+        together = build.linear(x, weight)
+        for count in range(1, 70):
+            assert torch.equal(build.linear(x[:count], weight), together[:count])
+
+
+def check_embed(build: Build) -> None:
+    for dtype in DTYPES:
+        for inputs in (1, 16, 33):
+            weight, ids = random(70, inputs, dtype=dtype), torch.tensor([0, 69, 31, 32, 33, 31] * 4)
+            assert torch.equal(build.embed(ids, weight), weight[ids])
+
+
+def check_norm(build: Build) -> None:
+    for dtype in DTYPES:
+        for size in (1, 15, 16, 17, 50, 128):
+            x, weight = random(6, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+            assert_norm(build.rms_norm(x, weight, EPS), x, weight, EPS)
+            residual = random(6, size, dtype=dtype, seed=2)
+            total = x + residual
+            assert_norm(build.rms_norm(x, weight, EPS, residual), total, weight, EPS)
+            assert torch.equal(residual, total)
+
+
+def check_gated(build: Build) -> None:
+    for dtype in DTYPES:
+        for inputs, size in ((1, 32), (33, 64), (64, 96)):
+            weight = random(2 * size, inputs, dtype=dtype, seed=1)
+            for rows in (1, 2, 13, 33, 97):
+                x = random(rows, inputs, dtype=dtype, seed=rows)
+                assert_gated(build.gated_linear(x, weight), x, weight)
+        gates = torch.cat((torch.linspace(-120, 120, 1018), torch.logspace(-30, 30, 99), -torch.logspace(-30, 30, 99)))
+        weight = torch.cat((gates.to(dtype), random(len(gates), dtype=dtype)))[:, None]
+        assert_gated(build.gated_linear(torch.ones(1, 1, dtype=dtype), weight), torch.ones(1, 1), weight)
+
+
+def check_draws(build: Build) -> None:
+    for count in (1, 15, 16, 17, 1000, 20_000):
+        logits, keys = random(6, count, dtype=torch.float32), (random(6, dtype=torch.float64) * 2**62).long()
+        assert_drawn(build.draw_tokens(logits, keys), logits, keys)
+
+
+HEADS = [Heads(2, 1, 32), Heads(1, 2, 96), Heads(2, 3, 64), Heads(1, 5, 128), Heads(1, 8, 256), Heads(1, 35, 32)]
+
+
+def check_prefill(build: Build, some_heads: list[Heads] = HEADS) -> None:
+    """Whole prompts, then further chunks."""
+    for dtype in DTYPES:
+        for heads in some_heads:
+            sequences = Sequences(heads, 32, [1, 17, 33, 290], dtype)
+            native, exact = Pool(sequences, BuildAttention(build, 32)), exact_pool(sequences)
+            for starts, ends in (([0, 0, 0, 0], [1, 15, 32, 250]), ([0, 15, 32, 250], [1, 17, 33, 290])):
+                results = [pool.prefill(starts, ends) for pool in (native, exact)]
+                assert_attended(*results, starts, ends)
+
+
+def check_decode(build: Build) -> None:
+    for dtype in DTYPES:
+        for heads in HEADS:
+            sequences = Sequences(heads, 16, [1, 2, 17, 64, 65, 530], dtype)
+            pools = Pool(sequences, BuildAttention(build, 16)), exact_pool(sequences)
+            for pool in pools:
+                pool.fill()
+            assert_attended(
+                *(pool.decode(sequences.lens) for pool in pools), [n - 1 for n in sequences.lens], sequences.lens
+            )

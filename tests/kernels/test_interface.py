@@ -1,0 +1,167 @@
+"""Which kernels are chosen, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.attention import native as native_attention
+from nanoengine.attention.backend import choose_backend
+from nanoengine.errors import InvalidConfig
+from nanoengine.kernels import compiler, native
+from nanoengine.kernels.interface import Kernels, choose_kernels
+from nanoengine.kernels.native import why_not
+from tests.support import QWEN3_06B, model_runner
+
+CPU = torch.device("cpu")
+REASON = why_not(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+
+def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Kernels:
+    return choose_kernels(name, torch.device(device), dtype)
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without a compiler, where nothing was compiled before."""
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setattr(native, "load_libraries", compiler.load_libraries.__wrapped__)
+    monkeypatch.setattr(native, "c_functions", native.c_functions.__wrapped__)
+    for module in (native_attention, native):
+        monkeypatch.setattr(module, "operations", native.operations.__wrapped__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torch_by_name(dtype: torch.dtype) -> None:
+    kernels = choose("torch", dtype)
+    assert kernels.name == "torch"
+    assert "no native" not in kernels.description
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["native", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_by_name_or_where_they_can_run(name: str, dtype: torch.dtype) -> None:
+    kernels = choose(name, dtype)
+    assert kernels.name == "native"
+    assert kernels.description
+    assert why_not(CPU, dtype) is None
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_auto_is_torch_and_says_why() -> None:
+    kernels = choose("auto")
+    assert kernels.name == "torch"
+    assert "no C++ compiler" in kernels.description
+    assert "/nowhere/c++" in kernels.description
+    assert why_not(CPU, torch.float32) is not None
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_native_is_an_error_that_says_why() -> None:
+    with pytest.raises(InvalidConfig, match=r"native.*no C\+\+ compiler.*/nowhere/c\+\+"):
+        choose("native")
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_torch_is_torch() -> None:
+    assert choose("torch").name == "torch"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_attention_is_torchs_too() -> None:
+    assert choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16).name == "torch"
+    with pytest.raises(InvalidConfig, match=r"native: no C\+\+ compiler"):
+        choose_backend("native", CPU, torch.float32, QWEN3_06B, 16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.float16, "cpu"), (torch.float64, "cpu"), (torch.bfloat16, "cuda")]
+)
+def test_where_native_ones_cannot_run_the_reason_is_said(dtype: torch.dtype, device: str) -> None:
+    named = device if device != "cpu" else str(dtype).removeprefix("torch.")
+    kernels = choose("auto", dtype, device)
+    assert kernels.name == "torch"
+    assert named in kernels.description
+    with pytest.raises(InvalidConfig, match=f"native.*{named}"):
+        choose("native", dtype, device)
+
+
+# ---- whole engines
+
+PROMPTS = ["def binary_search(items, target):", "import os", "class Stack:\n    def __init__(self):\n" * 8]
+PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+PROGRAM = """
+import json, logging, sys
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidConfig
+prompts, options = json.loads(sys.argv[1])
+try:
+    with LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **options) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), use_tqdm=False)
+    print(json.dumps([output.outputs[0].token_ids for output in outputs]))
+except InvalidConfig as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def start(tmp_path: Path, cxx: str, **options: object) -> tuple[list[list[int]] | str, str]:
+    """An engine in a process of its own, with an empty cache of kernels: its tokens (or its error), and what it logs."""
+    environment = os.environ | {"CXX": cxx, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", PROGRAM, json.dumps([PROMPTS, options])]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
+
+
+def start_up_line(log: str) -> str:
+    return next(line for line in log.splitlines() if "attention:" in line)
+
+
+@needs_kernels
+def test_the_demo_generates_the_same_tokens_without_a_compiler(tmp_path: Path, demo_llm: LLM) -> None:
+    assert model_runner(demo_llm).kernels.name == "native"
+    expected = [output.outputs[0].token_ids for output in demo_llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    tokens, log = start(tmp_path, cxx="/nowhere/c++")
+    assert tokens == expected
+    line = start_up_line(log)
+    assert "kernels: torch" in line
+    assert "no C++ compiler (/nowhere/c++) was found" in line
+    assert "attention: torch" in line
+
+
+def test_an_engine_that_insists_on_native_kernels_does_not_start_without_a_compiler(tmp_path: Path) -> None:
+    error, _ = start(tmp_path, cxx="/nowhere/c++", kernels="native")
+    assert isinstance(error, str)
+    assert "no C++ compiler (/nowhere/c++) was found" in error
+
+
+@needs_kernels
+def test_the_start_up_line_of_native_kernels(demo_llm: LLM) -> None:
+    line = model_runner(demo_llm).describe()
+    assert "kernels: native" in line
+    assert "attention: native" in line
+
+
+@needs_kernels
+def test_torch_kernels_bring_torch_attention_unless_it_is_named() -> None:
+    for attention, expected in (("auto", "torch"), ("native", "native"), ("torch", "torch")):
+        options = {"attention_backend": attention, "num_kv_blocks": 20, "dtype": "float32", "device": "cpu"}
+        with LLM("demo", kernels="torch", use_tqdm=False, **options) as llm:
+            assert model_runner(llm).kernels.name == "torch"
+            assert model_runner(llm).backend.name == expected
+
+
+def test_unknown_kernels_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"kernels.*'fast'.*auto.*native.*torch"):
+        LLM("demo", kernels="fast", use_tqdm=False)

@@ -1,0 +1,82 @@
+"""Large tensors of zeros."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import mmap
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from nanoengine.kernels.memory import zeros_in_huge_pages
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize("shape", [(1,), (5, 3), (2, 3, 4, 5), [7, 1000, 1001]])
+def test_it_is_a_tensor_of_zeros(shape: Sequence[int], dtype: torch.dtype) -> None:
+    tensor = zeros_in_huge_pages(shape, dtype)
+    assert tensor.shape == torch.Size(shape)
+    assert tensor.dtype == dtype
+    assert tensor.device.type == "cpu"
+    assert tensor.is_contiguous()
+    assert not tensor.any()
+
+
+def test_it_can_be_written() -> None:
+    tensor = zeros_in_huge_pages((300, 1000), torch.float32)
+    values = torch.randn(300, 1000)
+    tensor.copy_(values)
+    assert torch.equal(tensor, values)
+    tensor[7].fill_(float("nan"))
+    assert tensor[7].isnan().all()
+    assert torch.equal(tensor[8], values[8])
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (4, 0, 2)])
+def test_it_may_be_empty(shape: tuple[int, ...]) -> None:
+    tensor = zeros_in_huge_pages(shape, torch.bfloat16)
+    assert tensor.shape == shape
+    assert tensor.dtype == torch.bfloat16
+
+
+def test_two_of_them_share_nothing() -> None:
+    first, second = (zeros_in_huge_pages((1000,), torch.float32) for _ in range(2))
+    first.fill_(1.0)
+    assert not second.any()
+
+
+def test_a_view_keeps_the_memory() -> None:
+    views = [zeros_in_huge_pages((1 << 20,), torch.float32)[10:20].fill_(i) for i in range(20)]
+    gc.collect()
+    for i, view in enumerate(views):
+        assert (view == i).all()
+
+
+def test_memory_is_taken_when_it_is_written() -> None:
+    """More than most machines have, as a pool that grows into its memory; the system may refuse so much."""
+    try:
+        tensor = zeros_in_huge_pages((8 << 30,), torch.bfloat16)
+    except OSError:
+        pytest.skip("this machine does not lend so much memory")
+    tensor[-1] = 1.0
+    assert tensor[-1] == 1.0
+    assert tensor[0] == 0.0
+
+
+@pytest.mark.parametrize("exponent", [50, 60, 61, 62, 70])
+def test_more_than_there_can_be_is_an_os_error(exponent: int) -> None:
+    with pytest.raises(OSError):
+        zeros_in_huge_pages((1 << exponent,), torch.float32)
+
+
+def test_a_system_without_huge_pages_gives_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SmallPages(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", SmallPages)
+    tensor = zeros_in_huge_pages((5, 1000), torch.float32)
+    assert tensor.shape == (5, 1000)
+    assert not tensor.any()
