@@ -6,6 +6,8 @@ python bench.py serve           requests that arrive on their own: latencies and
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
 python bench.py startup         process start to the first token; peak memory
+python bench.py workloads       five fixed workloads on which other engines were measured too (benchmarks/cpu.md)
+python bench.py profile         one prefill and one decode step, operation by operation
 python bench.py compare A B     two saved runs, side by side
 
 Each takes --help. All but the last two words of that list share:
@@ -31,7 +33,7 @@ from benchmarks.plots import check_plot, plot
 from benchmarks.report import Report
 from nanoengine.errors import NanoEngineError
 
-MODES = ("throughput", "latency", "serve", "prefix", "scheduler", "startup", "compare")
+MODES = ("throughput", "latency", "serve", "prefix", "scheduler", "startup", "workloads", "profile", "compare")
 
 
 def main(arguments: list[str]) -> int:

@@ -123,19 +123,22 @@ class Tap:
         self.executor.close()
 
 
-def drive(engine: LLMEngine, workload: Workload, on_tokens: Callable[[int], object]) -> Run:
+def drive(
+    engine: LLMEngine, workload: Workload, on_tokens: Callable[[int], object], temperature: float = TEMPERATURE
+) -> Run:
     """Run a workload to its end: open loop, each request submitted when it is due.
 
     Args:
         engine: idle.
         on_tokens: told after every step how many tokens it brought, for a progress bar.
+        temperature: of every request.
 
     Raises:
         Interrupted: Ctrl-C; the engine is idle again.
         InvalidPrompt: a request does not fit the engine; nothing has run.
     """
     requests = [
-        engine.make_request(prompt, SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=count))
+        engine.make_request(prompt, SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=count))
         for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)
     ]
     due = workload.arrivals or [0.0] * len(workload)

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.ceiling import measure_ceiling
-from benchmarks.drive import Run, drive
+from benchmarks.drive import TEMPERATURE, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
 from benchmarks.peers import ContinuousBatching, Generate
@@ -40,12 +40,12 @@ class Session:
     def vocab_size(self) -> int:
         return self.llm.model_config.vocab_size
 
-    def run(self, workload: Workload, label: str, *, keep_cache: bool = False) -> Run:
+    def run(self, workload: Workload, label: str, *, keep_cache: bool = False, temperature: float = TEMPERATURE) -> Run:
         """One workload through the engine, with a progress bar; the prefix cache is empty at its start unless told otherwise."""
         if not keep_cache:
             self.llm.reset_prefix_cache()
         with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-            run = drive(self.llm.engine, workload, bar.update)
+            run = drive(self.llm.engine, workload, bar.update, temperature)
         self.report.timeline = run.steps
         return run
 
