@@ -225,3 +225,29 @@ def test_ctrl_c_before_the_first_figure(
     result = run(capsys, "latency", "--input-len", 4, "--output-len", 4, "--model", tiny, "--save", save, code=130)
     assert result["interrupted"]
     assert [r["engine"] for r in result["rows"]] == ["limit of this device"]
+
+
+def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["one stream", "shared prefix", "streams"]
+    only = [word for name in names for word in ("--only", name)]
+    result = run(capsys, "workloads", "--model", "demo", "--repeat", 1, *only)
+    assert [r["case"].get("workload") for r in result["rows"][1:]] == names
+    for name, figure in zip(names, ("tpot_ms", "seconds", "decode_tok_s"), strict=True):
+        figures = row(result, workload=name)["figures"]
+        assert figures[figure]["median"] > 0
+        assert 0 < figures["limit_share"]["median"]
+    # Only the 32 own tokens of each prompt are computed, so a step of them is a small one.
+    assert row(result, workload="shared prefix")["figures"]["prefill_tok_s"]["median"] > 0
+
+
+def test_profile(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    options = ["--num-seqs", 2, "--input-len", 9, "--top", 4, "--repeat", 1]
+    result = run(capsys, "profile", "--model", tiny, *options)
+    for step in ("prefill of 2 x 9", "decode step of 2"):
+        rows = [r for r in result["rows"] if r["case"]["step"] == step]
+        assert len(rows) == 1 + 4
+        assert rows[0]["case"]["operation"] == "(all)"
+        shares = [r["figures"]["share"]["median"] for r in rows[1:]]
+        assert shares == sorted(shares, reverse=True)
+        assert sum(shares) <= 1.0 + 1e-6
+    assert any("linear" in r["case"]["operation"] for r in result["rows"])
