@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-SOURCES = Path(__file__).parent / "native"
+SOURCES = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
 
