@@ -151,7 +151,7 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, ch
             block_tables=[table[: -(-(start + count) // block_size)]],
         )
         inputs = InputBatch.build(batch, runner.kv_cache.layers, block_size, runner.device)
-        hidden = runner.model(inputs.input_ids, inputs.positions, inputs.metadata)
+        hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden))
         start += count
     return torch.cat(logits)

@@ -243,6 +243,7 @@ def test_the_defaults_are_valid() -> None:
         "max_model_len",
         "num_kv_blocks",
         "kv_cache_memory",
+        "num_threads",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
@@ -266,6 +267,9 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("dtype", None),
         ("dtype", "int8"),
         ("preemption_mode", "swop"),
+        ("kernels", "numpy"),
+        ("kernels", "Native"),
+        ("kernels", None),
         ("device", "tpu"),
         ("device", "CUDA"),
         ("gpu_memory_utilization", 0.0),
@@ -298,6 +302,11 @@ def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, val
     ("name", "value"),
     [
         ("dtype", "float16"),
+        ("kernels", "auto"),
+        ("kernels", "native"),
+        ("kernels", "torch"),
+        ("num_threads", None),
+        ("num_threads", 3),
         ("device", "cuda:1"),
         ("gpu_memory_utilization", 1),
         ("gpu_memory_utilization", 0.01),

@@ -15,7 +15,7 @@ from pathlib import Path
 import xxhash
 
 SOURCES = Path(__file__).parent / "cpp"
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wno-psabi")
+FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -78,8 +78,10 @@ def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Pa
         target.mkdir(parents=True, exist_ok=True)
         workplace = tempfile.mkdtemp(dir=target)
     except OSError:  # a read-only home: compile for this process alone
-        target = Path(tempfile.mkdtemp(prefix="nanoengine-kernels-"))
-        return compile_all(sources, compiler, flags, target)
+        try:
+            return compile_all(sources, compiler, flags, Path(tempfile.mkdtemp(prefix="nanoengine-kernels-")))
+        except OSError as error:
+            raise CannotCompile(f"there is no folder to compile in: {error}") from error
     try:
         jobs = {}
         for name in missing:

@@ -239,6 +239,7 @@ class Packed:
         )
 
     def rows(self, first: int, count: int) -> PackedRows:
+        assert first + count <= self.shape[0]
         return PackedRows(self, first, count)
 
 
@@ -276,10 +277,12 @@ class NativeKernels:
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Packed)
+        assert x.shape[1] == weight.shape[1]
         return self._linear(x, weight.dwords, bias, weight.shape[0], False)
 
     def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
         assert isinstance(weight, Packed)
+        assert x.shape[1] == weight.shape[1]
         size = weight.shape[0] // 2
         if size % PANEL:  # the halves share a panel
             gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
@@ -288,6 +291,7 @@ class NativeKernels:
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         assert isinstance(weight, Packed)
+        assert hidden.shape[1] == weight.shape[1]
         return self._linear(hidden, weight.dwords, None, weight.shape[0], True)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:

@@ -54,8 +54,8 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads)
         self.kernels = choose_kernels(config.kernels, self.device, self.dtype)
         attention = config.attention_backend
-        if attention == "auto" and config.kernels == "torch":
-            attention = "torch"
+        if attention == "auto" and self.device.type == "cpu":
+            attention = "auto" if self.kernels.name == "native" else "torch"  # what one needs the other needs too
         self.backend = choose_backend(attention, self.device, self.dtype, model_config, config.block_size)
         self.model = build_model(model_config, self.kernels, self.backend, self.dtype, self.device)
         load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)

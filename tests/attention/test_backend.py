@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,11 +12,16 @@ from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.native import why_not
 from tests.support import TOY
 
+CPU = torch.device("cpu")
+REASON = why_not(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
-def choose(name: str, block_size: int = 16) -> AttentionBackend:
-    return choose_backend(name, torch.device("cpu"), torch.float32, TOY, block_size)
+
+def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> AttentionBackend:
+    return choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size)
 
 
 class Unable(TorchAttention):
@@ -29,6 +36,22 @@ def test_the_torch_backend_runs_on_the_cpu(name: str) -> None:
     assert backend.name == "torch"
     assert backend.description
     assert backend.kv_shape(7, 2, 4)[:2] == (7, 5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["auto", "native"])
+def test_the_native_backend_is_preferred_where_it_can_run(name: str) -> None:
+    backend = choose(name, block_size=48, head_dim=96)
+    assert backend.name == "native"
+    assert backend.description
+    assert choose("torch", block_size=48, head_dim=96).name == "torch"
+
+
+@pytest.mark.parametrize(("block_size", "head_dim"), [(8, 64), (16, 48), (5, 4)])
+def test_auto_is_torch_where_the_native_backend_cannot_run(block_size: int, head_dim: int) -> None:
+    assert choose("auto", block_size, head_dim).name == "torch"
+    with pytest.raises(InvalidConfig, match="no attention backend can run: native: "):
+        choose("native", block_size, head_dim)
 
 
 @pytest.mark.parametrize("name", ["flashy", "", "Torch", "cpu"])

@@ -18,6 +18,7 @@ from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.engine.messages import Phase
 from tests.engine.toys import FAST
+from tests.support import model_runner
 
 HEAD_DIM = 8
 SCALE = 0.3  # not head_dim ** -0.5: the factor that is passed counts
@@ -326,6 +327,7 @@ def test_prefill_computes_a_bounded_number_of_scores_at_once(
 def test_tokens_do_not_depend_on_the_bounds(
     monkeypatch: pytest.MonkeyPatch, tiny_llm: LLM, max_scores: int, max_gathered_tokens: int
 ) -> None:
+    assert model_runner(tiny_llm).backend.name == "torch"
     prompts = [[(7 * i + j) % 200 for j in range(length)] for i, length in enumerate([1, 90, 5, 33, 150, 8])]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

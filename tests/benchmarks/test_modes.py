@@ -235,7 +235,7 @@ def test_workloads(capsys: pytest.CaptureFixture[str]) -> None:
     for name, figure in zip(names, ("tpot_ms", "seconds", "decode_tok_s"), strict=True):
         figures = row(result, workload=name)["figures"]
         assert figures[figure]["median"] > 0
-        assert 0 < figures["limit_share"]["median"]
+        assert figures["limit_share"]["median"] > 0
     # Only the 32 own tokens of each prompt are computed, so a step of them is a small one.
     assert row(result, workload="shared prefix")["figures"]["prefill_tok_s"]["median"] > 0
 

@@ -97,6 +97,11 @@ def test_in_blocks_of_any_size(prompts: Tokens, params: list[SamplingParams], al
         assert run(llm, prompts, params) == alone
 
 
+def test_with_every_operation_in_torch(prompts: Tokens, params: list[SamplingParams], alone: Tokens) -> None:
+    with engine(kernels="torch", max_num_batched_tokens=200) as llm:
+        assert run(llm, prompts, params) == alone
+
+
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 @pytest.mark.parametrize(("block_size", "num_kv_blocks"), [(16, 14), (3, 75), (1, 220)])
 def test_preempted_many_times(

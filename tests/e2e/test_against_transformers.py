@@ -6,6 +6,7 @@ import heapq
 import inspect
 import statistics
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,6 +26,16 @@ def reference() -> Any:
     return reference_model(DEMO)
 
 
+@pytest.fixture(scope="module", params=["auto", "torch"])
+def llm(request: pytest.FixtureRequest, demo_llm: LLM) -> Iterator[LLM]:
+    """As it comes, and with every operation in torch."""
+    if request.param == "auto":
+        yield demo_llm
+        return
+    with LLM("demo", dtype="float32", device="cpu", kernels=request.param, use_tqdm=False) as llm:
+        yield llm
+
+
 @pytest.fixture(scope="module")
 def code_tokens(demo_llm: LLM) -> list[int]:
     """Real text: sources of the standard library."""
@@ -32,39 +43,51 @@ def code_tokens(demo_llm: LLM) -> list[int]:
     return demo_llm.tokenizer.encode(text)
 
 
-def test_greedy_tokens_are_those_of_transformers(demo_llm: LLM, reference: Any, code_tokens: list[int]) -> None:
+@pytest.fixture(scope="module")
+def prompts(code_tokens: list[int]) -> list[list[int]]:
+    """Prompts of one length follow each other."""
     stride = (len(code_tokens) - max(PROMPT_LENGTHS)) // PROMPTS_PER_LENGTH
-    prompts = [
+    return [
         code_tokens[i * stride + length : i * stride + 2 * length]
         if length < 400
         else code_tokens[i * stride :][:length]
         for length in PROMPT_LENGTHS
         for i in range(PROMPTS_PER_LENGTH)
     ]
+
+
+@pytest.fixture(scope="module")
+def continuations(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """What transformers makes of them; prompts of one length make a batch without padding."""
+    batches = [prompts[i : i + PROMPTS_PER_LENGTH] for i in range(0, len(prompts), PROMPTS_PER_LENGTH)]
+    return [tokens for batch in batches for tokens in reference_greedy(reference, batch, NUM_NEW_TOKENS)]
+
+
+def test_greedy_tokens_are_those_of_transformers(
+    demo_llm: LLM, llm: LLM, prompts: list[list[int]], continuations: list[list[int]]
+) -> None:
+    chosen = range(0, len(prompts), 1 if llm is demo_llm else PROMPTS_PER_LENGTH)  # torch is slow: one of each length
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
-    fill_kv_with_nan(demo_llm)
-    outputs = demo_llm.generate(prompts, params, use_tqdm=False)
-    for group in range(0, len(prompts), PROMPTS_PER_LENGTH):  # prompts of one length make a batch without padding
-        batch = slice(group, group + PROMPTS_PER_LENGTH)
-        expected = reference_greedy(reference, prompts[batch], NUM_NEW_TOKENS)
-        actual = [output.outputs[0].token_ids for output in outputs[batch]]
-        assert actual == expected, f"prompts of {len(prompts[group])} tokens"
+    fill_kv_with_nan(llm)
+    outputs = llm.generate([prompts[i] for i in chosen], params, use_tqdm=False)
+    for i, output in zip(chosen, outputs, strict=True):
+        assert output.outputs[0].token_ids == continuations[i], f"a prompt of {len(prompts[i])} tokens"
 
 
 @pytest.mark.parametrize("chunk", [1000, 64, 7])
 def test_logits_are_those_of_transformers_at_every_position(
-    demo_llm: LLM, reference: Any, code_tokens: list[int], chunk: int
+    llm: LLM, reference: Any, code_tokens: list[int], chunk: int
 ) -> None:
     token_ids = code_tokens[100:900]
-    fill_kv_with_nan(demo_llm)
-    logits = forced_logits(demo_llm, token_ids, num_prompt_tokens=700, chunk=chunk)
+    fill_kv_with_nan(llm)
+    logits = forced_logits(llm, token_ids, num_prompt_tokens=700, chunk=chunk)
     torch.testing.assert_close(logits, reference_logits(reference, token_ids), atol=1e-4, rtol=0)
 
 
-def test_logprobs_are_those_of_transformers(demo_llm: LLM, reference: Any, code_tokens: list[int]) -> None:
+def test_logprobs_are_those_of_transformers(llm: LLM, reference: Any, code_tokens: list[int]) -> None:
     prompt = code_tokens[40:80]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3)
-    completion = demo_llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    completion = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
     logits = reference_logits(reference, prompt + completion.token_ids)
     expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
     assert completion.logprobs is not None

@@ -94,13 +94,15 @@ def test_recompute_copies_nothing(prompts: Tokens, right: list[Tokens]) -> None:
         assert hits(llm, Tier.HOST) == hits(llm, Tier.DISK) == 0
 
 
-@pytest.mark.parametrize("kv_host_memory", [SMALL, LARGE])
-@pytest.mark.parametrize("chunk", [8192, 40])
+@pytest.mark.parametrize(
+    ("kv_host_memory", "chunk", "kernels"),
+    [(SMALL, 8192, "auto"), (SMALL, 40, "auto"), (LARGE, 8192, "auto"), (LARGE, 40, "auto"), (SMALL, 40, "torch")],
+)
 def test_swapped_blocks_come_back_as_they_were(
-    prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int
+    prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int, kernels: str
 ) -> None:
     options = {"preemption_mode": "swap", "kv_host_memory": kv_host_memory, "max_num_batched_tokens": chunk}
-    with open_llm(**TINY_POOL, **options) as llm:
+    with open_llm(**TINY_POOL, **options, kernels=kernels) as llm:
         assert run(llm, prompts) == right
         assert llm.engine.scheduler.preemption.num_swaps == llm.engine.scheduler.num_preemptions > 0
         assert llm.cache_stats.num_evicted_blocks > 0
@@ -182,11 +184,13 @@ def test_a_limit_below_one_block_keeps_nothing(prompts: Tokens, right: list[Toke
     assert not kv_files(tmp_path)
 
 
-def test_engines_of_another_dtype_have_files_of_their_own(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+def test_engines_of_another_dtype_or_layout_have_files_of_their_own(
+    prompts: Tokens, right: list[Tokens], tmp_path: Path
+) -> None:
     with open_llm(kv_disk_path=str(tmp_path)) as llm:
         run(llm, prompts[:2])
     before = kv_files(tmp_path)
-    for options in ({"dtype": "bfloat16"}, {"block_size": 8}):
+    for options in ({"dtype": "bfloat16"}, {"block_size": 8}, {"attention_backend": "torch"}):
         with LLM(
             "demo", **{"dtype": "float32"} | options, kv_disk_path=str(tmp_path), num_kv_blocks=99, use_tqdm=False
         ) as llm:

@@ -26,17 +26,24 @@ TILE = 16
 
 @cache
 def compiler() -> str:
-    """Path of the compiler; the test that wants it is skipped where there is none."""
+    """Path of the compiler; the test that wants it is skipped where there is none, or it cannot compile the kernels."""
     try:
-        return find_compiler()
+        path = find_compiler()
     except CannotCompile as error:
         pytest.skip(str(error))
+    if not _accepts(path, FLAGS):
+        pytest.skip(f"{path} does not take {' '.join(FLAGS)}")
+    return path
 
 
 @cache
 def accepts(*flags: str) -> bool:
     """Whether the compiler knows these flags."""
-    command = [compiler(), *flags, "-x", "c++", "-fsyntax-only", "-"]
+    return _accepts(compiler(), flags)
+
+
+def _accepts(path: str, flags: tuple[str, ...]) -> bool:
+    command = [path, *flags, "-x", "c++", "-fsyntax-only", "-"]
     return subprocess.run(command, input="", capture_output=True, text=True, check=False).returncode == 0
 
 

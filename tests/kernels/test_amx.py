@@ -74,7 +74,7 @@ def portable(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         pytest.skip(f"this compiler does not know -march={request.param}")
     if platform.machine() != "x86_64" or not NEEDS[request.param] <= cpu_flags():
         pytest.skip(f"this CPU does not run {request.param}")
-    return Build(compile_into(tmp_path_factory.mktemp(request.param), flags_for(request.param)))
+    return Build(compile_into(tmp_path_factory.mktemp(request.param), flags_for(request.param, "-O2")))
 
 
 def cpu_flags() -> set[str]:

@@ -104,21 +104,17 @@ PROGRAM = """
 import json, logging, sys
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 from nanoengine import LLM, SamplingParams
-from nanoengine.errors import InvalidConfig
-prompts, options = json.loads(sys.argv[1])
-try:
-    with LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **options) as llm:
-        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), use_tqdm=False)
-    print(json.dumps([output.outputs[0].token_ids for output in outputs]))
-except InvalidConfig as error:
-    print(json.dumps(str(error)))
+with LLM("demo", dtype="float32", device="cpu", use_tqdm=False) as llm:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    outputs = llm.generate(json.loads(sys.argv[1]), params, use_tqdm=False)
+print(json.dumps([output.outputs[0].token_ids for output in outputs]))
 """
 
 
-def start(tmp_path: Path, cxx: str, **options: object) -> tuple[list[list[int]] | str, str]:
-    """An engine in a process of its own, with an empty cache of kernels: its tokens (or its error), and what it logs."""
+def start(tmp_path: Path, cxx: str) -> tuple[list[list[int]], str]:
+    """An engine in a process of its own, with an empty cache of kernels: its tokens, and what it logs."""
     environment = os.environ | {"CXX": cxx, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", PROGRAM, json.dumps([PROMPTS, options])]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(PROMPTS)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout), result.stderr
@@ -140,10 +136,10 @@ def test_the_demo_generates_the_same_tokens_without_a_compiler(tmp_path: Path, d
     assert "attention: torch" in line
 
 
-def test_an_engine_that_insists_on_native_kernels_does_not_start_without_a_compiler(tmp_path: Path) -> None:
-    error, _ = start(tmp_path, cxx="/nowhere/c++", kernels="native")
-    assert isinstance(error, str)
-    assert "no C++ compiler (/nowhere/c++) was found" in error
+@pytest.mark.usefixtures("no_compiler")
+def test_an_engine_that_insists_on_native_kernels_does_not_start_without_a_compiler() -> None:
+    with pytest.raises(InvalidConfig, match=r"no C\+\+ compiler \(/nowhere/c\+\+\) was found"):
+        LLM("demo", kernels="native", dtype="float32", device="cpu", use_tqdm=False)
 
 
 @needs_kernels

@@ -470,6 +470,15 @@ def test_a_token_that_is_ruled_out_is_never_drawn(kernels: NativeKernels) -> Non
     assert torch.equal(kernels.draw_tokens(logits, keys_for(50)), allowed)
 
 
+@pytest.mark.parametrize("places", [[5, 20], [0, 16], [3, 4], [17, 16_390], [100, 16_384, 33_000]])
+def test_of_equal_sums_the_first_is_drawn(kernels: NativeKernels, places: list[int]) -> None:
+    """The noise is lost in logits as large as these."""
+    logits = torch.zeros(2, 40_000)
+    logits[:, places] = 1e30
+    for implementation in (kernels, TorchKernels()):
+        assert implementation.draw_tokens(logits, keys_for(2)).tolist() == [places[0]] * 2
+
+
 def test_a_draw_is_the_same_alone_and_in_a_batch(kernels: NativeKernels) -> None:
     logits, keys = random(20, 17_000, dtype=torch.float32), keys_for(20)
     together = kernels.draw_tokens(logits, keys)

@@ -18,10 +18,13 @@ from torch import Tensor
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.native import NativeKernels, why_not
 from nanoengine.kernels.reference import TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
+from nanoengine.layers.linear import Linear
 from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json
-from nanoengine.models.qwen3 import Qwen3ForCausalLM
+from nanoengine.models.qwen3 import Qwen3ForCausalLM, Qwen3Layer
 from nanoengine.models.registry import build_model
 from tests.support import tiny_checkpoint
 
@@ -50,10 +53,14 @@ def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sharded, tmp_path / "copy"))
 
 
+def build(folder: Path, kernels: Kernels, dtype: torch.dtype, **changes: Any) -> Qwen3ForCausalLM:
+    config = ModelConfig.from_hf(read_json(folder, "config.json") | changes)
+    return build_model(config, kernels, TorchAttention(16), dtype, torch.device("cpu"))
+
+
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen3ForCausalLM:
     """The engine's model with the weights of the folder; it starts full of NaN, so that a hole would show."""
-    config = ModelConfig.from_hf(read_json(folder, "config.json") | changes)
-    model = build_model(config, TorchKernels(), TorchAttention(16), dtype, torch.device("cpu"))
+    model = build(folder, TorchKernels(), dtype, **changes)
     for tensor in tensors_of(model).values():
         tensor.fill_(float("nan"))
     load_weights(model.checkpoint_tensors(), folder, use_tqdm=False)
@@ -129,6 +136,34 @@ def test_weights_are_converted_to_the_dtype_of_the_model(copy: Path, stored: tor
     model = load(copy, wanted)
     assert {tensor.dtype for tensor in tensors_of(model).values()} == {wanted}
     assert_loaded(model, weights(copy), wanted)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_native_weights_compute_with_what_is_in_the_checkpoint(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype, tied: bool
+) -> None:
+    reason = why_not(torch.device("cpu"), wanted)
+    if reason is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    folder = tiny_checkpoint(tmp_path, **SHAPE, tie_word_embeddings=tied)
+    edit_weights(folder, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
+    native, torchs = build(folder, NativeKernels(), wanted), load(folder, wanted)
+    load_weights(native.checkpoint_tensors(), folder, use_tqdm=False)
+    ids = torch.arange(native.config.vocab_size)
+    assert torch.equal(native.embed_tokens(ids), torchs.embed_tokens(ids))
+    assert torch.equal(native.lm_head(torch.eye(24, dtype=wanted)), torchs.lm_head(torch.eye(24, dtype=wanted)))
+    for ours, theirs in zip(native.layers, torchs.layers, strict=True):
+        for left, right in zip(linears(ours), linears(theirs), strict=True):
+            ones = torch.eye(left.weight.shape[1], dtype=wanted)  # their products are the columns themselves
+            assert torch.equal(left(ones), right(ones))
+        assert torch.equal(ours.self_attn.k_norm.weight, theirs.self_attn.k_norm.weight)
+
+
+def linears(layer: Qwen3Layer) -> list[Linear]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
 
 
 def test_an_untied_head_is_its_own(tmp_path: Path) -> None:

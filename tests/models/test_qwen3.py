@@ -31,6 +31,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no groups": {"num_key_value_heads": 4},
     "group of 3": {"num_attention_heads": 6, "num_key_value_heads": 2},
     "group of 8": {"num_attention_heads": 8, "num_key_value_heads": 1},
+    "group of 3 heads of 64": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
+    "group of 8 heads of 32": {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 32},
+    "one head of 256": {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 256},
+    "heads of 96 with bias": {"attention_bias": True, "head_dim": 96},
     "heads wider than the model": {"hidden_size": 20, "num_attention_heads": 4, "head_dim": 32},
     "heads narrower than the model": {"hidden_size": 100, "num_attention_heads": 2, "head_dim": 6},
     "attention bias": {"attention_bias": True},
@@ -54,9 +58,10 @@ def engine(folder: Path, **options: Any) -> LLM:
     return llm
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), num_hidden_layers=3)
+@pytest.fixture(scope="module", params=[16, 32], ids=["attention in torch", "native attention"])
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With heads that torch alone can compute, or with such as both can."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), num_hidden_layers=3, head_dim=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +69,15 @@ def expected(tiny: Path) -> torch.Tensor:
     return reference_logits(reference_model(tiny), TOKENS)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shape: dict[str, Any]) -> None:
+def test_logits_at_every_position_are_those_of_transformers(
+    tmp_path: Path, shape: dict[str, Any], kernels: str
+) -> None:
     folder = tiny_checkpoint(tmp_path, seed=len(shape), **shape)
     right = reference_logits(reference_model(folder), TOKENS)
     assert right.std() > 0.3  # a model whose logits differ, so that 1e-4 means something
-    with engine(folder) as llm:
+    with engine(folder, kernels=kernels) as llm:
         logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=40)
     torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
 
@@ -121,9 +129,11 @@ def test_rotary_angles_up_to_40_960_positions_are_those_of_transformers(theta: f
         torch.testing.assert_close(mine[:, 0], theirs[0, :, : head_dim // 2], rtol=0, atol=1e-6)
 
 
-def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_logits_of_a_long_text_are_those_of_transformers(tmp_path: Path, head_dim: int) -> None:
     """The last chunk and the last decoded tokens of 3,000, far beyond the positions that rotate slowly."""
-    folder = tiny_checkpoint(tmp_path, max_position_embeddings=40960, rope_theta=1e6, num_hidden_layers=1)
+    options = {"max_position_embeddings": 40960, "rope_theta": 1e6, "num_hidden_layers": 1, "head_dim": head_dim}
+    folder = tiny_checkpoint(tmp_path, **options)
     tokens = torch.randint(0, 250, (3000,), generator=torch.Generator().manual_seed(1)).tolist()
     right = reference_logits(reference_model(folder), tokens)
     with engine(folder, num_kv_blocks=200) as llm:

@@ -9,6 +9,7 @@ import torch
 
 from nanoengine.attention.cpu import TorchAttention
 from nanoengine.config import ARCHITECTURES
+from nanoengine.kernels.native import NativeKernels, why_not
 from nanoengine.kernels.reference import TorchKernels
 from nanoengine.models.registry import MODELS, build_model
 from tests.support import TOY
@@ -23,9 +24,23 @@ def test_every_architecture_that_configs_may_name_has_a_class() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_model_is_built_in_its_dtype(dtype: torch.dtype) -> None:
+def test_a_model_is_built_in_its_dtype_without_gradients(dtype: torch.dtype) -> None:
     model = build_model(CONFIG, TorchKernels(), TorchAttention(4), dtype, torch.device("cpu"))
-    assert {tensor.dtype for tensor in model.checkpoint_tensors().values()} == {dtype}  # type: ignore[attr-defined]
+    tensors = model.checkpoint_tensors().values()
+    assert {tensor.dtype for tensor in tensors} == {dtype}  # type: ignore[attr-defined]
+    assert not any(tensor.requires_grad for tensor in tensors)  # type: ignore[attr-defined]
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> None:
+    reason = why_not(CPU, dtype)
+    if reason is not None:
+        pytest.skip(f"no native kernels: {reason}")
+    model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
+    embedded = model.embed_tokens(torch.tensor([1]))
+    assert embedded.dtype == model.layers[0].mlp(embedded).dtype == dtype
+    assert model.lm_head(embedded).dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
 
 

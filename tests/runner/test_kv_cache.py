@@ -15,6 +15,16 @@ from tests.support import QWEN3_06B
 
 MIB = 2**20
 GIB = 2**30
+CPU = torch.device("cpu")
+
+
+class BlockMajor(TorchAttention):
+    """A backend that wants all layers of a block side by side."""
+
+    block_major = True
+
+
+both_layouts = pytest.mark.parametrize("backend", [TorchAttention, BlockMajor])
 
 
 def test_bytes_of_qwen3_06b() -> None:
@@ -27,23 +37,49 @@ def test_bytes_of_a_token_scale_with_the_dtype() -> None:
     assert QWEN3_06B.kv_bytes_per_token(4) == 2 * QWEN3_06B.kv_bytes_per_token(2)
 
 
-def test_the_tensors_take_what_the_formula_says() -> None:
+@both_layouts
+def test_the_tensors_take_what_the_formula_says(backend: type[TorchAttention]) -> None:
     num_blocks, block_size = 3, 4
-    backend = TorchAttention(block_size)
-    cache = KVCache(num_blocks, QWEN3_06B, backend, torch.bfloat16, torch.device("cpu"))
+    cache = KVCache(num_blocks, QWEN3_06B, backend(block_size), torch.bfloat16, CPU)
     taken = sum(tensor.numel() * tensor.itemsize for layer in cache.layers for tensor in layer)
     with_null_block = num_blocks + 1
     assert taken == with_null_block * block_size * QWEN3_06B.kv_bytes_per_token(2)
 
 
-def test_k_and_v_and_layers_do_not_share_memory() -> None:
-    cache = KVCache(2, QWEN3_06B, TorchAttention(2), torch.float32, torch.device("cpu"))
+@both_layouts
+def test_every_layer_has_k_and_v_of_the_backends_shape(backend: type[TorchAttention]) -> None:
+    cache = KVCache(2, QWEN3_06B, backend(4), torch.float32, CPU)
+    assert len(cache.layers) == QWEN3_06B.num_layers
+    assert {tensor.shape for layer in cache.layers for tensor in layer} == {backend(4).kv_shape(3, 8, 128)}
+
+
+@both_layouts
+def test_k_and_v_and_layers_do_not_share_memory(backend: type[TorchAttention]) -> None:
+    cache = KVCache(2, QWEN3_06B, backend(2), torch.float32, CPU)
     tensors = [tensor for layer in cache.layers for tensor in layer]
     assert len({tensor.data_ptr() for tensor in tensors}) == len(tensors) == 2 * QWEN3_06B.num_layers
+    for i, tensor in enumerate(tensors):
+        tensor.fill_(i)
+    assert all((tensor == i).all() for i, tensor in enumerate(tensors))
 
 
-def test_fill_reaches_every_slot() -> None:
-    cache = KVCache(2, QWEN3_06B, TorchAttention(2), torch.float32, torch.device("cpu"))
+def test_all_layers_of_a_block_lie_side_by_side_where_the_backend_asks_for_it() -> None:
+    cache = KVCache(2, QWEN3_06B, BlockMajor(2), torch.float32, CPU)
+    tensors = [tensor for layer in cache.layers for tensor in layer]
+    addresses = [tensor[block].data_ptr() for block in range(3) for tensor in tensors]
+    assert all(tensor[block].is_contiguous() for block in range(3) for tensor in tensors)
+    piece = tensors[0][0].nbytes
+    assert addresses == [addresses[0] + i * piece for i in range(len(addresses))]
+
+
+def test_blocks_of_a_layer_lie_side_by_side_where_it_does_not() -> None:
+    cache = KVCache(2, QWEN3_06B, TorchAttention(2), torch.float32, CPU)
+    assert all(tensor.is_contiguous() for layer in cache.layers for tensor in layer)
+
+
+@both_layouts
+def test_fill_reaches_every_slot(backend: type[TorchAttention]) -> None:
+    cache = KVCache(2, QWEN3_06B, backend(2), torch.float32, CPU)
     cache.fill(float("nan"))
     assert all(tensor.isnan().all() for layer in cache.layers for tensor in layer)
 

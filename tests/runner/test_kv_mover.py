@@ -22,14 +22,21 @@ SHAPE = (3, 2, 4)  # of a block in one tensor
 Content = list[Tensor]
 
 
-def make_mover(dtype: torch.dtype = torch.float32, seed: int = 0) -> KVMover:
-    """A pool and host memory in which every block has content of its own."""
+def make_mover(dtype: torch.dtype = torch.float32, seed: int = 0, *, block_major: bool = False) -> KVMover:
+    """A pool and host memory in which every block has content of its own.
+
+    Args:
+        block_major: all layers of a block lie side by side, so that no tensor of the pool is contiguous.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def random(num_blocks: int) -> Tensor:
         return torch.randn((num_blocks, *SHAPE), generator=generator).to(dtype)
 
     layers: list[KVLayer] = [(random(NUM_BLOCKS), random(NUM_BLOCKS)) for _ in range(2)]
+    if block_major:
+        pool = torch.stack([torch.stack(layer, dim=1) for layer in layers], dim=1)  # [blocks, layers, 2, ...]
+        layers = [(pool[:, i, 0], pool[:, i, 1]) for i in range(2)]
     mover = KVMover(layers, NUM_HOST_BLOCKS)
     for tensor in mover.host:
         tensor.copy_(random(NUM_HOST_BLOCKS))
@@ -64,11 +71,13 @@ def everything(mover: KVMover) -> list[Content]:
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+LAYOUTS = pytest.mark.parametrize("block_major", [False, True])
 
 
 @DTYPES
-def test_to_host_memory_and_back_into_another_block(dtype: torch.dtype) -> None:
-    mover = make_mover(dtype)
+@LAYOUTS
+def test_to_host_memory_and_back_into_another_block(dtype: torch.dtype, block_major: bool) -> None:
+    mover = make_mover(dtype, block_major=block_major)
     before = content(mover, device(2))
     mover.run([Transfer(device(2), host(3))])
     mover.pool[0][2] = 0
@@ -78,8 +87,9 @@ def test_to_host_memory_and_back_into_another_block(dtype: torch.dtype) -> None:
 
 
 @DTYPES
-def test_a_copy_within_the_pool_leaves_its_source_as_it_is(dtype: torch.dtype) -> None:
-    mover = make_mover(dtype)
+@LAYOUTS
+def test_a_copy_within_the_pool_leaves_its_source_as_it_is(dtype: torch.dtype, block_major: bool) -> None:
+    mover = make_mover(dtype, block_major=block_major)
     before = content(mover, device(1))
     mover.run([Transfer(device(1), device(4))])
     assert same(content(mover, device(4)), before)
@@ -87,8 +97,9 @@ def test_a_copy_within_the_pool_leaves_its_source_as_it_is(dtype: torch.dtype) -
 
 
 @DTYPES
-def test_to_a_file_and_back(dtype: torch.dtype, tmp_path: Path) -> None:
-    mover = make_mover(dtype)
+@LAYOUTS
+def test_to_a_file_and_back(dtype: torch.dtype, block_major: bool, tmp_path: Path) -> None:
+    mover = make_mover(dtype, block_major=block_major)
     before = content(mover, device(1))
     mover.run([Transfer(device(1), disk(tmp_path / "a"), b"{}")])
     mover.run([Transfer(disk(tmp_path / "a"), device(3))])
@@ -96,8 +107,11 @@ def test_to_a_file_and_back(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @DTYPES
-def test_from_host_memory_to_a_file_that_another_mover_reads(dtype: torch.dtype, tmp_path: Path) -> None:
-    mover, other = make_mover(dtype), make_mover(dtype, seed=1)
+@LAYOUTS
+def test_from_host_memory_to_a_file_that_another_mover_reads(
+    dtype: torch.dtype, block_major: bool, tmp_path: Path
+) -> None:
+    mover, other = (make_mover(dtype, seed, block_major=block_major) for seed in (0, 1))
     before = content(mover, host(2))
     mover.run([Transfer(host(2), disk(tmp_path / "a"), b"{}")])
     other.run([Transfer(disk(tmp_path / "a"), device(0))])
@@ -229,11 +243,11 @@ def one_by_one(mover: KVMover, transfers: list[Transfer]) -> tuple[list[Content]
 
 
 @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
-@given(pairs=st.lists(st.tuples(places, places), max_size=25), half=st.booleans())
+@given(pairs=st.lists(st.tuples(places, places), max_size=25), half=st.booleans(), block_major=st.booleans())
 def test_any_transfers_are_as_if_done_one_by_one(
-    pairs: list[tuple[tuple[Tier, int | str], tuple[Tier, int | str]]], half: bool
+    pairs: list[tuple[tuple[Tier, int | str], tuple[Tier, int | str]]], half: bool, block_major: bool
 ) -> None:
-    mover = make_mover(torch.bfloat16 if half else torch.float32)
+    mover = make_mover(torch.bfloat16 if half else torch.float32, block_major=block_major)
     with tempfile.TemporaryDirectory() as folder:
         known: set[str] = set()
         transfers = []

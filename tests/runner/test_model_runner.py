@@ -74,12 +74,13 @@ def pool_bytes(runner: ModelRunner) -> int:
 
 
 def test_the_start_up_line_says_what_runs_where_and_how(make: MakeRunner, folder: Path) -> None:
-    line = make(max_num_seqs=7, max_num_batched_tokens=99).describe()
+    line = make(max_num_seqs=7, max_num_batched_tokens=99, kernels="torch").describe()
     for part in (
         str(folder),
         "Qwen3ForCausalLM",
         "float32",
         f"cpu, {torch.get_num_threads()} threads",
+        "kernels: torch (",
         "attention: torch (",
         "no CUDA graphs",
         "64 blocks x 16 tokens (num_kv_blocks)",
@@ -292,6 +293,22 @@ def test_cuda_without_cuda_is_a_named_error(make: MakeRunner, monkeypatch: pytes
 def test_a_bad_device_is_a_named_error(make: MakeRunner, device: Any) -> None:
     with pytest.raises(InvalidConfig, match="device"):
         make(device=device)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_num_threads_is_how_many_torch_computes_with(make: MakeRunner, num_threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        line = make(num_threads=num_threads).describe()
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
+    assert f"cpu, {num_threads} threads" in line
+
+
+def test_without_num_threads_torchs_own_choice_stays(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("set"))
+    make()
 
 
 def test_an_unknown_attention_backend_is_a_named_error(make: MakeRunner) -> None:

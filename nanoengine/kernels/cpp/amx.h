@@ -39,6 +39,9 @@ static bool amx_allowed() {
 #define B_LEFT 6
 #define B_RIGHT 7
 
+// GCC 12's intrinsics do not say that they read memory: what was stored before must be there.
+#define MEMORY_BARRIER asm volatile("" ::: "memory")
+
 static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride,
                         size_t depth, float* out, size_t out_stride, bool add) {
     const int top = rows < 16 ? rows : 16, low = rows - top;
@@ -47,6 +50,7 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
     for (int tile : {B_LEFT, B_RIGHT}) shapes.rows[tile] = 16, shapes.row_bytes[tile] = 64;
     if (low)
         for (int tile : {LOW_LEFT, LOW_RIGHT, A_LOW}) shapes.rows[tile] = low, shapes.row_bytes[tile] = 64;
+    MEMORY_BARRIER;
     _tile_loadconfig(&shapes);  // each time: other libraries of the process shape the same registers
 
     const size_t a_bytes = a_stride * 4, b_bytes = b_stride * 4, out_bytes = out_stride * 4;
@@ -67,6 +71,7 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
             _tile_zero(LOW_RIGHT);
         }
     }
+    MEMORY_BARRIER;
     for (size_t d = 0; d < depth; d += AMX_DEPTH) {
         const uint32_t *left = b0 + d * b_stride, *right = b1 + d * b_stride;
         for (int row = 0; row < AMX_DEPTH; row++) {
@@ -91,4 +96,5 @@ static void amx_product(int rows, const uint32_t* a, size_t a_stride, const uint
         _tile_stored(LOW_RIGHT, out_low + 16, out_bytes);
     }
     _tile_release();
+    MEMORY_BARRIER;
 }
