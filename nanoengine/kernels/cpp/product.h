@@ -22,7 +22,10 @@ constexpr int ROWS = AMX_ROWS;
 constexpr int ROWS = VECTOR_ROWS;
 #endif
 
-constexpr size_t AHEAD = 512;  // dwords: B is often read from memory for the first time
+// B is often read from memory for the first time: how far ahead it is asked for, in dwords. Where a row of B takes long to use, few
+// lines would be under way; the second-level cache then takes more of them.
+constexpr size_t NEAR = 512, FAR = 2048;
+constexpr int MANY_ROWS = 8;
 
 template <class T, int M>
 static void multiply(const uint32_t* a, size_t a_stride, const uint32_t* b0, const uint32_t* b1, size_t b_stride, size_t depth,
@@ -40,8 +43,12 @@ static void multiply(const uint32_t* a, size_t a_stride, const uint32_t* b0, con
     for (size_t d = 0; d < depth; d++) {
         const size_t steps[3] = {d, d + a_stride, d + 2 * a_stride};
         const uint32_t *left_row = b0 + d * b_stride, *right_row = b1 + d * b_stride;
-        __builtin_prefetch(left_row + AHEAD);
-        __builtin_prefetch(right_row + AHEAD);
+        __builtin_prefetch(left_row + NEAR);
+        __builtin_prefetch(right_row + NEAR);
+        if constexpr (M >= MANY_ROWS) {
+            __builtin_prefetch(left_row + FAR, 0, 2);
+            __builtin_prefetch(right_row + FAR, 0, 2);
+        }
         const U16 left = load<U16>(left_row), right = load<U16>(right_row);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
