@@ -29,10 +29,15 @@ class HFTokenizer:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._config = _read_config(folder)
-        self._fast = _fast_tokenizer(folder, self._config)
-        if self._fast is None:
+        config = _read_config(folder)
+        self._fast = _fast_tokenizer(folder, config)
+        self.eos_token_id: int | None
+        if self._fast is not None:
+            eos = _content(config["eos_token"])
+            self.eos_token_id = None if eos is None else self._fast.token_to_id(eos)
+        else:
             self._fast = getattr(self.hf, "backend_tokenizer", None)
+            self.eos_token_id = self.hf.eos_token_id
 
     @cached_property
     def hf(self) -> Any:
@@ -88,16 +93,6 @@ class HFTokenizer:
             raise InvalidPrompt(f"the chat template refused the messages: {error}") from error
         return self._encode(text, add_special_tokens=False)
 
-    @property
-    def eos_token_id(self) -> int | None:
-        token: int | None
-        if self._fast is None:
-            token = self.hf.eos_token_id
-        else:
-            name = _content(self._config.get("eos_token"))
-            token = None if name is None else self._fast.token_to_id(name)
-        return token
-
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
@@ -109,7 +104,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
     """The tokenizer in tokenizer.json; None if there is none, or if tokenizer_config.json asks for more than it has."""
-    if not config or config.get("add_bos_token") or config.get("add_eos_token"):
+    if "eos_token" not in config or config.get("add_bos_token") or config.get("add_eos_token"):
         return None
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
