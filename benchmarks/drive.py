@@ -14,7 +14,7 @@ from time import perf_counter, sleep
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
-from nanoengine.engine.llm_engine import Executor, LLMEngine
+from nanoengine.engine.llm_engine import Executor, Launched, LLMEngine
 from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
@@ -104,20 +104,34 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
+@dataclass
+class TappedStep:
+    """A batch that a Tap launched."""
+
+    tap: Tap
+    batch: ScheduledBatch
+    launched: Launched
+    seconds: float
+
+    def result(self) -> SampledBatch:
+        start = perf_counter()
+        sampled = self.launched.result()
+        self.tap.batch, self.tap.seconds = self.batch, self.seconds + perf_counter() - start
+        return sampled
+
+
 class Tap:
     """Stands in for an engine's executor, and times it."""
 
     def __init__(self, executor: Executor):
         self.executor = executor
-        self.batch: ScheduledBatch | None = None
-        self.seconds = 0.0
+        self.batch: ScheduledBatch | None = None  # whose results were taken last
+        self.seconds = 0.0  # spent in the executor for its sake
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
+    def launch(self, batch: ScheduledBatch) -> TappedStep:
         start = perf_counter()
-        sampled = self.executor.execute(batch)
-        self.seconds = perf_counter() - start
-        self.batch = batch
-        return sampled
+        launched = self.executor.launch(batch)
+        return TappedStep(self, batch, launched, perf_counter() - start)
 
     def close(self) -> None:
         self.executor.close()

@@ -43,10 +43,12 @@ class EngineConfig:
             None: no such folder.
         kv_disk_bytes: how much that folder may hold for this model.
         num_threads: threads that compute on the CPU, for torch in this whole process. None: torch's own choice.
-        kernels: "native" (compiled for this CPU), "torch" (plain torch operations, attention too unless it is named), or
-            "auto": native where they can run.
-        attention_backend: "auto", or the name of one.
-        enforce_eager: never use CUDA graphs. No backend has them yet, so both values mean eager.
+        kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
+            unless it is named), or "auto": those made for the device where they can run.
+        attention_backend: "auto" (the fastest that can run), "flash_attn", "torch_varlen", "triton", "native" or "torch".
+        enforce_eager: never use CUDA graphs.
+        async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU, unless K/V move to host memory
+            or disk; such copies are waited for anyway.
         tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
         seed: seed of the requests that have none of their own: a fresh engine repeats itself.
     """
@@ -71,6 +73,7 @@ class EngineConfig:
     kernels: str = "auto"
     attention_backend: str = "auto"
     enforce_eager: bool = False
+    async_scheduling: bool | None = None
     tensor_parallel_size: int = 1
     seed: int = 0
 
@@ -92,20 +95,25 @@ class EngineConfig:
             raise InvalidConfig(f"device is {self.device!r}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_disk_bytes", "tensor_parallel_size"):
             _positive(name, getattr(self, name))
-        _choice("kernels", self.kernels, ("auto", "native", "torch"))
+        _choice("kernels", self.kernels, ("auto", "native", "triton", "torch"))
         for name in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "kv_host_memory", "num_threads"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
             raise InvalidConfig("num_kv_blocks and kv_cache_memory both size the KV pool: give one of them")
+        if self.async_scheduling is not None and not isinstance(self.async_scheduling, bool):
+            raise InvalidConfig(f"async_scheduling must be True, False or None, not {self.async_scheduling!r}")
+        if self.async_scheduling and self.uses_lower_tiers:
+            raise InvalidConfig(
+                "async_scheduling is True, but K/V that move to host memory or disk are waited for: leave it out, or set "
+                "preemption_mode='recompute' and neither kv_host_memory nor kv_disk_path"
+            )
         for name in ("enable_prefix_caching", "enforce_eager"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfig(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.kv_disk_path is not None and not isinstance(self.kv_disk_path, str):
             raise InvalidConfig(f"kv_disk_path must be a string or None, not {self.kv_disk_path!r}")
-        if not self.enable_prefix_caching and (
-            self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path
-        ):
+        if not self.enable_prefix_caching and self.uses_lower_tiers:
             raise InvalidConfig(
                 "enable_prefix_caching is False: blocks in host memory and on disk are found by their prefixes, so "
                 "preemption_mode must be 'recompute', and kv_host_memory and kv_disk_path None"
@@ -118,6 +126,11 @@ class EngineConfig:
             raise InvalidConfig(f"tensor_parallel_size is {self.tensor_parallel_size}: only 1 is supported")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise InvalidConfig(f"seed must be an integer, not {self.seed!r}")
+
+    @property
+    def uses_lower_tiers(self) -> bool:
+        """Whether blocks may go to host memory or disk."""
+        return bool(self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,6 +258,7 @@ def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, Mode
         ),
         seed=config.seed,
         stats=stats,
+        max_steps_in_flight=runner.max_steps_in_flight,
     )
     return engine, model_config, tokenizer
 

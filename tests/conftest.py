@@ -13,6 +13,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import torch
+
+# Before anything imports triton: its functions are decorated for one or the other.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from nanoengine import LLM
 from tests.support import tiny_checkpoint
 

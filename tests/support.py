@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from nanoengine import LLM
 from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Phase, ScheduledBatch
-from nanoengine.runner.input_batch import InputBatch
+from nanoengine.runner.input_batch import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
 TINY = {
@@ -145,13 +145,25 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, ch
         batch = ScheduledBatch(
             Phase.DECODE if decoding else Phase.PREFILL,
             seq_ids=[0],
+            rows=[0],
             token_ids=list(token_ids[start : start + count]),
             num_computed_tokens=[start],
             num_new_tokens=[count],
             block_tables=[table[: -(-(start + count) // block_size)]],
         )
-        inputs = InputBatch.build(batch, runner.kv_cache.layers, block_size, runner.device)
+        inputs = input_batch(runner, batch)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden))
         start += count
     return torch.cat(logits)
+
+
+def input_batch(runner: ModelRunner, batch: ScheduledBatch) -> InputBatch:
+    """The tensors of a batch, as a step has them."""
+    assert runner.kv_cache is not None
+    runner.rows.apply(runner.rows.find_changes(batch))
+    layout, numbers = pack(batch, runner.rows, runner.stream)
+    shape = shape_of(batch, layout, runner.config.block_size)
+    return unpack(
+        shape, numbers.to(runner.device), runner.rows, runner.kernels, runner.kv_cache.layers, runner.config.block_size
+    )

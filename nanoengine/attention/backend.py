@@ -48,6 +48,8 @@ class AttentionBackend(Protocol):
     description: str
     block_major: bool
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
+    capturable: bool
+    """Whether a CUDA graph can record `decode`: it never waits for the device, and launches the same whatever it holds."""
 
     def __init__(self, block_size: int) -> None: ...
 
@@ -87,23 +89,37 @@ class AttentionBackend(Protocol):
 
 def choose_backend(
     name: str, device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int
-) -> AttentionBackend:
-    """The backend of that name, or for "auto" the first of the known ones that can run here.
+) -> tuple[AttentionBackend, str]:
+    """The backend of that name, or for "auto" the fastest that can run here; and why faster ones cannot.
 
     Raises:
         InvalidConfig: no such backend, or it cannot run here; the message says why.
     """
     from nanoengine.attention.cpu import TorchAttention
+    from nanoengine.attention.flash_attn import FlashAttention
     from nanoengine.attention.native import NativeAttention
+    from nanoengine.attention.torch_varlen import TorchVarlenAttention
+    from nanoengine.attention.triton import TritonAttention
 
-    classes: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)  # best first
-    backends = {backend.name: backend for backend in classes}
+    on_cuda: tuple[type[AttentionBackend], ...] = (
+        FlashAttention,
+        TorchVarlenAttention,
+        TritonAttention,
+        TorchAttention,
+    )
+    on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
+    backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
     if name != "auto" and name not in backends:
         raise InvalidConfig(f"attention_backend is {name!r}: it must be one of auto, {', '.join(backends)}")
-    reasons = {}
-    for backend in backends.values() if name == "auto" else [backends[name]]:
+    best_first = on_cuda if device.type == "cuda" else on_cpu
+    reasons: dict[str, str] = {}
+    for backend in best_first if name == "auto" else [backends[name]]:
         reason = backend.why_not(device, dtype, model, block_size)
         if reason is None:
-            return backend(block_size)
+            return backend(block_size), _list(reasons)
         reasons[backend.name] = reason
-    raise InvalidConfig("no attention backend can run: " + "; ".join(f"{key}: {why}" for key, why in reasons.items()))
+    raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
+
+
+def _list(reasons: dict[str, str]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

@@ -31,6 +31,7 @@ class TorchAttention:
 
     name = "torch"
     description = "plain torch gather + scaled_dot_product_attention"
+    capturable = False
     block_major = False  # it looks tokens up in one flat list of slots
 
     def __init__(self, block_size: int):
@@ -107,8 +108,9 @@ class TorchAttention:
             rows = torch.tensor(group, device=metadata.seq_lens.device) if len(groups) > 1 else slice(None)
             seq_lens = metadata.seq_lens[rows][:, None]
             positions = torch.arange(metadata.seq_lens_list[group[-1]], device=seq_lens.device)
-            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN.
-            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, seq_lens - 1))
+            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN. A sequence of
+            # length 0 is padding itself: whatever it gets, nobody looks at.
+            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, (seq_lens - 1).clamp(min=0)))
             visible = (positions < seq_lens)[:, None, None]  # [num_seqs, 1, 1, max_seq_len]
             plan.append((rows, slots, visible))
         return plan

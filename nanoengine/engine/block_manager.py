@@ -1,11 +1,13 @@
 """BlockManager: the block tables of sequences. It turns lengths into blocks, prefixes into hits, and forks into shared blocks.
 
+A table only grows: whatever else changes one makes a new list of it, so that whoever knows its beginning need not look again.
 Every call that takes blocks either succeeds or leaves tables, counts and the free list exactly as they were.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Iterable
 
 from nanoengine.engine.block_pool import BlockPool, Prefix
@@ -42,7 +44,8 @@ class BlockManager:
         self.tiers = LowerTiers() if tiers is None else tiers
         self.tiers.pool = self.pool
         self.pool.on_evict = self._on_evict
-        self._unsettled: list[int] = []  # blocks whose content the batch in flight writes
+        self._unsettled: list[int] = []  # blocks whose content the batch that is being made will write
+        self._in_flight: deque[list[int]] = deque()  # the same of each batch that was handed out, the oldest first
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -100,33 +103,32 @@ class BlockManager:
         is_shared = tail < len(table) and pool.ref_counts[table[tail]] > 1
         if missing + is_shared > pool.num_free:
             return False
-        self.publish(seq, seq.num_computed_tokens)
+        self.publish(seq, seq.num_written_tokens)
         if is_shared:
             self._copy_on_write(seq, tail)
-        if missing:
-            table += pool.allocate(missing)
-        seq.num_slots = len(table) * self.block_size
+        seq.block_table += pool.allocate(missing)
+        seq.num_slots = len(seq.block_table) * self.block_size
         return True
 
     def trim(self, seq: Sequence) -> None:
         """Take back the blocks of lookahead slots that no token came to need."""
         keep = self.blocks_for(seq.num_tokens)
         self.pool.release(reversed(seq.block_table[keep:]))
-        del seq.block_table[keep:]
+        seq.block_table = seq.block_table[:keep]
         seq.num_slots = min(seq.num_slots, keep * self.block_size)
 
     def free(self, seq: Sequence) -> None:
         """Drop the blocks of a sequence, the tail first: a prefix is worth more than what follows it."""
         if not seq.block_table:
             return
-        self.publish(seq, seq.num_computed_tokens)
+        self.publish(seq, seq.num_written_tokens)
         self.pool.release(reversed(seq.block_table))
         seq.block_table = []
         seq.num_slots = seq.num_published = 0
 
     def swap_out(self, seq: Sequence) -> None:
         """`free`, with the complete blocks copied to host memory first, as many as it has room for."""
-        self.publish(seq, seq.num_computed_tokens)
+        self.publish(seq, seq.num_written_tokens)
         room = 0 if self.tiers.host is None else self.tiers.host.num_slots
         for block in reversed(seq.block_table[: min(seq.num_published, room)]):  # the beginning is pushed out last
             prefix = self.pool.contents[block]
@@ -143,7 +145,7 @@ class BlockManager:
         """
         assert not child.block_table
         assert child.num_computed_tokens >= parent.num_computed_tokens, "it writes nothing that the parent has written"
-        self.publish(parent, parent.num_computed_tokens)
+        self.publish(parent, parent.num_written_tokens)
         child.block_table = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
         self.pool.acquire(child.block_table)
         child.num_published = min(parent.num_published, len(child.block_table))
@@ -154,7 +156,7 @@ class BlockManager:
     def refork(self, seqs: list[Sequence], parents: list[Sequence]) -> None:
         """Make each of some sequences of equal length share the blocks of one of them, all at once."""
         for seq in seqs:
-            self.publish(seq, seq.num_computed_tokens)
+            self.publish(seq, seq.num_written_tokens)
         new = [
             (
                 p.block_table[: self.blocks_for(p.num_computed_tokens)],
@@ -178,7 +180,7 @@ class BlockManager:
         (own,) = self.pool.allocate(1)
         self.tiers.transfers.append(Transfer(Place(Tier.DEVICE, shared), Place(Tier.DEVICE, own)))
         self.pool.release([shared])
-        seq.block_table[index] = own
+        seq.block_table = [*seq.block_table[:index], own, *seq.block_table[index + 1 :]]
         self.stats.num_copied_blocks += 1
 
     # ---- the prefix cache
@@ -203,20 +205,28 @@ class BlockManager:
         seq.num_published = last
 
     def take_transfers(self) -> list[Transfer]:
-        """The copies that the next batch must make before it computes anything."""
+        """Hand out a batch: the copies that it must make before it computes anything."""
+        self._in_flight.append(self._unsettled)
+        self._unsettled = []
         return self.tiers.take_transfers()
 
     def commit(self, unwritten: Iterable[str] = ()) -> None:
-        """The batch in flight was executed: what it was to write is there, but for the files named."""
-        self._unsettled.clear()
+        """The oldest batch in flight was executed: what it was to write is there, but for the files named."""
+        self._in_flight.popleft()
         self.tiers.commit(unwritten)
 
-    def rollback(self) -> None:
-        """The batch in flight failed: withdraw what it was to write. Children first."""
-        for block in reversed(self._unsettled):
-            self.pool.withdraw(block)
-        self._unsettled.clear()
+    def rollback(self) -> set[int]:
+        """The oldest batch in flight failed: withdraw what it was to write, and return those blocks.
+
+        What batches behind it were to write is withdrawn too, children first: it may follow from the other.
+        """
+        for blocks in reversed(self._in_flight):
+            for block in reversed(blocks):
+                self.pool.withdraw(block)
+        spoilt, *later = self._in_flight
+        self._in_flight = deque([] for _ in later)
         self.tiers.rollback()
+        return set(spoilt)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, in every tier; refused (False) while any block is in use."""

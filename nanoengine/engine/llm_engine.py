@@ -1,4 +1,7 @@
-"""LLMEngine: the loop. Each step schedules a batch, executes it, takes the results and turns them into text.
+"""LLMEngine: the loop. Each step schedules a batch, launches it, takes the results of the oldest and turns them into text.
+
+With two steps in flight the device never waits for Python: while it computes one batch, the next one is scheduled and launched,
+and the texts of the one before are made.
 
 It knows requests and text on the one side and two messages on the other; tensors are the executor's business.
 """
@@ -7,10 +10,11 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nanoengine.engine.beam_search import BeamRequest, BeamSearch, num_candidates
 from nanoengine.engine.detokenizer import Detokenizer
@@ -25,10 +29,20 @@ from nanoengine.outputs import FinishReason
 from nanoengine.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 
 
-class Executor(Protocol):
-    """What the engine needs of a model: run a batch, sample its tokens."""
+class Launched(Protocol):
+    """A batch that was launched."""
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch: ...
+    def result(self) -> SampledBatch:
+        """Wait for its end; raises what went wrong in it."""
+        ...
+
+
+class Executor(Protocol):
+    """What the engine needs of a model: run batches, one after the other, and sample their tokens."""
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Begin a batch, to be executed after those launched before; it may be over when this returns."""
+        ...
 
     def close(self) -> None: ...
 
@@ -39,6 +53,22 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Seq[int]) -> str: ...
+
+
+class Broken:
+    """A batch whose launch failed."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def result(self) -> SampledBatch:
+        raise self.error
+
+
+class InFlight(NamedTuple):
+    batch: ScheduledBatch
+    launched: Launched
+    start: float
 
 
 class LLMEngine:
@@ -52,6 +82,8 @@ class LLMEngine:
         eos_token_ids: tokens that end a sequence, unless its params ignore them.
         seed: where the seeds of requests without one come from.
         stats: counted on; None begins anew.
+        max_steps_in_flight: 1: the results of a step are taken before the next is scheduled; 2: one step later. While beams run,
+            which are chosen by their results, it is 1.
     """
 
     def __init__(
@@ -65,6 +97,7 @@ class LLMEngine:
         seed: int = 0,
         stats: EngineStats | None = None,
         clock: Callable[[], float] = perf_counter,
+        max_steps_in_flight: int = 1,
     ):
         self.scheduler = scheduler
         self.executor = executor
@@ -73,10 +106,14 @@ class LLMEngine:
         self.eos_token_ids = tuple(eos_token_ids)
         self.stats = EngineStats() if stats is None else stats
         self.clock = clock
+        self.max_steps_in_flight = max_steps_in_flight
+        self._in_flight: deque[InFlight] = deque()  # the oldest first
+        self._last_end = 0.0  # when the last results came
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._owner: dict[int, tuple[Request, Completion]] = {}  # seq_id -> whose it is
         self._num_requests = 0
+        self._num_beam_requests = 0  # of those that are running
         self._num_sequences = 0
         self._closed = False
 
@@ -180,6 +217,7 @@ class LLMEngine:
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
             request.arrival_time = self.clock()
             self._requests[request.request_id] = request
+            self._num_beam_requests += isinstance(request, BeamRequest)
             first: Sequence | None = None
             for index in range(request.params.num_sequences):
                 seq = Sequence(
@@ -212,42 +250,82 @@ class LLMEngine:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        with InterruptGuard():
+        with InterruptGuard() as guard:
             self._end(request, "abort")
+            self._settle_if_idle(guard)
         return True
 
     # ---- the loop
 
     def step(self) -> list[Request]:
-        """Run one batch; returns the requests that advanced, ended or failed in it.
+        """Launch what may be launched, and take the results of the oldest batch; returns the requests that advanced, ended or
+        failed in it.
 
-        An exception while the batch executes ends the requests of that batch (finish reason "error", the exception in
-        `Request.error`), gives their blocks back and leaves the engine usable.
+        An exception while a batch executes ends the requests of that batch (finish reason "error", the exception in
+        `Request.error`), gives their blocks back and leaves the engine usable. An idle engine has nothing in flight.
         """
         self._check_open()
         with InterruptGuard() as guard:
-            batch = self.scheduler.schedule()
-            if not batch:
-                return []
+            self._launch(guard)
+            touched = self._collect(guard) if self._in_flight else []
+            self._settle_if_idle(guard)
+            return touched
+
+    def _launch(self, guard: InterruptGuard) -> None:
+        """Fill the pipeline."""
+        depth = 1 if self._num_beam_requests else self.max_steps_in_flight
+        while len(self._in_flight) < depth and (batch := self.scheduler.schedule()):
             start = self.clock()
+            launched: Launched
             try:
                 with guard.allowed():
-                    sampled = self.executor.execute(batch)
-            except Exception as error:
-                return self._fail(error)
-            except BaseException:  # Ctrl-C: what the batch should have written is not there either
-                self._fail(RuntimeError("interrupted"))
+                    launched = self.executor.launch(batch)
+            except Exception as error:  # its turn comes after those before it
+                launched = Broken(error)
+            except BaseException:
+                self._drop_all()
                 raise
-            advanced = self.scheduler.update(batch, sampled)
-            now = self.clock()
-            self.stats.record(batch.phase, len(batch.token_ids), now - start)
-            return self._take_tokens(advanced, now)
+            self._in_flight.append(InFlight(batch, launched, start))
 
-    def _take_tokens(self, advanced: list[Sequence], now: float) -> list[Request]:
+    def _collect(self, guard: InterruptGuard) -> list[Request]:
+        """Take the results of the oldest batch in flight."""
+        batch, launched, start = self._in_flight[0]
+        try:
+            with guard.allowed():
+                sampled = launched.result()
+        except Exception as error:
+            self._in_flight.popleft()
+            return self._fail(error)
+        except BaseException:
+            self._drop_all()
+            raise
+        self._in_flight.popleft()
+        advanced = self.scheduler.update(batch, sampled)
+        now = self.clock()
+        self.stats.record(batch.phase, len(batch.token_ids), now - max(start, self._last_end))
+        self._last_end = now
+        return self._take_tokens(advanced, now, sampled.error)
+
+    def _settle_if_idle(self, guard: InterruptGuard) -> None:
+        """When all sequences have ended, wait for the steps that were begun before that was known."""
+        while self._in_flight and not self.has_unfinished:
+            self._collect(guard)
+
+    def _drop_all(self) -> None:
+        """After Ctrl-C nobody knows what the batches in flight have written."""
+        while self.scheduler.num_in_flight:
+            self._fail(RuntimeError("interrupted"))
+        self._in_flight.clear()
+
+    def _take_tokens(self, advanced: list[Sequence], now: float, error: Exception | None) -> list[Request]:
         touched: dict[str, Request] = {}
         for seq in advanced:
             request, completion = self._owner[seq.seq_id]
             touched[request.request_id] = request
+            if seq.finish_reason == "error":
+                request.error = error
+                self._retire(completion)
+                continue
             if completion.first_token_time is None:
                 completion.first_token_time = now
             completion.last_token_time = now
@@ -255,7 +333,7 @@ class LLMEngine:
                 if not seq.finished:
                     self.scheduler.hold(seq)
                 continue
-            token = seq.token_ids[-1]
+            token = seq.token_ids[seq.num_known_tokens - 1]
             if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
                 match_stop = seq.num_output_tokens >= seq.params.min_tokens
                 stop = completion.detokenizer.push(token, match_stop=match_stop)
@@ -271,6 +349,9 @@ class LLMEngine:
     def _advance_beams(self, request: BeamRequest) -> None:
         """When every beam has its next token, let the search choose which go on."""
         seqs = [completion.seq for completion in request.completions]
+        if request.error is not None:  # the other beams would wait for that one
+            self._end(request, "error")
+            return
         if not all(seq.finished or seq in self.scheduler.held for seq in seqs):
             return
         choices = request.search.select([seq.logprobs[-1] for seq in seqs])
@@ -309,8 +390,9 @@ class LLMEngine:
         if owner is None:
             return
         completion.detokenizer.finish()
-        if owner[0].finished:  # several completions may end in one step: the first of them finds the request finished
-            self._requests.pop(owner[0].request_id, None)
+        if owner[0].finished and self._requests.pop(owner[0].request_id, None) is not None:
+            # Several completions may end in one step: the first of them finds the request finished.
+            self._num_beam_requests -= isinstance(owner[0], BeamRequest)
 
     # ---- the end
 
@@ -325,7 +407,7 @@ class LLMEngine:
             try:
                 farewell = self.scheduler.last_batch()  # what the next process should find on disk
                 if farewell.transfers:
-                    self.executor.execute(farewell)
+                    self.executor.launch(farewell).result()
             finally:
                 self.executor.close()
 

@@ -10,6 +10,8 @@ from nanoengine.engine.randomness import sequence_seed
 from nanoengine.outputs import FinishReason, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
 
+NO_ROW = -1
+
 
 class Status(Enum):
     WAITING = "waiting"
@@ -21,7 +23,8 @@ class Sequence:
     """One completion of a request, from its prompt to its last token.
 
     What remains to compute is `num_tokens - num_computed_tokens`, whether the sequence is fresh, in the middle of its
-    prompt, decoding, or resumed after a preemption.
+    prompt, decoding, or resumed after a preemption. Tokens count as computed as soon as a step that computes them is scheduled,
+    and a token that such a step samples stands in `token_ids` as UNKNOWN until the step's results are taken.
 
     Args:
         seq_id: unique in the engine's life; smaller is older.
@@ -41,14 +44,17 @@ class Sequence:
         "fork_of",
         "index",
         "logprobs",
+        "max_num_tokens",
         "next_check",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_known_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published",
         "num_slots",
         "params",
+        "row",
         "sampling",
         "seed",
         "seq_id",
@@ -76,6 +82,8 @@ class Sequence:
         self.seed = sequence_seed(seed, index)
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_known_tokens = len(prompt_token_ids)  # those behind them are on their way
+        self.max_num_tokens = len(prompt_token_ids)  # it ends there; set when it is queued
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
         self.num_preemptions = 0
@@ -85,6 +93,7 @@ class Sequence:
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
         self.block_tokens: list[bytes] = []  # what was hashed: the tokens, in the first block behind the salt
         self.num_published = 0  # blocks at the start of the table that the prefix cache knows
+        self.row = NO_ROW  # where the executor keeps its newest token and its block table while it runs
         self.num_slots = 0  # so many tokens can be written without asking the block manager
         self.logprobs: list[TokenLogprobs] = []
         self.status = Status.WAITING
@@ -98,29 +107,47 @@ class Sequence:
 
     def _sampling(self) -> SamplingRow:
         """How its next token is sampled; before min_tokens, nothing that ends it."""
-        banned = tuple(self.stop_token_ids) if self.num_output_tokens < self.params.min_tokens else ()
+        least = self.num_prompt_tokens + self.params.min_tokens
+        banned = tuple(self.stop_token_ids) if self.num_tokens < least else ()
         return SamplingRow(self.params, self.seed, banned)
 
-    def plan_next_check(self, max_model_len: int) -> None:
+    def limit_length(self, max_model_len: int) -> None:
+        """Note where it ends: at `max_model_len` tokens, or with its params' `max_tokens` new ones."""
+        self.max_num_tokens = max_model_len
+        if self.params.max_tokens is not None:
+            self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + self.params.max_tokens)
+        self.plan_next_check()
+
+    def plan_next_check(self) -> None:
         """Note what changes next for its own sake: the end of its min_tokens, or its length limit."""
         self.sampling = self._sampling()
-        limit = max_model_len
-        if self.params.max_tokens is not None:
-            limit = min(limit, self.num_prompt_tokens + self.params.max_tokens)
         least = self.num_prompt_tokens + self.params.min_tokens
-        self.next_check = min(limit, least) if least > self.num_tokens else limit
+        self.next_check = min(self.max_num_tokens, least) if least > self.num_tokens else self.max_num_tokens
+
+    def forget_unknown_tokens(self) -> None:
+        """It has ended: what is still on its way is not its own any more."""
+        del self.token_ids[self.num_known_tokens :]
 
     @property
     def num_tokens(self) -> int:
+        """All tokens, those on their way included."""
         return len(self.token_ids)
 
     @property
+    def num_written_tokens(self) -> int:
+        """Tokens whose K/V are in the cache for certain, because the step that computed them has come to its end.
+
+        That of the newest known token has not, as far as anybody knows: it is the one that samples the next.
+        """
+        return min(self.num_computed_tokens, self.num_known_tokens - 1)
+
+    @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return self.num_known_tokens - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+        return self.token_ids[self.num_prompt_tokens : self.num_known_tokens]
 
     @property
     def num_uncomputed_tokens(self) -> int:

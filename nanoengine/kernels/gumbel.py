@@ -12,9 +12,9 @@ from torch import Tensor
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 
 
-def key_tensor(keys: list[int], device: torch.device) -> Tensor:
-    """Keys of 64 bits, as the int64 tensor [num_keys] with the same bits."""
-    return torch.tensor([_signed(key) for key in keys], dtype=torch.int64, device=device)
+def position_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """`randomness.position_key` for tensors: [n] int64 seeds and positions -> [n] keys."""
+    return _mix(seeds + (positions + 1) * signed(GOLDEN_GAMMA))
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -23,15 +23,15 @@ def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
     The uniform numbers behind it are exact near 0, where the winners are made: u has 40 bits, and -log(1 - u) is computed
     without rounding u away.
     """
-    bits = _mix(keys[:, None] + (token_ids + 1) * _signed(GOLDEN_GAMMA))
+    bits = _mix(keys[:, None] + (token_ids + 1) * signed(GOLDEN_GAMMA))
     uniform = ((_shift_right(bits, 24).float() + 0.5) * 2.0**-40).clamp(max=1 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
 
 
 def _mix(x: Tensor) -> Tensor:
     """`randomness.mix` for int64 tensors, whose products wrap around."""
-    x = (x ^ _shift_right(x, 30)) * _signed(MIX_1)
-    x = (x ^ _shift_right(x, 27)) * _signed(MIX_2)
+    x = (x ^ _shift_right(x, 30)) * signed(MIX_1)
+    x = (x ^ _shift_right(x, 27)) * signed(MIX_2)
     return x ^ _shift_right(x, 31)
 
 
@@ -39,5 +39,6 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts the sign in; the mask takes it out
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,11 +30,22 @@ class Weight(Protocol):
         ...
 
 
+class PlacedTokens(NamedTuple):
+    """The new tokens of a step, and where they stand."""
+
+    input_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    slot_mapping: Tensor  # [num_tokens] int64; -1: nowhere
+    seq_lens: Tensor  # [num_seqs] int32: with the new tokens
+
+
 class Kernels(Protocol):
     """One implementation. Rows are tokens; every result has the dtype of its input unless said otherwise."""
 
     name: str
     description: str
+    capturable: bool
+    """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
 
     def new_weight(self, outputs: int, inputs: int) -> Weight:
         """A matrix with unset rows, of torch's default dtype."""
@@ -65,25 +76,80 @@ class Kernels(Protocol):
         outputs / 2]."""
         ...
 
-    def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """The highest of logit + Gumbel noise: [num_rows, vocab_size] float32 and [num_rows] keys -> [num_rows] token ids."""
+    def place_tokens(
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_computed: Tensor,
+        last_tokens: Tensor,
+        tables: Tensor,
+        block_size: int,
+        max_query_len: int,
+    ) -> PlacedTokens:
+        """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
+
+        The last row of `last_tokens` and `tables` is nobody's: sequences in it are padding, of length 0, in no slot.
+
+        Args:
+            token_ids: [num_tokens] int32; -1 stands for the newest token of the sequence's row.
+            rows: [num_seqs] int32, where each sequence's newest token and block table are kept.
+            query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
+            num_computed: [num_seqs] int32, tokens before them.
+            last_tokens: [num_rows] int64.
+            tables: [num_rows, width] int32.
+            max_query_len: most new tokens of a sequence.
+        """
+        ...
+
+    def choose_tokens(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        seeds: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+    ) -> Tensor:
+        """One token for each row of logits: the highest, or for a temperature above 0 a draw by the Gumbel-max trick from
+        what the filters leave. -1 where the highest logit is not finite.
+
+        Args:
+            logits: [n, vocab_size] float32.
+            temperature, top_p, min_p: [num_rows] float32, tables that `rows` points into.
+            top_k: [num_rows] int32.
+            seeds: [num_rows] int64.
+            rows: [n] int32.
+            positions: [n] int64, where in its sequence each token will stand.
+        """
         ...
 
 
 def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels of that name; for "auto" the native ones if they can run here, and torch's otherwise.
+    """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
 
     Raises:
-        InvalidConfig: the native kernels were asked for, and cannot run here; the message says why.
+        InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
     """
-    from nanoengine.kernels.native import NativeKernels, why_not
+    from nanoengine.kernels import native
     from nanoengine.kernels.reference import TorchKernels
+    from nanoengine.kernels.triton import launch
 
-    if name == "torch":
-        return TorchKernels()
-    reason = why_not(device, dtype)
-    if reason is None:
-        return NativeKernels()
-    if name == "native":
-        raise InvalidConfig(f"kernels is 'native', but they cannot run here: {reason}")
-    return TorchKernels(reason)
+    made_for_it = "triton" if device.type == "cuda" else "native"
+    wanted = made_for_it if name == "auto" else name
+    reason = None
+    if wanted == "native":
+        reason = native.why_not(device, dtype)
+    elif wanted == "triton":
+        reason = launch.why_not(device)
+    if reason is not None and name != "auto":
+        raise InvalidConfig(f"kernels is {name!r}, but they cannot run here: {reason}")
+    if wanted == "torch" or reason is not None:
+        return TorchKernels(reason and f"no {wanted} ones: {reason}")
+    if wanted == "native":
+        return native.NativeKernels()
+    from nanoengine.kernels.gpu import TritonKernels  # only now: the package triton need not be there
+
+    return TritonKernels()

@@ -14,6 +14,8 @@ from torch.library import Library
 from nanoengine.kernels.compiler import CannotCompile, load_libraries
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
+from nanoengine.kernels.reference import place_tokens
+from nanoengine.kernels.sampling import choose_tokens
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that the kernels compute with, as simd.h numbers them."""
@@ -263,6 +265,7 @@ class NativeKernels:
 
     name = "native"
     description = "compiled for this CPU"
+    capturable = False
 
     def __init__(self) -> None:
         operations()
@@ -270,7 +273,8 @@ class NativeKernels:
         ops = torch.ops.nanoengine
         self._linear, self._gated_linear, self._embed = ops.linear.default, ops.gated_linear.default, ops.embed.default
         self._rms_norm, self._add_rms_norm = ops.rms_norm.default, ops.add_rms_norm.default
-        self.draw_tokens = ops.draw_tokens.default
+        self._draw_tokens = ops.draw_tokens.default
+        self.place_tokens = place_tokens
 
     def new_weight(self, outputs: int, inputs: int) -> Packed:
         return Packed(outputs, inputs)
@@ -303,3 +307,6 @@ class NativeKernels:
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self._add_rms_norm(x, residual, weight, eps), residual
+
+    def choose_tokens(self, logits: Tensor, *how: Tensor) -> Tensor:
+        return choose_tokens(self._draw_tokens, logits, *how)

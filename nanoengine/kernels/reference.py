@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.kernels.gumbel import gumbel_noise
-from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.interface import PlacedTokens, Weight
+from nanoengine.kernels.sampling import choose_tokens
 
 
 class RowMajor:
@@ -32,9 +33,10 @@ class TorchKernels:
     """
 
     name = "torch"
+    capturable = False
 
     def __init__(self, reason: str | None = None):
-        self.description = f"no native ones: {reason}" if reason else "plain torch operations"
+        self.description = reason or "plain torch operations"
 
     def new_weight(self, outputs: int, inputs: int) -> RowMajor:
         return RowMajor(outputs, inputs)
@@ -61,8 +63,55 @@ class TorchKernels:
         gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:
-        token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
-        # One row after the other: its noise stays in the cache.
-        rows = [(row + gumbel_noise(key[None], token_ids)[0]).argmax() for row, key in zip(logits, keys, strict=True)]
-        return torch.stack(rows)
+    def place_tokens(
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_computed: Tensor,
+        last_tokens: Tensor,
+        tables: Tensor,
+        block_size: int,
+        max_query_len: int,
+    ) -> PlacedTokens:
+        return place_tokens(
+            token_ids, rows, query_start_loc, num_computed, last_tokens, tables, block_size, max_query_len
+        )
+
+    def choose_tokens(self, logits: Tensor, *how: Tensor) -> Tensor:
+        return choose_tokens(draw_tokens, logits, *how)
+
+
+def place_tokens(
+    token_ids: Tensor,
+    rows: Tensor,
+    query_start_loc: Tensor,
+    num_computed: Tensor,
+    last_tokens: Tensor,
+    tables: Tensor,
+    block_size: int,
+    max_query_len: int,
+) -> PlacedTokens:
+    """`Kernels.place_tokens`."""
+    is_padding = rows == len(tables) - 1
+    rows, positions = rows.long(), num_computed.long()
+    if max_query_len == 1:
+        seq_lens, padding = num_computed + 1, is_padding
+    else:
+        query_lens = query_start_loc.diff()
+        seq_lens = num_computed + query_lens
+        is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # [num_tokens]: index of the sequence
+        rows, padding = rows[is_of], is_padding[is_of]
+        positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
+    blocks = tables[rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
+    slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
+    input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)
+    return PlacedTokens(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))
+
+
+def draw_tokens(logits: Tensor, keys: Tensor) -> Tensor:
+    """The highest of logit + Gumbel noise: [n, vocab_size] float32 and [n] keys -> [n] token ids."""
+    token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
+    # One row after the other: its noise stays in the cache.
+    rows = [(row + gumbel_noise(key[None], token_ids)[0]).argmax() for row, key in zip(logits, keys, strict=True)]
+    return torch.stack(rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,14 @@ def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
 
     They are the same in every layer, so a model computes them once per step.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=positions.device).float() / head_dim
-    frequencies = 1.0 / theta**exponents  # rounded once, as checkpoints were trained: it matters at large positions
-    angles = positions.float()[:, None] * frequencies
-    return angles.cos()[:, None], angles.sin()[:, None]
+    angles = positions.float()[:, None, None] * _frequencies(head_dim, theta, positions.device)
+    return angles.cos(), angles.sin()
+
+
+@lru_cache(maxsize=8)
+def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
+    return 1.0 / theta**exponents  # rounded once, as checkpoints were trained: it matters at large positions
 
 
 def apply_rotary(x: Tensor, angles: Angles) -> Tensor:

@@ -53,7 +53,7 @@ class KVCache:
 def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return zeros_in_huge_pages(shape, dtype)
-    return torch.empty(shape, dtype=dtype, device=device)
+    return torch.zeros(shape, dtype=dtype, device=device)  # FlashAttention-3 multiplies what nobody wrote by 0
 
 
 def available_ram() -> int:
@@ -91,13 +91,13 @@ def host_kv_bytes() -> int:
     return int(min(CPU_CAP, HOST_SHARE * available_ram()))
 
 
-def gpu_kv_bytes(total: int, free: int, utilization: float, peak: int, current: int) -> int:
+def gpu_kv_bytes(total: int, free: int, utilization: float, needed: int) -> int:
     """Bytes for the KV pool on a GPU.
 
     Args:
         total: memory of the device.
         free: what nobody uses now; all the rest counts as used, by other processes too.
         utilization: share of `total` that may be used in the end.
-        peak, current: most bytes that this process allocated during a forward pass of full size, and those it holds now.
+        needed: bytes that steps of full size take beyond what is in use now.
     """
-    return int(total * utilization) - (total - free) - (peak - current)
+    return int(total * utilization) - (total - free) - needed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import KVLayer
 from nanoengine.engine.kv_file import BadKVFile, read_kv_file, write_kv_file
-from nanoengine.engine.messages import Tier, Transfer
+from nanoengine.engine.messages import Place, Tier, Transfer
 
 logger = logging.getLogger("nanoengine")
 
@@ -52,8 +52,8 @@ class KVMover:
                 unwritten += self._move_file(group[0])
                 continue
             sources, targets = self._tensors(tiers[0]), self._tensors(tiers[1])
-            rows_from = torch.tensor([transfer.source.where for transfer in group], device=sources[0].device)
-            rows_to = torch.tensor([transfer.target.where for transfer in group], device=targets[0].device)
+            rows_from = _rows([transfer.source for transfer in group], sources[0])
+            rows_to = _rows([transfer.target for transfer in group], targets[0])
             for source, target in zip(sources, targets, strict=True):
                 target[rows_to] = source[rows_from].to(target.device)
         return unwritten
@@ -92,6 +92,12 @@ class KVMover:
             for tensor, copy in zip(self.pool, row, strict=True):
                 copy.copy_(tensor[:1])
         return 3 * self.block_bytes / max(perf_counter() - start, 1e-9)
+
+
+def _rows(places: list[Place], tensor: Tensor) -> Tensor:
+    """Where blocks are in a tensor, sent to its device without waiting for what that is doing."""
+    host = torch.tensor([place.where for place in places], pin_memory=tensor.device.type == "cuda")
+    return host.to(tensor.device, non_blocking=True)
 
 
 def _groups(transfers: list[Transfer]) -> Iterator[list[Transfer]]:

@@ -1,37 +1,67 @@
-"""ModelRunner: owns the model and the KV cache, and executes batches."""
+"""ModelRunner: owns the model and the KV cache, and executes batches in the order in which they are launched."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 import xxhash
+from torch import Tensor
 
 from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.registry import build_model
-from nanoengine.runner.input_batch import InputBatch
-from nanoengine.runner.kv_cache import KVCache, cpu_kv_bytes, gpu_kv_bytes, host_kv_bytes
+from nanoengine.runner.cuda_graphs import DecodeGraphs, bucket_for, bucket_sizes
+from nanoengine.runner.input_batch import Layout, Shape, pack, shape_of, unpack
+from nanoengine.runner.kv_cache import KVCache, gpu_kv_bytes, host_kv_bytes
 from nanoengine.runner.kv_mover import KVMover
-from nanoengine.runner.sampler import Sampler
+from nanoengine.runner.kv_sizing import size_pool
+from nanoengine.runner.placement import choose_dtype, device_name, find_device
+from nanoengine.runner.rows import Changes, Rows
+from nanoengine.runner.sampler import Logprobs, Sampler, is_plain, read_samples
+from nanoengine.runner.stream import Mark, Stream, open_stream
 from nanoengine.runner.warm_up import largest_batches
 
 logger = logging.getLogger("nanoengine")
 
 
+class Step:
+    """A batch that was launched. Its fields are set when the device's work on it is launched too."""
+
+    mark: Mark
+    tokens: Tensor | None = None  # on the host, as soon as the mark is reached
+    logprobs: Logprobs | None = None
+    unwritten: list[str]
+
+    def __init__(self, batch: ScheduledBatch):
+        self.batch = batch
+
+    def result(self) -> SampledBatch:
+        """Wait for its end, and raise what went wrong in it."""
+        self.mark.wait()
+        sampled = SampledBatch([])
+        if self.tokens is not None:
+            sampled = read_samples(self.tokens, self.logprobs, self.batch.sampling)
+        sampled.unwritten = self.unwritten
+        return sampled
+
+
 class ModelRunner:
-    """Loads a model and sizes its KV cache; then `execute` turns each ScheduledBatch into a SampledBatch.
+    """Loads a model and sizes its KV cache; then `launch` begins a ScheduledBatch, whose `result` is a SampledBatch.
 
     Args:
         config: the engine's options.
         model_config: the model's shape.
         folder: where its weights are.
-        use_tqdm: show a bar while loading.
+        use_tqdm: show bars while loading and recording.
+        stream: in place of that of the device that the options name.
 
     Attributes:
         num_blocks: usable blocks of the KV pool.
@@ -43,52 +73,129 @@ class ModelRunner:
         ModelNotFound, InvalidWeights: the weights are missing or wrong.
     """
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path, *, use_tqdm: bool = True):
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        folder: Path,
+        *,
+        use_tqdm: bool = True,
+        stream: Stream | None = None,
+    ):
         self.config = config
-        self.device = _device(config.device)
-        self.dtype = _dtype(config.dtype, model_config.dtype, self.device)
+        self.stream = open_stream(find_device(config.device)) if stream is None else stream
+        self.device = place = self.stream.torch_device
+        self.dtype = choose_dtype(config.dtype, model_config.dtype, place)
         self.model_config = model_config
         self.folder = folder
-        _check_max_model_len(config.max_model_len, model_config.max_position_embeddings)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self.kernels = choose_kernels(config.kernels, self.device, self.dtype)
+        self.kernels = choose_kernels(config.kernels, place, self.dtype)
         attention = config.attention_backend
-        if attention == "auto" and self.device.type == "cpu":
-            attention = "auto" if self.kernels.name == "native" else "torch"  # what one needs the other needs too
-        self.backend = choose_backend(attention, self.device, self.dtype, model_config, config.block_size)
-        self.model = build_model(model_config, self.kernels, self.backend, self.dtype, self.device)
+        if attention == "auto" and self.kernels.name == "torch":
+            attention = "torch"  # what others need, the kernels that were made for the device need too
+        self.backend, self._passed_over = choose_backend(attention, place, self.dtype, model_config, config.block_size)
+        self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
+        self.model = build_model(model_config, self.kernels, self.backend, self.dtype, place)
         load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)
-        self.sampler = Sampler(self.kernels)
-        self.num_blocks, self.max_model_len = self._size_kv_cache()
+        self.sampler = Sampler(self.kernels, self.stream)
+        # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
+        most = Layout(self.num_rows, max(config.max_num_batched_tokens, self.num_rows), self.num_rows)
+        self._numbers = torch.empty(most.size, dtype=torch.int32, device=place)
+        limit = model_config.max_position_embeddings
+        pool = size_pool(config, limit, self.block_bytes, place, self._measure_gpu_kv_bytes)
+        self.num_blocks, self.max_model_len, self._kv_source = pool.num_blocks, pool.max_model_len, pool.source
+        self.rows = self._new_rows(self.max_model_len)
         self.kv_cache: KVCache | None = self._new_kv_cache(self.num_blocks)
         self.num_host_blocks = self._host_bytes() // self.block_bytes
         self.mover = KVMover(self.kv_cache.layers, self.num_host_blocks)
+        self.graphs: DecodeGraphs | None = None
+        if self.device.type == "cuda":
+            self._compile_kernels()
+        if self.uses_graphs:
+            self.graphs = self._record_graphs(bucket_sizes(self.num_rows), use_tqdm)
         logger.info("%s", self.describe())
 
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are recorded: everything in them can be."""
+        can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
+        return can_be and not self.config.enforce_eager
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that are worth launching before the results of the first are taken."""
+        wanted = self.config.async_scheduling
+        if wanted is None:
+            wanted = self.device.type == "cuda" and not self.config.uses_lower_tiers
+        return 2 if wanted else 1
+
+    # ---- steps
+
     @torch.inference_mode()
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
-        """Run one step: write the K/V of its tokens, and sample a token for each row that asks for one."""
+    def launch(self, batch: ScheduledBatch) -> Step:
+        """Begin a step: write the K/V of its tokens, and sample a token for each row that asks for one.
+
+        What the device reads is packed before this returns; the batch's lists may change after that.
+        """
         if self.kv_cache is None:
             raise EngineClosed("the model runner is closed")
-        unwritten = self.mover.run(batch.transfers)
-        sampled = self._run(batch, self.kv_cache) if batch else SampledBatch([])
-        sampled.unwritten = unwritten
-        return sampled
+        step = Step(batch)
+        bucket = self._bucket(batch)
+        changes = self.rows.find_changes(batch)
+        layout, numbers = pack(batch, self.rows, self.stream, bucket) if batch else (None, None)
+        shape = shape_of(batch, layout, self.config.block_size) if layout is not None and bucket is None else None
 
-    def _run(self, batch: ScheduledBatch, kv_cache: KVCache) -> SampledBatch:
-        inputs = InputBatch.build(batch, kv_cache.layers, self.config.block_size, self.device)
+        self.stream.run(partial(self._execute, step, layout, numbers, changes, shape))
+        step.mark = self.stream.mark()
+        return step
+
+    @torch.inference_mode()
+    def _execute(
+        self, step: Step, layout: Layout | None, numbers: Tensor | None, changes: Changes, shape: Shape | None
+    ) -> None:
+        """The device's part of a step; without a shape it is a recorded one, without a layout only its transfers."""
+        step.unwritten = self.mover.run(step.batch.transfers)
+        if layout is None or numbers is None:
+            return
+        self._numbers[: layout.size].copy_(numbers, non_blocking=True)
+        self.rows.apply(changes)
+        tokens: Tensor | None
+        if shape is None:
+            assert self.graphs is not None
+            tokens = self.graphs.repeat(layout.num_seqs)
+        else:
+            tokens, step.logprobs = self._run(shape, step.batch)
+        if tokens is not None:  # a copy also on the CPU: the next recorded step writes to the same tensor
+            step.tokens = tokens.to("cpu", non_blocking=True, copy=True)
+
+    def _bucket(self, batch: ScheduledBatch) -> int | None:
+        """The size of the recorded step that a batch can run in, if there is one."""
+        if self.graphs is None or batch.phase is not Phase.DECODE or not batch or not is_plain(batch.sampling):
+            return None
+        return bucket_for(len(batch), self.graphs.buckets)
+
+    def _run(self, shape: Shape, batch: ScheduledBatch | None) -> tuple[Tensor | None, Logprobs | None]:
+        """A step whose numbers have arrived. Without a batch, one of which tokens are all that is wanted."""
+        assert self.kv_cache is not None
+        block_size, layers = self.config.block_size, self.kv_cache.layers
+        inputs = unpack(shape, self._numbers, self.rows, self.kernels, layers, block_size)
         hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
-        if not batch.sampling:
-            return SampledBatch([])
-        logits = self.model.compute_logits(hidden[inputs.sampled_rows])
-        positions = [inputs.metadata.seq_lens_list[row] for row in batch.sampled_rows]
-        return self.sampler.sample(logits, batch.sampling, positions)
+        if not shape.layout.num_samples:
+            return None, None
+        if shape.phase is Phase.PREFILL:  # a decode step samples from each of its rows
+            hidden = hidden.index_select(0, inputs.sampled_tokens)
+        logits = self.model.compute_logits(hidden)
+        sampling = [] if batch is None else batch.sampling
+        into = inputs.sampled_into
+        tokens, logprobs = self.sampler.sample(logits, self.rows.sampling, into, inputs.sampled_positions, sampling)
+        self.rows.newest.index_copy_(0, into.long(), tokens)
+        return tokens, logprobs
 
     def close(self) -> None:
         """Give the memory of the model and the cache back."""
-        self.kv_cache = None
-        del self.model, self.mover
+        self.kv_cache = self.graphs = None
+        del self.model, self.mover, self.rows
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -105,22 +212,23 @@ class ModelRunner:
 
     def describe(self) -> str:
         """The start-up line: what runs where, by which path, and how much KV there is."""
-        place = f"cpu, {torch.get_num_threads()} threads" if self.device.type == "cpu" else _gpu_name(self.device)
         kv_bytes = self.num_blocks * self.block_bytes
         config, model = self.config, self.model_config
         limit = model.max_position_embeddings
-        max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
         is_lowered = config.max_model_len is None and self.max_model_len < limit
         lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
+        passed_over = f"; not {self._passed_over}" if self._passed_over else ""
+        steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
+        graphs = "no CUDA graphs" if self.graphs is None else f"{len(self.graphs.buckets)} CUDA graphs"
         return (
             f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
-            f"{str(self.dtype).removeprefix('torch.')} on {place}; "
+            f"{str(self.dtype).removeprefix('torch.')} on {device_name(self.device)}; "
             f"kernels: {self.kernels.name} ({self.kernels.description}); "
-            f"attention: {self.backend.name} ({self.backend.description}), no CUDA graphs; "
+            f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
             f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
             f"{self._describe_tiers()}"
             f"max_model_len {self.max_model_len}{lowered}; "
-            f"at most {max_num_seqs} sequences and {config.max_num_batched_tokens} tokens a step"
+            f"at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
         )
 
     def _describe_tiers(self) -> str:
@@ -128,11 +236,14 @@ class ModelRunner:
         disk = f"KV on disk: {self.config.kv_disk_path}; " if self.config.kv_disk_path else ""
         return host + disk
 
-    # ---- sizing
+    # ---- making
 
     @property
     def block_bytes(self) -> int:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
+
+    def _new_rows(self, max_len: int) -> Rows:
+        return Rows(self.num_rows, -(-max_len // self.config.block_size), self.stream)
 
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
         try:
@@ -142,114 +253,75 @@ class ModelRunner:
             OSError,
         ) as error:  # torch's allocators raise the first or a subclass of it, mmap the second
             raise InvalidConfig(
-                f"the KV pool ({self._kv_source}) of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
+                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
                 "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
             ) from error
 
-    def _size_kv_cache(self) -> tuple[int, int]:
-        """Usable blocks of the pool, and the longest sequence."""
-        config = self.config
-        wanted_len = config.max_model_len or self.model_config.max_position_embeddings
-        blocks_per_sequence = -(-wanted_len // config.block_size)
-        if config.num_kv_blocks is not None:
-            num_blocks, self._kv_source = config.num_kv_blocks, "num_kv_blocks"
-        elif config.kv_cache_memory is not None:
-            num_blocks, self._kv_source = self._blocks_in(config.kv_cache_memory), "kv_cache_memory"
-        else:
-            if self.device.type == "cpu":
-                num_blocks, self._kv_source = (
-                    self._blocks_in(cpu_kv_bytes()),
-                    "half of the available RAM, at most 4 GiB",
-                )
-            else:
-                self._kv_source = f"gpu_memory_utilization {config.gpu_memory_utilization}"
-                num_blocks = self._blocks_in(self._measure_gpu_kv_bytes())
-            most = blocks_per_sequence * config.max_num_seqs
-            if num_blocks > most:  # more could never be in use at once
-                num_blocks, self._kv_source = most, "max_num_seqs x max_model_len"
-        needed = blocks_per_sequence if config.max_model_len is not None else 1
-        if num_blocks < needed or num_blocks * config.block_size < 2:
-            raise KVCacheTooSmall(
-                f"the KV pool ({self._kv_source}) has {num_blocks} blocks of {config.block_size} tokens "
-                f"({self.block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
-                "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
-            )
-        return num_blocks, min(wanted_len, num_blocks * config.block_size)
+    def _compile_kernels(self) -> None:
+        """Run two small steps in the empty pool, so that the first request need not wait for Triton's compiler."""
+        length = min(self.max_model_len, self.config.max_num_batched_tokens, 4 * self.config.block_size)
+        for batch in largest_batches(1, length, length, self.config.block_size):
+            self.launch(batch).result()
+
+    @torch.inference_mode()
+    def _record_graphs(self, buckets: list[int], use_tqdm: bool) -> DecodeGraphs:
+        longest = self.rows.width * self.config.block_size
+
+        def prepare(size: int) -> None:
+            _, padding = pack(ScheduledBatch(Phase.DECODE), self.rows, self.stream, size)
+            self._numbers[: len(padding)].copy_(padding)
+
+        def run(size: int) -> Tensor:
+            layout, ones, lengths = Layout.of_decode(size), [1] * size, [longest] * size
+            tokens, _ = self._run(Shape(layout, Phase.DECODE, ones, lengths, self.rows.width), None)
+            assert tokens is not None
+            return tokens
+
+        return DecodeGraphs(self.stream.recorder(), buckets, prepare, run, use_tqdm=use_tqdm)
 
     def _host_bytes(self) -> int:
         if self.config.kv_host_memory is not None:
             return self.config.kv_host_memory
         return 0 if self.config.preemption_mode == "recompute" else host_kv_bytes()
 
-    def _blocks_in(self, num_bytes: int) -> int:
-        """Usable blocks in so many bytes: one more is the null block."""
-        return max(num_bytes // self.block_bytes - 1, 0)
+    # ---- measuring
 
     def _measure_gpu_kv_bytes(self) -> int:
-        """Memory that steps of full size leave for the KV pool, by running them."""
+        """Memory that steps of full size and the graphs leave for the KV pool, found by running and recording them."""
         config, device = self.config, self.device
         max_len = config.max_model_len or self.model_config.max_position_embeddings
-        batches = largest_batches(config.max_num_seqs, config.max_num_batched_tokens, max_len, config.block_size)
+        batches = largest_batches(self.num_rows, config.max_num_batched_tokens, max_len, config.block_size)
+        self.rows, self.graphs = self._new_rows(max_len), None
+        self.kv_cache = cache = self._new_kv_cache(max(map(max, batches[0].block_tables)))
+        self.mover = KVMover(cache.layers, 0)
+        cache.fill(0.0)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        cache = self._new_kv_cache(max(map(max, batches[0].block_tables)))
-        cache.fill(0.0)
-        current = torch.cuda.memory_allocated(device)
+        current = torch.cuda.memory_reserved(device)
         try:
-            with torch.inference_mode():
-                for batch in batches:
-                    self._run(batch, cache)
+            for batch in batches:
+                self.launch(batch).result()
+            peak = torch.cuda.max_memory_reserved(device)
+            graph_bytes = self._measure_graph_bytes() if self.uses_graphs else 0
         except torch.OutOfMemoryError as error:
             raise KVCacheTooSmall(
                 f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
                 "does not fit in the memory that the weights leave, before any KV pool: lower them, or free memory on the device"
             ) from error
-        peak = torch.cuda.max_memory_allocated(device)
-        del cache
+        del cache, self.mover, self.rows
+        self.kv_cache = None
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak, current)
+        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
 
-
-def _check_max_model_len(asked: int | None, limit: int) -> None:
-    if asked is not None and asked > limit:
-        raise InvalidConfig(f"max_model_len is {asked}, but the model was made for at most {limit} positions: lower it")
-    if asked is not None and asked < 2:
-        raise InvalidConfig(f"max_model_len is {asked}: it must hold a prompt token and a new one, so at least 2")
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise InvalidConfig(
-                f"device is {name!r}, but torch sees {count} CUDA devices: use device='cpu', or install a CUDA torch"
-            )
-        device = torch.device("cuda", device.index or 0)
-    return device
-
-
-def _dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
-    if asked != "auto":
-        return getattr(torch, asked)
-    if checkpoint == "float32" or _is_fast(checkpoint, device):
-        return getattr(torch, checkpoint)
-    return torch.float32
-
-
-def _is_fast(dtype: str, device: torch.device) -> bool:
-    """Whether the device computes a half-precision dtype itself, rather than by way of float32."""
-    if device.type == "cuda":
-        return dtype == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
-    if not torch.backends.mkldnn.is_available():  # as in the builds for macOS
-        return False
-    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
-    return bool(getattr(torch.ops.mkldnn, name)())
-
-
-def _gpu_name(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})"
+    def _measure_graph_bytes(self) -> int:
+        """What recording all sizes will take: the largest, and for each other what the next one adds."""
+        buckets = bucket_sizes(self.num_rows)
+        torch.cuda.empty_cache()
+        free = [torch.cuda.mem_get_info(self.device)[0]]
+        graphs = self._record_graphs([], use_tqdm=False)
+        for size in buckets[-1:-3:-1]:
+            graphs.record(size)
+            free.append(torch.cuda.mem_get_info(self.device)[0])
+        taken = [max(before - after, 0) for before, after in pairwise(free)]
+        return taken[0] + sum(taken[1:]) * (len(buckets) - 1)

@@ -1,120 +1,109 @@
-"""Sampler: logits to tokens, each row by its own SamplingParams.
+"""Sampler: logits to tokens, each row by its own SamplingParams, without waiting for the device.
 
-The order is fixed: tokens banned by min_tokens, temperature, top_k, top_p, min_p; then the Gumbel-max trick (Gumbel, 1954;
-Maddison et al., 2014), see kernels/gumbel.py.
+The order is fixed: tokens banned by min_tokens, then what `Kernels.choose_tokens` does: temperature, filters, and the draw. Log
+probabilities are the model's own, before all of it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from nanoengine.engine.messages import SampledBatch, SamplingRow
-from nanoengine.engine.randomness import position_key
 from nanoengine.errors import NotFiniteLogits
-from nanoengine.kernels.gumbel import gumbel_noise, key_tensor
 from nanoengine.kernels.interface import Kernels
 from nanoengine.outputs import TokenLogprob, TokenLogprobs
-from nanoengine.runner.filters import keep_likeliest
+from nanoengine.runner.rows import SamplingTable
+from nanoengine.runner.stream import Stream, send
 
-BLOCK = 128
-"""Tokens in a block of `likeliest`."""
+
+@dataclass
+class Logprobs:
+    """Of the rows that asked for them, on their way to the host."""
+
+    rows: list[int]
+    chosen: Tensor  # [n] float32: of the sampled tokens
+    ranks: Tensor  # [n] int64: how many tokens are likelier, and one
+    top: Tensor  # [n, most] float32, likeliest first
+    top_ids: Tensor  # [n, most] int64
+
+
+def is_plain(sampling: list[SamplingRow]) -> bool:
+    """Whether nothing but tokens is wanted, and none is banned."""
+    return not any(row.banned_token_ids or row.params.num_logprobs is not None for row in sampling)
 
 
 class Sampler:
     """Chooses one token per row. It keeps no state but the kernels it uses."""
 
-    def __init__(self, kernels: Kernels):
+    def __init__(self, kernels: Kernels, stream: Stream):
         self.kernels = kernels
+        self.stream = stream
 
-    def sample(self, logits: Tensor, rows: list[SamplingRow], positions: list[int]) -> SampledBatch:
+    def sample(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, sampling: list[SamplingRow]
+    ) -> tuple[Tensor, Logprobs | None]:
         """Sample every row.
 
         Args:
-            logits: [num_rows, vocab_size] float32; overwritten.
-            rows: how each is sampled.
-            positions: where in its sequence each sampled token will stand.
+            logits: [n, vocab_size] float32; overwritten.
+            table: how rows are sampled.
+            rows: [n] int32, the row of the table for each row of logits.
+            positions: [n] int32, where in its sequence each token will stand.
+            sampling: the same as the rows of the table say, and the rest; empty if there is no rest.
 
-        Raises:
-            NotFiniteLogits: a row has NaN or infinite logits.
+        Returns:
+            [n] int64 tokens, -1 where the logits are not finite; and log probabilities, if any row asks for them.
         """
-        raw = logits.clone() if any(row.params.num_logprobs is not None for row in rows) else logits
-        for i, row in enumerate(rows):
-            if row.banned_token_ids:
-                logits[i, list(row.banned_token_ids)] = -torch.inf
+        asking = [i for i, row in enumerate(sampling) if row.params.num_logprobs is not None]
+        raw = logits[self._send(asking)] if asking else None
+        banned = [(i, token) for i, row in enumerate(sampling) for token in row.banned_token_ids]
+        if banned:
+            i, tokens = self._send([number for pair in banned for number in pair]).view(-1, 2).unbind(1)
+            logits[i, tokens] = -torch.inf
+        chosen = self.kernels.choose_tokens(
+            logits, table.temperature, table.top_k, table.top_p, table.min_p, table.seeds, rows, positions.long()
+        )
+        if raw is None:
+            return chosen, None
+        return chosen, self._logprobs(raw, chosen, asking, sampling)
 
-        highest, tokens = likeliest(logits)
-        if not torch.isfinite(highest).all():
-            bad = [i for i, value in enumerate(highest.tolist()) if value != value or abs(value) == float("inf")]
-            raise NotFiniteLogits(
-                f"{len(bad)} of {len(rows)} rows have no finite highest logit: broken weights, or a dtype too narrow for them"
-            )
-        random = [i for i, row in enumerate(rows) if not row.params.greedy]
-        if random:
-            index = torch.tensor(random, device=logits.device)
-            keys = [position_key(rows[i].seed, positions[i]) for i in random]
-            tokens[index] = draw(logits[index], [rows[i] for i in random], keys, self.kernels)
-        token_ids = tokens.tolist()
-        return SampledBatch(token_ids, self._logprobs(raw, rows, token_ids))
+    def _logprobs(self, raw: Tensor, chosen: Tensor, asking: list[int], sampling: list[SamplingRow]) -> Logprobs:
+        logprobs = raw.log_softmax(dim=-1)
+        of_chosen = logprobs.gather(-1, chosen[self._send(asking), None].clamp(min=0))
+        most = max(sampling[i].params.num_logprobs or 0 for i in asking)
+        top, top_ids = logprobs.topk(min(most, logprobs.shape[-1]))
+        ranks = (logprobs > of_chosen).sum(-1) + 1
+        return Logprobs(asking, *(_to_host(tensor) for tensor in (of_chosen[:, 0], ranks, top, top_ids)))
 
-    def _logprobs(
-        self, raw: Tensor, rows: list[SamplingRow], token_ids: list[int]
-    ) -> list[TokenLogprobs | None] | None:
-        """Log probabilities in the model's own distribution, for the rows that ask for them."""
-        if all(row.params.num_logprobs is None for row in rows):
-            return None
-        result: list[TokenLogprobs | None] = [None] * len(rows)
-        for i, row in enumerate(rows):
-            if row.params.num_logprobs is None:
-                continue
-            logprobs = raw[i].log_softmax(dim=-1)
-            chosen = logprobs[token_ids[i]]
-            rank = int((logprobs > chosen).sum()) + 1
-            top, ids = logprobs.topk(min(row.params.num_logprobs, len(logprobs)))
-            entries = {token_ids[i]: TokenLogprob(float(chosen), rank)}
-            for place, (token, logprob) in enumerate(zip(ids.tolist(), top.tolist(), strict=True), start=1):
-                entries.setdefault(token, TokenLogprob(logprob, place))
-            result[i] = entries
-        return result
+    def _send(self, numbers: list[int]) -> Tensor:
+        return send(np.array(numbers, dtype=np.int64), self.stream)
 
 
-def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Highest logit of each row, and its token id; NaN counts as the highest, of equal ones the lowest id wins.
-
-    First the block of tokens that holds it, then its place in that: finding a maximum is many times faster than finding where
-    it is.
-    """
-    vocab_size = logits.shape[-1]
-    if vocab_size <= BLOCK:
-        return logits.max(dim=-1)
-    starts = torch.arange(0, vocab_size, BLOCK, device=logits.device)
-    starts[-1] = vocab_size - BLOCK  # the last block overlaps the one before
-    whole = logits[:, : vocab_size - vocab_size % BLOCK].unflatten(-1, (-1, BLOCK)).amax(-1)
-    if vocab_size % BLOCK:
-        whole = torch.cat((whole, logits[:, -BLOCK:].amax(-1, keepdim=True)), dim=-1)
-    start = starts[whole.argmax(-1)]
-    block = logits.gather(-1, start[:, None] + torch.arange(BLOCK, device=logits.device))
-    highest, place = block.max(dim=-1)
-    return highest, start + place
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", non_blocking=True)
 
 
-def draw(logits: Tensor, rows: list[SamplingRow], keys: list[int], kernels: Kernels) -> Tensor:
-    """Draw one token per row from softmax(logits / temperature), filtered. logits is [num_rows, vocab_size]."""
-    temperature = _column([row.params.temperature for row in rows], logits)
-    scaled = logits / temperature.clamp(min=1e-5)  # below that, float32 would overflow; the likeliest token wins anyway
-    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    filtered = [i for i, row in enumerate(rows) if row.params.top_k > 0 or row.params.top_p < 1 or row.params.min_p > 0]
-    if filtered:
-        index = torch.tensor(filtered, device=logits.device)
-        kept, token_ids = keep_likeliest(scaled[index], [rows[i] for i in filtered])
-        noise = gumbel_noise(key_tensor([keys[i] for i in filtered], logits.device), token_ids)
-        tokens[index] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
-    plain = sorted(set(range(len(rows))) - set(filtered))
-    if plain:
-        index = torch.tensor(plain, device=logits.device)
-        tokens[index] = kernels.draw_tokens(scaled[index], key_tensor([keys[i] for i in plain], logits.device))
-    return tokens
-
-
-def _column(values: list[float] | list[int], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+def read_samples(tokens: Tensor, logprobs: Logprobs | None, sampling: list[SamplingRow]) -> SampledBatch:
+    """The message of what was sampled, when it has reached the host. Rows of NaN or infinite logits have no token."""
+    token_ids = tokens[: len(sampling)].tolist()
+    error = None
+    if min(token_ids) < 0:
+        bad = sum(token < 0 for token in token_ids)
+        error = NotFiniteLogits(
+            f"{bad} of {len(token_ids)} rows have no finite highest logit: broken weights, or a dtype too narrow for them"
+        )
+    if logprobs is None:
+        return SampledBatch(token_ids, error=error)
+    result: list[TokenLogprobs | None] = [None] * len(sampling)
+    columns = (logprobs.chosen, logprobs.ranks, logprobs.top, logprobs.top_ids)
+    for i, chosen, rank, top, top_ids in zip(logprobs.rows, *(column.tolist() for column in columns), strict=True):
+        count = sampling[i].params.num_logprobs or 0
+        entries = {token_ids[i]: TokenLogprob(chosen, rank)}
+        for place, (token, logprob) in enumerate(zip(top_ids[:count], top[:count], strict=True), start=1):
+            entries.setdefault(token, TokenLogprob(logprob, place))
+        result[i] = entries
+    return SampledBatch(token_ids, result, error=error)

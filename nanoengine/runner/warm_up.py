@@ -15,11 +15,13 @@ def largest_batches(
     """
     seq_len = min(max_num_batched_tokens, max_len)
     table = list(range(1, -(-seq_len // block_size) + 1))
-    prompts = [min(seq_len, max_num_batched_tokens - start) for start in range(0, max_num_batched_tokens, seq_len)]
+    most = min(max_num_batched_tokens, max_num_seqs * seq_len)
+    prompts = [min(seq_len, most - start) for start in range(0, most, seq_len)]
     prefill = ScheduledBatch(
         Phase.PREFILL,
         seq_ids=list(range(len(prompts))),
-        token_ids=[0] * max_num_batched_tokens,
+        rows=list(range(len(prompts))),
+        token_ids=[0] * most,
         num_computed_tokens=[0] * len(prompts),
         num_new_tokens=prompts,
         block_tables=[table] * len(prompts),
@@ -29,11 +31,13 @@ def largest_batches(
     decode = ScheduledBatch(
         Phase.DECODE,
         seq_ids=list(range(count)),
+        rows=list(range(count)),
         token_ids=[0] * count,
         num_computed_tokens=[seq_len - 1] * count,
         num_new_tokens=[1] * count,
         block_tables=[table] * count,
         sampled_rows=list(range(count)),
+        sampled_into=list(range(count)),
         sampling=[SamplingRow(params, row, ()) for row in range(count)],
     )
     return [prefill, decode]

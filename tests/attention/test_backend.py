@@ -21,7 +21,7 @@ needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernel
 
 
 def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> AttentionBackend:
-    return choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size)
+    return choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size)[0]
 
 
 class Unable(TorchAttention):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import bench
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
-from nanoengine.runner.model_runner import ModelRunner
+from nanoengine.engine.messages import ScheduledBatch
+from nanoengine.runner.model_runner import ModelRunner, Step
 
 ROOT = Path(__file__).parent.parent.parent
 TINY_WORK = ["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6"]
@@ -197,16 +197,16 @@ def test_the_scheduler_mode_needs_no_torch() -> None:
 def test_ctrl_c_shows_what_was_measured_so_far(
     capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, calls = ModelRunner.execute, 0
+    launch, calls = ModelRunner.launch, 0
 
-    def interrupted_later(self: ModelRunner, batch: ScheduledBatch) -> SampledBatch:
+    def interrupted_later(self: ModelRunner, batch: ScheduledBatch) -> Step:
         nonlocal calls
         calls += 1
         if calls == 14:  # 4 steps of warm-up, 6 in each repetition: in the middle of the second
             raise KeyboardInterrupt
-        return execute(self, batch)
+        return launch(self, batch)
 
-    monkeypatch.setattr(ModelRunner, "execute", interrupted_later)
+    monkeypatch.setattr(ModelRunner, "launch", interrupted_later)
     work = ["--num-seqs", "2", "--input-len", "3", "3", "--output-len", "6", "6"]
     result = run(capsys, "throughput", *work, "--model", tiny, "--save", tmp_path / "part.json", code=130)
     assert result["interrupted"].startswith("the run that was cut had made 6 output tokens")
@@ -220,7 +220,7 @@ def test_ctrl_c_before_the_first_figure(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ModelRunner, "execute", interrupted)
+    monkeypatch.setattr(ModelRunner, "launch", interrupted)
     save = tmp_path / "nothing.json"
     result = run(capsys, "latency", "--input-len", 4, "--output-len", 4, "--model", tiny, "--save", save, code=130)
     assert result["interrupted"]

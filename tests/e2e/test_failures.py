@@ -154,7 +154,7 @@ def test_generate_ends_when_its_requests_are_aborted_elsewhere(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, aborted: list[int], right: list[list[int]]
 ) -> None:
     executor, calls = model_runner(llm), 0
-    execute, step = executor.execute, llm.engine.step
+    launch, step = executor.launch, llm.engine.step
 
     def counted_step() -> object:
         nonlocal calls
@@ -166,10 +166,10 @@ def test_generate_ends_when_its_requests_are_aborted_elsewhere(
         if calls == 3:
             for i in aborted:
                 assert llm.engine.abort(f"request-{i}")
-        return execute(batch)
+        return launch(batch)
 
     monkeypatch.setattr(llm.engine, "step", counted_step)
-    monkeypatch.setattr(executor, "execute", aborting)
+    monkeypatch.setattr(executor, "launch", aborting)
     outputs = llm.generate(PROMPTS[:3], GREEDY, use_tqdm=False)
     for i, output in enumerate(outputs):
         completion = output.outputs[0]

@@ -336,13 +336,13 @@ def test_a_reset_is_refused_while_a_request_runs(
     prompts: Tokens, right: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
-        execute, answers = model_runner(llm).execute, []
+        launch, answers = model_runner(llm).launch, []
 
         def resetting(batch: ScheduledBatch) -> Any:
             answers.append(llm.reset_prefix_cache())
-            return execute(batch)
+            return launch(batch)
 
-        monkeypatch.setattr(model_runner(llm), "execute", resetting)
+        monkeypatch.setattr(model_runner(llm), "launch", resetting)
         assert run(llm, prompts) == right
         monkeypatch.undo()
         assert answers
@@ -375,7 +375,7 @@ def test_a_step_that_fails_with_copies_pending_leaves_the_engine_right(
 ) -> None:
     options = {"kv_disk_path": str(tmp_path)} if disk else {}
     with open_llm(**TINY_POOL, preemption_mode="swap", kv_host_memory=SMALL, **options) as llm:
-        runner, execute = model_runner(llm), model_runner(llm).execute
+        runner, launch = model_runner(llm), model_runner(llm).launch
         for nth in (1, 3):
             countdown = nth
 
@@ -386,10 +386,10 @@ def test_a_step_that_fails_with_copies_pending_leaves_the_engine_right(
                     if after_the_copies:
                         runner.mover.run(batch.transfers)
                     raise error
-                return execute(batch)
+                return launch(batch)
 
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(runner, "execute", failing)
+                patch.setattr(runner, "launch", failing)
                 expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StepFailed
                 with pytest.raises(expected):
                     llm.generate(prompts, PARAMS, use_tqdm=False)

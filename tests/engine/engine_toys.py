@@ -8,12 +8,12 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.messages import SampledBatch, ScheduledBatch
 from nanoengine.engine.request import Request
 from nanoengine.outputs import RequestOutput, TokenLogprob
-from tests.engine.toys import VOCAB_SIZE, ByteTokenizer, ToyModel, make_scheduler
+from tests.engine.toys import VOCAB_SIZE, ByteTokenizer, Eager, ToyModel, make_scheduler
 
 EOS = 0
 
 
-class Script:
+class Script(Eager):
     """An executor that says the same text to every sequence, byte by byte, and then end of text."""
 
     def __init__(self, text: str = "hello", logprobs: bool = False):
@@ -64,6 +64,7 @@ def make_engine(executor: Any = None, *, eos: tuple[int, ...] = (EOS,), seed: in
     executor = Script() if executor is None else executor
     tokenizer, vocab_size = (DigitTokenizer(), VOCAB_SIZE) if isinstance(executor, ToyModel) else (ByteTokenizer(), 256)
     clock = options.pop("clock", Clock())
+    depth = options.pop("max_steps_in_flight", 1)
     return LLMEngine(
         make_scheduler(**options),
         executor,
@@ -72,6 +73,7 @@ def make_engine(executor: Any = None, *, eos: tuple[int, ...] = (EOS,), seed: in
         eos_token_ids=eos,
         seed=seed,
         clock=clock,
+        max_steps_in_flight=depth,
     )
 
 

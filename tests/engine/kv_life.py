@@ -17,6 +17,7 @@ from nanoengine.engine.kv_tiers import LowerTiers
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 from tests.engine.slot_memory import SlotMemory
+from tests.engine.toys import tell
 
 
 class KVLife(RuleBasedStateMachine):
@@ -73,12 +74,13 @@ class KVLife(RuleBasedStateMachine):
         self.totals["loads"] += self.manager.tiers.num_loaded_blocks - loaded
 
     def append_one(self, seq: Sequence, token: int, lookahead: int) -> bool:
-        seq.token_ids.append(token)
+        tell(seq, token)
         before = self._everything(seq)
         copied = self.manager.stats.num_copied_blocks
         if not self.manager.allocate_slots(seq, lookahead):
             assert self._everything(seq) == before
             seq.token_ids.pop()
+            seq.num_known_tokens -= 1
             self.totals["failed growth"] += 1
             return False
         self.totals["growth"] += 1
@@ -131,7 +133,7 @@ class KVLife(RuleBasedStateMachine):
         self.manager.commit()
         for seq, count in rows.items():
             accepted = self._drafts_of(seq, count)[:accept]
-            seq.token_ids += accepted
+            tell(seq, *accepted)
             seq.num_computed_tokens += count + len(accepted)
             if accepted:
                 self.drafts[seq] -= len(accepted)

@@ -5,7 +5,7 @@ import pytest
 from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.block_pool import BlockPool
 from nanoengine.engine.sequence import Sequence
-from tests.engine.toys import free_order, make_sequence, snapshot
+from tests.engine.toys import free_order, make_sequence, snapshot, tell
 
 B = 4  # the block size of all these tests
 
@@ -32,7 +32,7 @@ def run_prompt(manager: BlockManager, seq_id: int, prompt: list[int]) -> Sequenc
 def generate(manager: BlockManager, seq: Sequence, tokens: list[int]) -> None:
     """Append tokens one by one and compute each, as decode steps do."""
     for token in tokens:
-        seq.token_ids.append(token)
+        tell(seq, token)
         assert manager.allocate_slots(seq)
         compute(manager, seq)
 
@@ -163,7 +163,7 @@ def test_a_growth_that_fails_changes_nothing() -> None:
     manager = BlockManager(2, B)
     first = run_prompt(manager, 0, [1, 2])
     run_prompt(manager, 1, [3])
-    first.token_ids += [1, 1, 1]
+    tell(first, 1, 1, 1)
     before = snapshot(manager.pool)
     assert not manager.allocate_slots(first)
     assert snapshot(manager.pool) == before
@@ -312,7 +312,8 @@ def test_what_is_withdrawn_is_a_miss_and_what_was_there_before_stays() -> None:
     assert manager.admit(seq) == B
     seq.num_computed_tokens = B
     manager.publish(seq, seq.num_tokens, settled=False)
-    manager.rollback()
+    manager.take_transfers()
+    assert manager.rollback() == {seq.block_table[1]}
     manager.free(seq)
     manager.pool.check()
     assert num_cached(manager, [1] * B + [3] * B + [4]) == B

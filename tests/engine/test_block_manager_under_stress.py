@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.sequence import Sequence
 from tests.engine.test_block_manager import B, compute
-from tests.engine.toys import FAST, make_sequence, snapshot
+from tests.engine.toys import FAST, make_sequence, snapshot, tell
 
 
 def check_tables(manager: BlockManager, seqs: list[Sequence]) -> None:
@@ -65,12 +65,14 @@ def test_any_run_of_calls_keeps_the_books(calls: list[tuple[str, int]], caching:
             compute(manager, seq, min(seq.num_uncomputed_tokens, 1 + number % 5))
         elif name == "append" and seq.num_uncomputed_tokens == 0:
             before = snapshot(manager.pool)
-            seq.token_ids.append(number % 2)
+            tell(seq, number % 2)
             if not manager.allocate_slots(seq):
                 assert snapshot(manager.pool) == before
                 seq.token_ids.pop()
+                seq.num_known_tokens -= 1
         elif name == "fail":
             manager.publish(seq, seq.num_computed_tokens + min(seq.num_uncomputed_tokens, 5), settled=False)
+            manager.take_transfers()
             manager.rollback()
             manager.free(seq)
             running.remove(seq)

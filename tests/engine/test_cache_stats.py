@@ -8,7 +8,7 @@ from nanoengine.engine.host_tier import HostTier
 from nanoengine.engine.kv_tiers import LowerTiers
 from nanoengine.engine.messages import Tier
 from nanoengine.engine.sequence import Sequence
-from tests.engine.toys import ToyModel, add, drain, make_scheduler, make_sequence
+from tests.engine.toys import ToyModel, add, drain, make_scheduler, make_sequence, tell
 
 
 def run(manager: BlockManager, seq: Sequence) -> Sequence:
@@ -102,6 +102,6 @@ def test_copies_on_write_are_counted() -> None:
     child.num_computed_tokens = 5
     manager.fork(parent, child)
     for seq in (parent, child):
-        seq.token_ids.append(3)
+        tell(seq, 3)
         assert manager.allocate_slots(seq)
     assert manager.stats.num_copied_blocks == 1

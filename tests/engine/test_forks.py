@@ -7,7 +7,7 @@ import pytest
 from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
-from tests.engine.toys import make_sequence, snapshot
+from tests.engine.toys import make_sequence, snapshot, tell
 
 B = 4
 
@@ -32,7 +32,7 @@ def fork(manager: BlockManager, parent: Sequence, seq_id: int) -> Sequence:
 def grow(manager: BlockManager, seq: Sequence, *tokens: int) -> None:
     """Append tokens one by one and compute each, as decode steps do."""
     for token in tokens:
-        seq.token_ids.append(token)
+        tell(seq, token)
         assert manager.allocate_slots(seq)
         seq.num_computed_tokens += 1
 
@@ -133,8 +133,10 @@ def test_a_copy_is_published_when_it_is_full_and_never_before() -> None:
     grow(manager, parent, 2, 2, 2)
     grow(manager, child, 3, 3)
     assert hit(manager, [*[1] * 5, 3, 3, 3, 0]) == B
+    tell(parent, 0)
     manager.free(parent)
     grow(manager, child, 3)
+    tell(child, 0)
     manager.free(child)
     assert hit(manager, [*[1] * 5, 2, 2, 2, 0]) == 2 * B
     assert hit(manager, [*[1] * 5, 3, 3, 3, 0]) == 2 * B
@@ -146,9 +148,10 @@ def test_a_block_filled_since_it_was_last_published_can_be_forked() -> None:
     manager = BlockManager(8, B)
     parent = run_prompt(manager, 0, [1] * 5)
     grow(manager, parent, 2, 2, 2)
+    tell(parent, 0)
     child = fork(manager, parent, 1)
-    for i, seq in enumerate((parent, child)):
-        grow(manager, seq, i)
+    for seq in (parent, child):
+        assert manager.allocate_slots(seq)
     manager.free(parent)
     manager.free(child)
     manager.check()
@@ -160,7 +163,7 @@ def test_growth_that_finds_no_block_for_its_copy_changes_nothing(lookahead: int)
     manager = BlockManager(2, B)
     parent = run_prompt(manager, 0, [1] * 5)
     child = fork(manager, parent, 1)
-    child.token_ids.append(7)
+    tell(child, 7)
     before = snapshot(manager.pool), list(child.block_table), child.num_slots, repr(manager.stats)
     assert not manager.allocate_slots(child, lookahead)
     assert (snapshot(manager.pool), child.block_table, child.num_slots, repr(manager.stats)) == before
@@ -171,7 +174,7 @@ def test_growth_that_needs_a_copy_and_a_block_takes_both_or_none() -> None:
     manager = BlockManager(3, B)
     parent = run_prompt(manager, 0, [1] * 5)
     child = fork(manager, parent, 1)
-    child.token_ids.append(7)
+    tell(child, 7)
     before = snapshot(manager.pool)
     assert not manager.allocate_slots(child, 3)
     assert snapshot(manager.pool) == before
@@ -231,10 +234,11 @@ def test_a_refork_of_beams_that_just_filled_a_block_publishes_it_for_its_own_tok
     family = beams(manager, 5, 6)
     for seq, token in zip(family, (5, 6), strict=True):
         grow(manager, seq, token)
+        tell(seq, 0)
     manager.refork(family, [family[1], family[1]])
     for seq in family:
-        seq.token_ids = [*[1] * 5, 6, 6, 6]
-        grow(manager, seq, 0)
+        seq.token_ids = [*[1] * 5, 6, 6, 6, 0]
+        assert manager.allocate_slots(seq)
         manager.free(seq)
     assert hit(manager, [*[1] * 5, 5, 5, 5, 0]) == 2 * B
     assert hit(manager, [*[1] * 5, 6, 6, 6, 0]) == 2 * B
@@ -247,7 +251,7 @@ def test_beams_with_lookahead_slots_share_none_that_they_will_write() -> None:
         assert manager.allocate_slots(seq, 2 * B)
     manager.refork(family, [family[0], family[0]])
     for seq in family:
-        seq.token_ids.append(1)
+        tell(seq, 1)
         assert manager.allocate_slots(seq, 2 * B)
     ahead = [seq.block_table[seq.num_computed_tokens // B :] for seq in family]
     assert not set(ahead[0]) & set(ahead[1])
@@ -260,7 +264,7 @@ def test_beams_with_lookahead_slots_share_none_that_they_will_write() -> None:
 def test_lookahead_takes_the_blocks_that_its_tokens_would_need(lookahead: int, blocks: int) -> None:
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 5)
-    seq.token_ids.append(2)
+    tell(seq, 2)
     assert manager.allocate_slots(seq, lookahead)
     assert len(seq.block_table) == blocks
     assert seq.num_slots >= seq.num_tokens + lookahead
@@ -269,9 +273,9 @@ def test_lookahead_takes_the_blocks_that_its_tokens_would_need(lookahead: int, b
 def test_trim_takes_back_what_no_token_needs_and_no_more() -> None:
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 5)
-    seq.token_ids.append(2)
+    tell(seq, 2)
     assert manager.allocate_slots(seq, 10)
-    seq.token_ids += [3, 3, 3]  # accepted: nine tokens
+    tell(seq, 3, 3, 3)  # accepted: nine tokens
     seq.num_computed_tokens = 8
     table = list(seq.block_table)
     manager.trim(seq)
@@ -286,7 +290,7 @@ def test_trim_takes_back_what_no_token_needs_and_no_more() -> None:
 def test_lookahead_slots_are_never_published() -> None:
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 3)
-    seq.token_ids.append(2)
+    tell(seq, 2)
     assert manager.allocate_slots(seq, 9)
     seq.num_computed_tokens = 4
     manager.publish(seq, 4)
@@ -298,7 +302,7 @@ def test_lookahead_slots_are_never_published() -> None:
 def test_a_lookahead_that_does_not_fit_changes_nothing_and_a_shorter_one_may_fit() -> None:
     manager = BlockManager(3, B)
     seq = run_prompt(manager, 0, [1] * 5)
-    seq.token_ids.append(2)
+    tell(seq, 2)
     before = snapshot(manager.pool), list(seq.block_table), seq.num_slots
     assert not manager.allocate_slots(seq, 7)
     assert (snapshot(manager.pool), seq.block_table, seq.num_slots) == before

@@ -78,6 +78,7 @@ def test_a_block_that_host_memory_keeps_is_not_removed_before_that_loses_it() ->
     run(manager, make_sequence(0, [1] * (B + 1)))
     manager.pool.release(manager.pool.allocate(2))
     assert len(events) == 1
+    manager.take_transfers()
     manager.commit()
     other = make_sequence(1, [2] * (B + 1))
     assert manager.admit(other) == 0
@@ -95,6 +96,7 @@ def test_what_a_failed_step_published_is_removed_children_first() -> None:
     manager.admit(seq)
     manager.publish(seq, 9, settled=False)
     hashes = [event.hash for event in events if isinstance(event, BlockStored)]
+    manager.take_transfers()
     manager.rollback()
     assert events[2:] == [BlockRemoved(hash) for hash in reversed(hashes)]
 

@@ -126,6 +126,7 @@ class KVMachine(KVLife):
         self.manager.refork(seqs, [seqs[number] for number in chosen])
         for seq, number in zip(seqs, chosen, strict=True):
             seq.token_ids = list(tokens[number])
+            seq.num_known_tokens = seq.num_tokens
         self.touched |= set(seqs)
         self.totals["reforks"] += len(seqs) > 1
 

@@ -136,6 +136,7 @@ def test_a_swapped_sequence_that_host_memory_cannot_hold_keeps_its_beginning_the
     manager.admit(seq)
     seq.num_computed_tokens = 17
     manager.swap_out(seq)
+    manager.take_transfers()
     manager.commit()
     manager.pool.release(manager.pool.allocate(6))
     assert manager.admit(make_sequence(1, [1] * 17)) == host * B
@@ -163,6 +164,7 @@ def test_a_host_hit_is_the_last_to_be_pushed_out() -> None:
         cached = manager.admit(seq)
         seq.num_computed_tokens = 5
         manager.swap_out(seq)
+        manager.take_transfers()
         manager.commit()
         manager.pool.release(manager.pool.allocate(6))
         return cached

@@ -52,4 +52,4 @@ def test_the_phase_is_stated_and_not_guessed() -> None:
     batch = pickle.loads(pickle.dumps(scheduler.schedule()))
     assert b.num_output_tokens > 0
     assert batch.phase is Phase.PREFILL
-    assert batch.num_new_tokens == [b.num_tokens - batch.num_computed_tokens[0]]
+    assert batch.num_new_tokens == [b.num_known_tokens - batch.num_computed_tokens[0]]

@@ -181,9 +181,9 @@ def test_a_storm_of_a_thousand_requests_ends_and_the_oldest_always_moves(
             assert scheduler.num_preemptions - preemptions < running, "somebody is left"
             oldest = scheduler.running[0]
             assert batch.seq_ids[0] == oldest.seq_id
-            length = oldest.num_tokens
+            length = oldest.num_known_tokens
             scheduler.update(batch, model.execute(batch))
-            assert oldest.num_tokens == length + 1
+            assert oldest.num_known_tokens == length + 1
         else:
             assert scheduler.num_preemptions == preemptions
             scheduler.update(batch, model.execute(batch))

@@ -7,7 +7,7 @@ from nanoengine.engine.request import Completion, Request
 from nanoengine.engine.sequence import Status
 from nanoengine.outputs import TokenLogprob
 from nanoengine.sampling_params import SamplingParams
-from tests.engine.toys import ByteTokenizer, make_sequence
+from tests.engine.toys import ByteTokenizer, make_sequence, tell
 
 
 def make_request(n: int = 1, *, logprobs: int | None = None) -> Request:
@@ -22,7 +22,7 @@ def make_request(n: int = 1, *, logprobs: int | None = None) -> Request:
 def say(completion: Completion, text: str, times: list[float]) -> None:
     """Tokens of a completion, one for each time."""
     for token, time in zip(text.encode(), times, strict=True):
-        completion.seq.token_ids.append(token)
+        tell(completion.seq, token)
         completion.detokenizer.push(token)
         completion.first_token_time = time if completion.first_token_time is None else completion.first_token_time
         completion.last_token_time = time

@@ -35,7 +35,8 @@ def test_a_batch_lists_tokens_lengths_and_blocks_of_each_sequence() -> None:
     batch = scheduler.schedule()
     assert batch.phase is Phase.PREFILL
     assert batch.seq_ids == ids(a, b)
-    assert batch.token_ids == a.token_ids + b.token_ids
+    assert batch.token_ids == [10 * a.seq_id + 1] * 3 + [10 * b.seq_id + 1] * 5
+    assert batch.rows == batch.sampled_into == [a.row, b.row] == [0, 1]
     assert batch.num_computed_tokens == [0, 0]
     assert batch.num_new_tokens == [3, 5]
     assert batch.block_tables == [[1], [2, 3]]
@@ -158,12 +159,13 @@ def test_a_prompt_with_one_token_left_is_not_overtaken_by_newer_ones() -> None:
     assert b.num_computed_tokens == 3
 
 
-def test_one_batch_at_a_time() -> None:
+def test_results_are_taken_in_the_order_of_the_batches() -> None:
     scheduler = make_scheduler()
     add(scheduler, 3)
     scheduler.schedule()
-    with pytest.raises(AssertionError, match="one batch at a time"):
-        scheduler.schedule()
+    second = scheduler.schedule()
+    with pytest.raises(AssertionError, match="in the order of the batches"):
+        scheduler.update(second, answer(second))
 
 
 def test_a_pool_that_cannot_hold_one_sequence_is_impossible() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from nanoengine.engine.sequence import Sequence, Status
 from nanoengine.sampling_params import SamplingParams
-from tests.engine.toys import make_sequence
+from tests.engine.toys import make_sequence, tell
 
 
 def test_a_new_sequence_waits_with_everything_to_compute() -> None:
@@ -17,7 +17,7 @@ def test_a_new_sequence_waits_with_everything_to_compute() -> None:
 
 def test_output_is_what_follows_the_prompt() -> None:
     seq = make_sequence(0, [1, 2, 3])
-    seq.token_ids += [8, 9]
+    tell(seq, 8, 9)
     assert seq.output_token_ids == [8, 9]
     assert (seq.num_tokens, seq.num_output_tokens) == (5, 2)
 
@@ -27,7 +27,7 @@ def test_what_remains_to_compute_is_a_difference_at_every_stage() -> None:
     seq.num_computed_tokens = 3  # in the middle of the prompt
     assert seq.num_uncomputed_tokens == 1
     seq.num_computed_tokens = 4
-    seq.token_ids.append(9)  # decoding
+    tell(seq, 9)  # decoding
     assert seq.num_uncomputed_tokens == 1
     seq.num_computed_tokens = 0  # preempted
     assert seq.num_uncomputed_tokens == 5
@@ -36,7 +36,7 @@ def test_what_remains_to_compute_is_a_difference_at_every_stage() -> None:
 def test_the_callers_prompt_is_not_touched() -> None:
     prompt = [1, 2]
     seq = Sequence(0, prompt, SamplingParams())
-    seq.token_ids.append(3)
+    tell(seq, 3)
     assert prompt == [1, 2]
 
 

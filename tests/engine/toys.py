@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.block_manager import BlockManager
 from nanoengine.engine.block_pool import BlockPool
-from nanoengine.engine.messages import Place, SampledBatch, ScheduledBatch, Tier
+from nanoengine.engine.messages import UNKNOWN, Place, SampledBatch, ScheduledBatch, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
@@ -23,6 +23,12 @@ VOCAB_SIZE = 1000
 
 def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), **params: Any) -> Sequence:
     return Sequence(seq_id, list(prompt), SamplingParams(**params), eos_token_ids=eos)
+
+
+def tell(seq: Sequence, *tokens: int) -> None:
+    """Give a sequence new tokens, sampled and known."""
+    seq.token_ids += tokens
+    seq.num_known_tokens += len(tokens)
 
 
 def make_scheduler(
@@ -57,7 +63,26 @@ def answer(batch: ScheduledBatch, token: int = 7) -> SampledBatch:
     return SampledBatch([token] * len(batch.sampling))
 
 
-class ToyModel:
+class Done:
+    """Results that are there."""
+
+    def __init__(self, sampled: SampledBatch):
+        self.sampled = sampled
+
+    def result(self) -> SampledBatch:
+        return self.sampled
+
+
+class Eager:
+    """An executor whose batches are over when they are launched."""
+
+    execute: Callable[[ScheduledBatch], SampledBatch]
+
+    def launch(self, batch: ScheduledBatch) -> Done:
+        return Done(self.execute(batch))
+
+
+class ToyModel(Eager):
     """An executor whose KV cache is a table of slots, and whose next token depends on every slot that attention reads.
 
     A slot holds a digest of all tokens up to its own, so a block that was never written, was overwritten, or belongs to
@@ -68,6 +93,7 @@ class ToyModel:
         self.block_size = block_size
         self.fail_if = fail_if
         self.slots: dict[tuple[int | str, int], int] = {}
+        self.newest: dict[int, int] = {}  # row -> the token that was last sampled into it
         self.elsewhere: dict[Place, dict[int, int]] = {}  # what host memory and files hold: offset -> digest
         self.batches: list[ScheduledBatch] = []
         self.closed = 0
@@ -79,16 +105,20 @@ class ToyModel:
             for transfer in batch.transfers:
                 self._write(transfer.target, self._read(transfer.source))
         new_tokens = iter(batch.token_ids)
-        for start, count, table in zip(
-            batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True
+        for row, start, count, table in zip(
+            batch.rows, batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True
         ):
             for position in range(start, start + count):
+                token = next(new_tokens)
+                token = self.newest.get(row, 0) if token == UNKNOWN else token
                 history = self.slots[self._slot(table, position - 1)] if position else 0
-                digest = -1 if failing else mix(3 * history + next(new_tokens) + 1)
+                digest = -1 if failing else mix(3 * history + token + 1)
                 self.slots[self._slot(table, position)] = digest
         if failing:
             raise RuntimeError("the step broke")
-        return SampledBatch([self._next_token(batch, row) for row in batch.sampled_rows])
+        sampled = [self._next_token(batch, row) for row in batch.sampled_rows]
+        self.newest.update(zip(batch.sampled_into, sampled, strict=True))
+        return SampledBatch(sampled)
 
     def close(self) -> None:
         self.closed += 1

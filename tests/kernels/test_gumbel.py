@@ -1,52 +1,109 @@
-"""Noise as a tensor and in one native pass: the same draws. Its distribution and addresses are tested with the sampler."""
+"""Noise: its addresses, its distribution, and draws by it as tensors and in one native pass."""
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
 import torch
 
-from nanoengine.kernels.gumbel import gumbel_noise, key_tensor
-from nanoengine.kernels.native import NativeKernels
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.engine.randomness import MASK, mix, position_key, sequence_seed
+from nanoengine.kernels.gumbel import _mix, gumbel_noise, position_keys, signed
+from nanoengine.kernels.reference import draw_tokens
+from nanoengine.kernels.sampling import Draw
+from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys
 
-CPU = torch.device("cpu")
+EULER_GAMMA = 0.5772156649015329
 
 
-def random_keys(count: int, seed: int) -> torch.Tensor:
-    rng = random.Random(seed)
-    return key_tensor([rng.getrandbits(64) for _ in range(count)], CPU)
+# ---- keys
 
 
 def test_keys_keep_all_their_bits() -> None:
-    keys = [0, 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
-    assert [key & (1 << 64) - 1 for key in key_tensor(keys, CPU).tolist()] == keys
+    keys = [0, 1, (1 << 63) - 1, 1 << 63, MASK]
+    assert [key & MASK for key in keys_of(keys).tolist()] == keys
+    assert [signed(key) for key in keys] == [0, 1, (1 << 63) - 1, -1 << 63, -1]
+
+
+def test_the_tensors_mix_is_that_of_whole_numbers() -> None:
+    rng = random.Random(0)
+    values = [0, 1, MASK, 1 << 63, (1 << 63) - 1, *(rng.getrandbits(64) for _ in range(2000))]
+    assert [v & MASK for v in _mix(keys_of(values)).tolist()] == [mix(v) for v in values]
+
+
+def test_the_key_of_a_position_is_that_of_whole_numbers() -> None:
+    rng = random.Random(1)
+    seeds = [0, 1, MASK, 1 << 63, (1 << 63) - 1, *(sequence_seed(seed, 3) for seed in range(500))]
+    positions = [0, 1, 40_959, 1, 0, *(rng.randrange(1 << 20) for _ in range(500))]
+    keys = position_keys(keys_of(seeds), torch.tensor(positions))
+    assert keys.dtype == torch.int64
+    assert [key & MASK for key in keys.tolist()] == [position_key(*pair) for pair in zip(seeds, positions, strict=True)]
+
+
+# ---- noise
+
+
+def test_noise_has_the_mean_and_variance_of_gumbels_distribution() -> None:
+    noise = gumbel_noise(
+        keys_of([position_key(3, position) for position in range(20)]), torch.arange(10_000)[None]
+    ).double()
+    assert noise.mean().item() == pytest.approx(EULER_GAMMA, abs=0.01)
+    assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
+
+
+def test_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> None:
+    keys = keys_of([1, 2**63 + 5, MASK])
+    many, few = (gumbel_noise(keys, torch.arange(count)[None]) for count in (1000, 77))
+    assert torch.equal(many[:, :77], few)
+
+
+def test_noise_of_a_row_does_not_depend_on_its_neighbours() -> None:
+    ids = torch.arange(50)[None]
+    assert torch.equal(gumbel_noise(keys_of([5, 6, 7]), ids)[1], gumbel_noise(keys_of([6]), ids)[0])
 
 
 def test_ids_may_differ_from_row_to_row() -> None:
-    keys, ids = random_keys(3, 0), torch.tensor([[5, 9], [0, 1], [7, 7]])
+    keys, ids = random_keys(3), torch.tensor([[5, 9], [0, 1], [7, 7]])
     every = gumbel_noise(keys, torch.arange(10)[None])
     assert torch.equal(gumbel_noise(keys, ids), every.gather(-1, ids))
 
 
+@pytest.mark.parametrize("bits", [0, MASK, MASK << 24 & MASK, 1 << 63])
+def test_noise_is_finite_whatever_the_random_bits(bits: int) -> None:
+    assert gumbel_noise(keys_of([key_with_bits(bits, 3)]), torch.arange(6)[None]).isfinite().all()
+
+
+@every_draw
+@pytest.mark.parametrize("bits", [0, MASK])
+def test_the_only_token_that_is_possible_is_drawn_whatever_the_random_bits(draw: Draw, bits: int) -> None:
+    logits = torch.full((1, 6), -torch.inf)
+    logits[0, 3] = -1e30
+    assert draw(logits, keys_of([key_with_bits(bits, 3)])).tolist() == [3]
+
+
+# ---- draws
+
+
+@needs_kernels
 @pytest.mark.parametrize("vocab_size", [1, 2, 15, 16, 17, 300, 16383, 16384, 16385, 40_000])
 def test_native_draws_are_those_of_torch(vocab_size: int) -> None:
     logits = torch.randn(60, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
     keys = random_keys(60, vocab_size)
-    assert torch.equal(NativeKernels().draw_tokens(logits, keys), TorchKernels().draw_tokens(logits, keys))
+    assert torch.equal(native_draw(logits, keys), draw_tokens(logits, keys))
 
 
-def test_native_draws_follow_the_distribution() -> None:
+@every_draw
+def test_draws_follow_the_distribution(draw: Draw) -> None:
     chances = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
-    drawn = NativeKernels().draw_tokens(chances.log().expand(20_000, -1), random_keys(20_000, 1))
+    drawn = draw(chances.log().expand(20_000, -1), random_keys(20_000, 1))
     counts = torch.bincount(drawn, minlength=5) / 20_000
     torch.testing.assert_close(counts, chances, rtol=0, atol=0.015)
     assert counts[4] == 0
 
 
-@pytest.mark.parametrize("kernels", [TorchKernels(), NativeKernels()], ids=lambda kernels: kernels.name)
-def test_a_draw_does_not_depend_on_its_neighbours(kernels: TorchKernels | NativeKernels) -> None:
-    logits, keys = torch.randn(30, 1000), random_keys(30, 2)
-    alone = torch.cat([kernels.draw_tokens(logits[i : i + 1], keys[i : i + 1]) for i in range(30)])
-    assert torch.equal(kernels.draw_tokens(logits, keys), alone)
+@every_draw
+def test_a_draw_does_not_depend_on_its_neighbours(draw: Draw) -> None:
+    logits, keys = torch.randn(30, 1000, generator=torch.Generator().manual_seed(2)), random_keys(30, 2)
+    alone = torch.cat([draw(logits[i : i + 1], keys[i : i + 1]) for i in range(30)])
+    assert torch.equal(draw(logits, keys), alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from tests.support import QWEN3_06B, model_runner
 CPU = torch.device("cpu")
 REASON = why_not(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
 def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Kernels:
@@ -78,21 +80,64 @@ def test_without_a_compiler_torch_is_torch() -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_attention_is_torchs_too() -> None:
-    assert choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16).name == "torch"
+    backend, passed_over = choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
+    assert backend.name == "torch"
+    assert passed_over.startswith("native: no C++ compiler")
     with pytest.raises(InvalidConfig, match=r"native: no C\+\+ compiler"):
         choose_backend("native", CPU, torch.float32, QWEN3_06B, 16)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "device"), [(torch.float16, "cpu"), (torch.float64, "cpu"), (torch.bfloat16, "cuda")]
-)
-def test_where_native_ones_cannot_run_the_reason_is_said(dtype: torch.dtype, device: str) -> None:
-    named = device if device != "cpu" else str(dtype).removeprefix("torch.")
-    kernels = choose("auto", dtype, device)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_where_native_ones_cannot_run_the_reason_is_said(dtype: torch.dtype) -> None:
+    named = str(dtype).removeprefix("torch.")
+    kernels = choose("auto", dtype)
     assert kernels.name == "torch"
+    assert kernels.description.startswith("no native ones: ")
     assert named in kernels.description
     with pytest.raises(InvalidConfig, match=f"native.*{named}"):
-        choose("native", dtype, device)
+        choose("native", dtype)
+
+
+def test_native_ones_do_not_run_on_a_gpu() -> None:
+    with pytest.raises(InvalidConfig, match=r"kernels is 'native'.*cuda"):
+        choose("native", device="cuda")
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["triton", "auto"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_on_a_gpu_they_are_tritons(name: str, dtype: torch.dtype) -> None:
+    kernels = choose(name, dtype, "cuda")
+    assert kernels.name == "triton"
+    assert kernels.capturable
+
+
+def test_on_a_gpu_without_triton_they_are_torchs_and_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails now
+    kernels = choose("auto", device="cuda")
+    assert kernels.name == "torch"
+    assert not kernels.capturable
+    assert "no triton ones: the package triton is not installed" in kernels.description
+    with pytest.raises(InvalidConfig, match=r"kernels is 'triton'.*the package triton is not installed"):
+        choose("triton", device="cuda")
+
+
+@needs_triton
+def test_on_a_cpu_tritons_run_only_if_they_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(InvalidConfig, match=r"kernels is 'triton'.*Triton has no code for cpu"):
+        choose("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", True)
+    assert choose("triton").name == "triton"
+    assert choose("auto").name != "triton"
+
+
+@needs_kernels
+def test_kernels_of_the_cpu_are_not_recorded() -> None:
+    assert not choose("torch").capturable
+    assert not choose("native").capturable
 
 
 # ---- whole engines

@@ -14,6 +14,7 @@ from torch import Tensor
 from nanoengine.kernels.native import NativeKernels, why_not
 from nanoengine.kernels.reference import TorchKernels
 from tests.engine.toys import FAST
+from tests.kernels.draws import DRAWS, native_draw, random_keys
 from tests.kernels.formulas import (
     DTYPES,
     assert_drawn,
@@ -176,7 +177,7 @@ def test_two_threads_compute_the_same_as_one(kernels: NativeKernels, dtype: torc
         normed, residual = kernels.add_rms_norm(x, residual, norm, EPS)
         of_weight = kernels.linear(x, weight, None), kernels.logits(x, weight), kernels.embed(ids, weight)
         gated = kernels.gated_linear(x, weight_of(kernels, random(128, 75, dtype=dtype, seed=4)))
-        drawn = kernels.draw_tokens(random(rows, 20_000, dtype=torch.float32), torch.arange(rows))
+        drawn = native_draw(random(rows, 20_000, dtype=torch.float32), torch.arange(rows))
         return [*of_weight, kernels.rms_norm(x, norm, EPS), normed, residual, gated, drawn]
 
     for rows in (1, 5, 40, 130):
@@ -434,61 +435,56 @@ def test_a_gated_row_is_the_same_in_batches_of_every_size(
 # ---- drawing
 
 
-def keys_for(rows: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
-
-
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 100, 16383, 16384, 16385, 40_000])
-def test_the_highest_of_logit_and_noise_is_drawn(kernels: NativeKernels, count: int) -> None:
+def test_the_highest_of_logit_and_noise_is_drawn(count: int) -> None:
     for scale in (0.0, 1.0, 5.0):
-        logits, keys = random(9, count, dtype=torch.float32, seed=count) * scale, keys_for(9, count)
-        assert_drawn(kernels.draw_tokens(logits, keys), logits, keys)
+        logits, keys = random(9, count, dtype=torch.float32, seed=count) * scale, random_keys(9, count)
+        assert_drawn(native_draw(logits, keys), logits, keys)
 
 
 @FAST
 @given(st.integers(1, 20), st.integers(1, 300), st.integers(0, 99))
 def test_draws_of_any_shape(rows: int, count: int, seed: int) -> None:
-    logits, keys = random(rows, count, dtype=torch.float32, seed=seed), keys_for(rows, seed)
-    assert_drawn(NativeKernels().draw_tokens(logits, keys), logits, keys)
+    logits, keys = random(rows, count, dtype=torch.float32, seed=seed), random_keys(rows, seed)
+    assert_drawn(native_draw(logits, keys), logits, keys)
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely(kernels: NativeKernels) -> None:
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     draws = 40_000
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, -float("inf"), 3.0, 0.5])
-    tokens = kernels.draw_tokens(logits.expand(draws, -1).contiguous(), torch.arange(draws) * 7919 + 13)
+    tokens = native_draw(logits.expand(draws, -1).contiguous(), torch.arange(draws) * 7919 + 13)
     counts, expected = tokens.bincount(minlength=7).double(), logits.double().softmax(0) * draws
     assert counts[4] == 0
     deviation = (counts - expected).abs() / (expected * (1 - expected / draws)).sqrt().clamp(min=1)
     assert (deviation < 5).all()
 
 
-def test_a_token_that_is_ruled_out_is_never_drawn(kernels: NativeKernels) -> None:
+def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
     logits = torch.full((50, 20_000), -float("inf"))
     allowed = torch.arange(50) * 399 + 3
     logits[torch.arange(50), allowed] = -1e30
-    assert torch.equal(kernels.draw_tokens(logits, keys_for(50)), allowed)
+    assert torch.equal(native_draw(logits, random_keys(50)), allowed)
 
 
 @pytest.mark.parametrize("places", [[5, 20], [0, 16], [3, 4], [17, 16_390], [100, 16_384, 33_000]])
-def test_of_equal_sums_the_first_is_drawn(kernels: NativeKernels, places: list[int]) -> None:
+def test_of_equal_sums_the_first_is_drawn(places: list[int]) -> None:
     """The noise is lost in logits as large as these."""
     logits = torch.zeros(2, 40_000)
     logits[:, places] = 1e30
-    for implementation in (kernels, TorchKernels()):
-        assert implementation.draw_tokens(logits, keys_for(2)).tolist() == [places[0]] * 2
+    for draw in DRAWS:
+        assert draw(logits, random_keys(2)).tolist() == [places[0]] * 2
 
 
-def test_a_draw_is_the_same_alone_and_in_a_batch(kernels: NativeKernels) -> None:
-    logits, keys = random(20, 17_000, dtype=torch.float32), keys_for(20)
-    together = kernels.draw_tokens(logits, keys)
+def test_a_draw_is_the_same_alone_and_in_a_batch() -> None:
+    logits, keys = random(20, 17_000, dtype=torch.float32), random_keys(20)
+    together = native_draw(logits, keys)
     for row in range(20):
-        assert torch.equal(kernels.draw_tokens(logits[row : row + 1], keys[row : row + 1]), together[row : row + 1])
+        assert torch.equal(native_draw(logits[row : row + 1], keys[row : row + 1]), together[row : row + 1])
 
 
-def test_draws_from_rows_with_gaps_between_them(kernels: NativeKernels) -> None:
-    logits, keys = random(20, 500, dtype=torch.float32), keys_for(20)
-    dense = kernels.draw_tokens(logits, keys)
-    assert torch.equal(kernels.draw_tokens(strided(logits), keys), dense)
-    assert torch.equal(kernels.draw_tokens(logits, strided(keys)), dense)
-    assert torch.equal(kernels.draw_tokens(logits[::2], keys[::2]), dense[::2])
+def test_draws_from_rows_with_gaps_between_them() -> None:
+    logits, keys = random(20, 500, dtype=torch.float32), random_keys(20)
+    dense = native_draw(logits, keys)
+    assert torch.equal(native_draw(strided(logits), keys), dense)
+    assert torch.equal(native_draw(logits, strided(keys)), dense)
+    assert torch.equal(native_draw(logits[::2], keys[::2]), dense[::2])

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import random as random
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from nanoengine.kernels.reference import TorchKernels
 
@@ -53,7 +59,65 @@ def test_logits_are_float32_whatever_the_weights_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "description"), [(None, "plain torch"), ("no compiler", "no native ones: no compiler")]
+    ("reason", "description"), [(None, "plain torch"), ("no native ones: no compiler", "no native ones: no compiler")]
 )
 def test_it_says_why_it_was_chosen(reason: str | None, description: str) -> None:
     assert description in TorchKernels(reason).description
+
+
+# ---- where tokens stand
+
+BATCHES = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(1, 9), st.booleans()),  # tokens before, new tokens, is padding
+    min_size=1,
+    max_size=5,
+)
+
+
+def ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=BATCHES, block_size=st.sampled_from([1, 4, 16, 256]), is_decode=st.booleans(), seed=st.integers(0, 99))
+def test_tokens_stand_where_the_formula_says(
+    batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int
+) -> None:
+    """Kernels.place_tokens against a loop, over tables of block ids beyond 32 bits of slots."""
+    rng = random.Random(seed)
+    num_rows = 8
+    tables = [[rng.randrange(1 << 30) for _ in range(70)] for _ in range(num_rows)]
+    newest = [rng.randrange(1000) for _ in range(num_rows)]
+    rows = rng.sample(range(num_rows - 1), len(batch))
+    tokens, ids, positions, slots, seq_lens, starts = [], [], [], [], [], [0]
+    for i, (before, count, is_padding) in enumerate(batch):
+        count = 1 if is_decode else count
+        rows[i] = row = num_rows - 1 if is_padding else rows[i]
+        for position in range(before, before + count):
+            tokens.append(rng.choice([-1, rng.randrange(1000)]))
+            ids.append(newest[row] if tokens[-1] < 0 else tokens[-1])
+            positions.append(position)
+            slot = tables[row][position // block_size] * block_size + position % block_size
+            slots.append(-1 if is_padding else slot)
+        starts.append(len(tokens))
+        seq_lens.append(0 if is_padding else before + count)
+    computed = [before for before, _, _ in batch]
+    longest = max(end - start for start, end in pairwise(starts))
+    placed = TorchKernels().place_tokens(
+        ints(tokens), ints(rows), ints(starts), ints(computed), torch.tensor(newest), ints(tables), block_size, longest
+    )
+    assert placed.input_ids.tolist() == ids
+    assert placed.positions.tolist() == positions
+    assert placed.slot_mapping.tolist() == slots
+    assert placed.seq_lens.tolist() == seq_lens
+    assert {placed.input_ids.dtype, placed.positions.dtype, placed.slot_mapping.dtype} == {torch.int64}
+    assert placed.seq_lens.dtype == torch.int32
+
+
+def test_a_newest_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
+    """So that nothing is read out of bounds before its sequence is ended."""
+    tables = torch.zeros(2, 4, dtype=torch.int32)
+    placed = TorchKernels().place_tokens(
+        ints([-1]), ints([0]), ints([0, 1]), ints([3]), torch.tensor([-1, 0]), tables, 4, 1
+    )
+    assert placed.input_ids.tolist() == [0]

@@ -1,36 +1,72 @@
-"""Addressing: from lengths and block ids to positions, slots, block tables and sampled rows."""
+"""Addressing: from lengths and block ids to positions, slots, block tables and sampled tokens."""
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
 from nanoengine.engine.block_pool import NULL_BLOCK
-from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
-from nanoengine.runner.input_batch import InputBatch
+from nanoengine.engine.messages import UNKNOWN, Phase, SamplingRow, ScheduledBatch
+from nanoengine.kernels.reference import TorchKernels
+from nanoengine.runner.input_batch import InputBatch, Layout, Shape, pack, shape_of, unpack
+from nanoengine.runner.rows import Rows
+from tests.engine.toys import FAST
+from tests.runner.fake_stream import FakeStream
 
-CPU = torch.device("cpu")
+NUM_ROWS, WIDTH = 9, 20
+STREAM = FakeStream()  # its memory is full of garbage
+
+Seq = tuple[int, int, list[int]]
+"""Tokens in the cache, new tokens, block table."""
 
 
-def build(block_size: int, *seqs: tuple[int, int, list[int]], sampling: tuple[int, ...] = ()) -> InputBatch:
-    """The tensors of a step; each sequence is (tokens in the cache, new tokens, block table)."""
+def batch_of(*seqs: Seq, sampling: tuple[int, ...] = (), phase: Phase = Phase.PREFILL) -> ScheduledBatch:
+    """Sequences, the last of them in row 0; `sampling` are the indices of those that sample."""
     num_tokens = sum(new for _, new, _ in seqs)
-    batch = ScheduledBatch(
-        Phase.PREFILL,
+    rows = list(range(len(seqs)))[::-1]
+    return ScheduledBatch(
+        phase,
         seq_ids=list(range(len(seqs))),
+        rows=rows,
         token_ids=list(range(100, 100 + num_tokens)),
         num_computed_tokens=[computed for computed, _, _ in seqs],
         num_new_tokens=[new for _, new, _ in seqs],
         block_tables=[table for _, _, table in seqs],
         sampled_rows=list(sampling),
+        sampled_into=[rows[i] for i in sampling],
         sampling=[SamplingRow(SamplingParams(), 0, ()) for _ in sampling],
     )
-    return InputBatch.build(batch, [], block_size, CPU)
+
+
+def new_rows(batch: ScheduledBatch, width: int = WIDTH) -> Rows:
+    """Rows that know the tables of a batch."""
+    rows = Rows(NUM_ROWS, width, STREAM)
+    rows.apply(rows.find_changes(batch))
+    return rows
+
+
+def tensors_of(batch: ScheduledBatch, block_size: int, rows: Rows | None = None) -> InputBatch:
+    rows = rows or new_rows(batch)
+    layout, numbers = pack(batch, rows, STREAM)
+    assert (numbers.shape, numbers.dtype) == ((layout.size,), torch.int32)
+    return unpack(shape_of(batch, layout, block_size), numbers, rows, TorchKernels(), [], block_size)
+
+
+def build(block_size: int, *seqs: Seq, sampling: tuple[int, ...] = ()) -> InputBatch:
+    """The tensors of a step."""
+    return tensors_of(batch_of(*seqs, sampling=sampling), block_size)
 
 
 def slots(inputs: InputBatch) -> list[int]:
     return inputs.metadata.slot_mapping.tolist()
+
+
+# ---- slots and positions
 
 
 def test_slots_of_a_sequence_with_blocks_of_4() -> None:
@@ -81,17 +117,48 @@ def test_a_batch_with_equal_query_offsets_keeps_each_sequences_own_positions() -
     assert inputs.positions.tolist() == [computed[i] + offset for i, offset in zip(owners, offsets, strict=True)]
 
 
-def test_sampled_rows_are_the_last_tokens_of_the_sequences_that_sample() -> None:
+def test_no_token_is_ever_written_to_the_null_block() -> None:
+    inputs = build(4, (0, 4, [1, 2]), (0, 9, [3, 4, 5]))
+    assert min(slots(inputs)) >= 4
+
+
+def test_slots_of_large_pools_do_not_overflow_32_bits() -> None:
+    block = 2**31 // 16 + 5
+    assert slots(build(16, (0, 2, [block]))) == [block * 16, block * 16 + 1]
+    assert slots(build(16, (1, 1, [block]))) == [block * 16 + 1]
+
+
+# ---- sampling
+
+
+def test_sampled_tokens_are_the_last_ones_of_the_sequences_that_sample() -> None:
     step = ((0, 2, [1]), (4, 5, [2, 3, 4]), (7, 3, [5, 6, 7]))
-    assert build(4, *step, sampling=(0, 1, 2)).sampled_rows.tolist() == [1, 6, 9]
-    assert build(4, *step, sampling=(1,)).sampled_rows.tolist() == [6]
-    assert build(4, *step, sampling=(0, 2)).sampled_rows.tolist() == [1, 9]
+    for sampling, tokens, rows, positions in (
+        ((0, 1, 2), [1, 6, 9], [2, 1, 0], [2, 9, 10]),
+        ((1,), [6], [1], [9]),
+        ((0, 2), [1, 9], [2, 0], [2, 10]),
+    ):
+        inputs = build(4, *step, sampling=sampling)
+        assert inputs.sampled_tokens.tolist() == tokens
+        assert inputs.sampled_into.tolist() == rows
+        assert inputs.sampled_positions.tolist() == positions, "where the new token will stand"
+
+
+def test_a_prompt_that_forks_samples_one_token_for_each_row() -> None:
+    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), sampling=(1, 1, 1, 0))
+    batch.sampled_into = [0, 7, 5, 1]
+    inputs = tensors_of(batch, 4)
+    assert inputs.sampled_tokens.tolist() == [6, 6, 6, 1]
+    assert inputs.sampled_into.tolist() == [0, 7, 5, 1]
+    assert inputs.sampled_positions.tolist() == [9, 9, 9, 2]
 
 
 def test_a_step_of_chunks_only_samples_nothing() -> None:
-    sampled_rows = build(4, (0, 4, [1])).sampled_rows
-    assert sampled_rows.shape == (0,)
-    assert sampled_rows.dtype == torch.int64
+    inputs = build(4, (0, 4, [1]))
+    assert inputs.sampled_tokens.shape == inputs.sampled_into.shape == inputs.sampled_positions.shape == (0,)
+
+
+# ---- what the device keeps
 
 
 def test_short_block_tables_are_filled_up_with_the_null_block() -> None:
@@ -104,18 +171,161 @@ def test_short_block_tables_are_filled_up_with_the_null_block() -> None:
     assert NULL_BLOCK == 0
 
 
-def test_no_token_is_ever_written_to_the_null_block() -> None:
-    inputs = build(4, (0, 4, [1, 2]), (0, 9, [3, 4, 5]))
-    assert min(slots(inputs)) >= 4
+def test_block_tables_are_as_wide_as_the_longest_sequence_of_the_step() -> None:
+    """A table may have blocks for tokens to come."""
+    inputs = build(4, (0, 2, [1, 8, 9]), (4, 4, [2, 3, 4, 5]))
+    assert inputs.metadata.block_tables.tolist() == [[1, 8], [2, 3]]
 
 
-def test_slots_of_large_pools_do_not_overflow_32_bits() -> None:
-    block = 2**31 // 16 + 5
-    assert slots(build(16, (0, 2, [block]))) == [block * 16, block * 16 + 1]
+def test_tokens_that_nobody_has_seen_are_the_newest_of_their_rows() -> None:
+    batch = batch_of((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]), phase=Phase.DECODE, sampling=(0, 1, 2))
+    batch.rows = batch.sampled_into = [4, 0, 7]
+    batch.token_ids = [UNKNOWN, 55, UNKNOWN]
+    rows = new_rows(batch)
+    rows.newest[:] = torch.arange(300, 310)
+    assert tensors_of(batch, 4, rows).input_ids.tolist() == [304, 55, 307]
+    rows.newest[7] = 9  # before the step is unpacked, not when it is packed
+    assert tensors_of(batch, 4, rows).input_ids.tolist() == [304, 55, 9]
+
+
+def test_an_unknown_token_may_stand_at_the_end_of_a_longer_chunk() -> None:
+    batch = batch_of((0, 3, [1]), (2, 2, [2]))
+    batch.token_ids = [100, 101, UNKNOWN, 103, UNKNOWN]
+    rows = new_rows(batch)
+    rows.newest[:] = torch.arange(300, 310)
+    assert tensors_of(batch, 4, rows).input_ids.tolist() == [100, 101, 301, 103, 300]
+
+
+def test_what_was_packed_does_not_change_with_the_batch() -> None:
+    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), sampling=(1,))
+    rows = new_rows(batch)
+    layout, numbers = pack(batch, rows, STREAM)
+    before = numbers.clone()
+    for column in (batch.rows, batch.token_ids, batch.num_computed_tokens, batch.num_new_tokens, batch.sampled_into):
+        column[:] = [77] * len(column)
+    assert torch.equal(numbers, before)
+    assert pack(batch_of((0, 1, [1])), rows, STREAM)[1].data_ptr() != numbers.data_ptr()
+    assert layout == Layout(2, 7, 1)
+
+
+# ---- decode steps that are filled up
+
+
+def filled(batch: ScheduledBatch, size: int, block_size: int = 4) -> InputBatch:
+    """A decode batch in the tensors of a step of `size` sequences."""
+    rows = new_rows(batch)
+    rows.newest[:] = torch.arange(300, 310)
+    layout, numbers = pack(batch, rows, STREAM, size)
+    assert layout == Layout.of_decode(size)
+    shape = Shape(layout, Phase.DECODE, [1] * size, [WIDTH * block_size] * size, WIDTH)
+    return unpack(shape, numbers, rows, TorchKernels(), [], block_size)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8, 13])
+def test_padding_is_nobodys_has_no_slot_and_no_length(size: int) -> None:
+    step = ((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]))
+    batch = batch_of(*step, phase=Phase.DECODE, sampling=(0, 1, 2))
+    batch.token_ids[2] = UNKNOWN
+    inputs, more = filled(batch, size), size - 3
+    assert inputs.input_ids.tolist() == [100, 101, 300] + [0] * more
+    assert inputs.positions.tolist() == [3, 8, 7] + [0] * more
+    assert slots(inputs) == [7, 16, 27] + [-1] * more
+    assert inputs.metadata.seq_lens.tolist() == [4, 9, 8] + [0] * more
+    assert inputs.metadata.query_start_loc.tolist() == list(range(size + 1))
+    assert inputs.metadata.block_tables[:, :4].tolist() == [
+        [1, 0, 0, 0],
+        [2, 3, 4, 0],
+        [5, 6, 0, 0],
+        *[[NULL_BLOCK] * 4] * more,
+    ]
+    assert inputs.metadata.block_tables.shape == (size, WIDTH)
+    assert inputs.sampled_tokens.tolist() == list(range(size))
+    assert inputs.sampled_into.tolist() == [2, 1, 0] + [NUM_ROWS] * more
+    assert inputs.sampled_positions.tolist() == [4, 9, 8] + [0] * more
+
+
+def test_a_step_may_be_all_padding() -> None:
+    inputs = filled(ScheduledBatch(Phase.DECODE), 5)
+    assert slots(inputs) == [-1] * 5
+    assert inputs.metadata.seq_lens.tolist() == [0] * 5
+    assert inputs.sampled_into.tolist() == [NUM_ROWS] * 5
+    assert inputs.input_ids.tolist() == [0] * 5
+    assert inputs.positions.tolist() == [0] * 5
+
+
+# ---- layout and shape
+
+
+def test_the_sections_of_a_layout_follow_one_another_at_multiples_of_16_bytes() -> None:
+    layout = Layout(5, 9, 2)
+    assert [(section.start, section.stop) for section in layout.sections] == [
+        (0, 5), (8, 13), (16, 22), (24, 33), (36, 38), (40, 42), (44, 46),
+    ]  # fmt: skip
+    assert layout.size == 48
+    assert Layout.of_decode(3) == Layout(3, 3, 3)
+
+
+@FAST
+@given(st.integers(1, 600), st.integers(1, 9000), st.integers(0, 600))
+def test_sections_never_overlap_and_waste_little(num_seqs: int, num_tokens: int, num_samples: int) -> None:
+    layout = Layout(num_seqs, num_tokens, num_samples)
+    sizes = (num_seqs, num_seqs, num_seqs + 1, num_tokens, *[num_samples] * 3)
+    end = 0
+    for section, size in zip(layout.sections, sizes, strict=True):
+        assert section.stop - section.start == size
+        assert section.start % 4 == 0
+        assert 0 <= section.start - end < 4
+        end = section.stop
+    assert 0 <= layout.size - end < 4
+    for more in (layout._replace(num_seqs=num_seqs + 1), layout._replace(num_tokens=num_tokens + 1)):
+        assert more.size >= layout.size  # so the largest of each has room for all
+
+
+def test_a_shape_is_what_the_host_knows() -> None:
+    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), (7, 3, [5, 6, 7]))
+    layout, _ = pack(batch, new_rows(batch), STREAM)
+    assert shape_of(batch, layout, 4) == Shape(Layout(3, 10, 0), Phase.PREFILL, [2, 5, 3], [2, 9, 10], 3)
+    assert shape_of(batch, layout, 10).num_blocks == 1
+    assert shape_of(batch, layout, 3).num_blocks == 4
 
 
 def test_tensors_have_the_dtypes_that_kernels_take() -> None:
-    inputs = build(4, (0, 2, [1]))
-    assert inputs.input_ids.dtype == inputs.positions.dtype == inputs.metadata.slot_mapping.dtype == torch.int64
-    for values in (inputs.metadata.query_start_loc, inputs.metadata.seq_lens, inputs.metadata.block_tables):
-        assert values.dtype == torch.int32
+    for inputs in (build(4, (0, 2, [1]), sampling=(0,)), build(4, (2, 1, [1]), sampling=(0,))):
+        assert inputs.input_ids.dtype == inputs.positions.dtype == inputs.metadata.slot_mapping.dtype == torch.int64
+        for values in (inputs.metadata.query_start_loc, inputs.metadata.seq_lens, inputs.metadata.block_tables):
+            assert values.dtype == torch.int32
+        for values in (inputs.sampled_tokens, inputs.sampled_into, inputs.sampled_positions):
+            assert values.dtype == torch.int32
+
+
+# ---- any step
+
+
+@FAST
+@given(
+    seqs=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=NUM_ROWS),
+    is_decode=st.booleans(),
+    block_size=st.sampled_from([2, 4, 16]),
+    data=st.data(),
+)
+def test_any_step_is_packed_and_unpacked(
+    seqs: list[tuple[int, int]], is_decode: bool, block_size: int, data: st.DataObject
+) -> None:
+    seqs = [(computed, 1 if is_decode else new) for computed, new in seqs]
+    tables = [list(range(1 + 30 * i, 1 + 30 * i - (-(a + b) // block_size))) for i, (a, b) in enumerate(seqs)]
+    sampling = data.draw(st.lists(st.sampled_from(range(len(seqs))), unique=True))
+    batch = batch_of(*((*seq, table) for seq, table in zip(seqs, tables, strict=True)), sampling=tuple(sampling))
+    inputs = tensors_of(batch, block_size, new_rows(batch, width=30))
+    starts = [0, *accumulate(new for _, new in seqs)]
+    assert inputs.metadata.query_start_loc.tolist() == starts
+    for i, (start, end) in enumerate(pairwise(starts)):
+        computed, new = seqs[i]
+        positions = list(range(computed, computed + new))
+        assert inputs.positions[start:end].tolist() == positions
+        assert slots(inputs)[start:end] == [
+            tables[i][position // block_size] * block_size + position % block_size for position in positions
+        ]
+        assert inputs.metadata.block_tables[i, : len(tables[i])].tolist() == tables[i]
+    assert inputs.metadata.seq_lens.tolist() == inputs.metadata.seq_lens_list == [sum(seq) for seq in seqs]
+    assert inputs.sampled_tokens.tolist() == [starts[i + 1] - 1 for i in sampling]
+    assert inputs.sampled_positions.tolist() == [sum(seqs[i]) for i in sampling]

@@ -85,19 +85,19 @@ def test_fill_reaches_every_slot(backend: type[TorchAttention]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "free", "utilization", "peak", "current", "expected"),
+    ("total", "free", "utilization", "needed", "expected"),
     [
-        (24 * GIB, 22 * GIB, 1.0, 0, 0, 22 * GIB),  # all that is free
-        (24 * GIB, 22 * GIB, 0.5, 0, 0, 10 * GIB),  # half of the device, 2 GiB of it taken by somebody
-        (24 * GIB, 22 * GIB, 0.5, 5 * GIB, 2 * GIB, 7 * GIB),  # and a forward pass needs 3 GiB beyond what is held
-        (24 * GIB, 4 * GIB, 0.5, 0, 0, -8 * GIB),  # others hold more than the share
-        (32_768 * MIB, 30_000 * MIB, 0.75, 5_400 * MIB, 1_000 * MIB, 17_408 * MIB),
+        (24 * GIB, 22 * GIB, 1.0, 0, 22 * GIB),  # all that is free
+        (24 * GIB, 22 * GIB, 0.5, 0, 10 * GIB),  # half of the device, 2 GiB of it taken by somebody
+        (24 * GIB, 22 * GIB, 0.5, 3 * GIB, 7 * GIB),  # and a forward pass needs 3 GiB beyond what is held
+        (24 * GIB, 4 * GIB, 0.5, 0, -8 * GIB),  # others hold more than the share
+        (32_768 * MIB, 30_000 * MIB, 0.75, 4_400 * MIB, 17_408 * MIB),
     ],
 )
 def test_gpu_bytes_are_the_share_less_what_is_used_less_what_a_step_needs(
-    total: int, free: int, utilization: float, peak: int, current: int, expected: int
+    total: int, free: int, utilization: float, needed: int, expected: int
 ) -> None:
-    assert gpu_kv_bytes(total, free, utilization, peak, current) == expected
+    assert gpu_kv_bytes(total, free, utilization, needed) == expected
 
 
 def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:

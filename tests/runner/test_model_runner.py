@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from nanoengine import SamplingParams
-from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
+from nanoengine.config import EngineConfig
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall, ModelNotFound
-from nanoengine.models.loader import read_json
+from nanoengine.runner import kv_sizing
 from nanoengine.runner import model_runner as module
 from nanoengine.runner.model_runner import ModelRunner
-from tests.support import num_weights, tiny_checkpoint
+from tests.runner.batches import prefill
+from tests.runner.conftest import MakeRunner, shape
+from tests.support import num_weights
 
 MODEL_LIMIT = 512
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, 2 layers, 2 KV heads, head_dim 16, float32
-
-MakeRunner = Callable[..., ModelRunner]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def make(folder: Path) -> Iterator[MakeRunner]:
-    """Makes a runner with some options and, as `model`, changes to the model's config."""
-    runners = []
-
-    def make_runner(*, model: dict[str, Any] | None = None, **options: Any) -> ModelRunner:
-        config = EngineConfig(model=str(folder), **{"num_kv_blocks": 64, "device": "cpu"} | options)
-        runners.append(ModelRunner(config, shape(folder, **model or {}), folder, use_tqdm=False))
-        return runners[-1]
-
-    yield make_runner
-    for runner in runners:
-        if runner.kv_cache is not None:
-            runner.close()
-
-
-def shape(folder: Path, **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(read_json(folder, "config.json") | changes)
-
-
-def prefill(num_tokens: int, *, computed: int = 0, sampled: bool = True) -> ScheduledBatch:
-    return ScheduledBatch(
-        Phase.PREFILL,
-        seq_ids=[0],
-        token_ids=list(range(10, 10 + num_tokens)),
-        num_computed_tokens=[computed],
-        num_new_tokens=[num_tokens],
-        block_tables=[list(range(1, 2 + (computed + num_tokens) // 16))],
-        sampled_rows=[0] if sampled else [],
-        sampling=[SamplingRow(SamplingParams(temperature=0), 0, ())] if sampled else [],
-    )
 
 
 def pool_bytes(runner: ModelRunner) -> int:
@@ -127,7 +83,7 @@ def test_the_pool_in_bytes_does_not_depend_on_the_block_size(make: MakeRunner, b
 
 
 def test_by_default_the_pool_comes_from_free_memory(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 2_000_000)
+    monkeypatch.setattr(kv_sizing, "cpu_kv_bytes", lambda: 2_000_000)
     runner = make(num_kv_blocks=None)
     assert 2_000_000 - 16 * BYTES_PER_TOKEN < pool_bytes(runner) <= 2_000_000
     assert "available RAM" in runner.describe()
@@ -136,22 +92,10 @@ def test_by_default_the_pool_comes_from_free_memory(make: MakeRunner, monkeypatc
 def test_the_automatic_pool_is_no_larger_than_what_can_run_at_once(
     make: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 1 << 33)
+    monkeypatch.setattr(kv_sizing, "cpu_kv_bytes", lambda: 1 << 33)
     runner = make(num_kv_blocks=None, max_num_seqs=3, max_model_len=100)
     assert runner.num_blocks == 3 * 7
     assert "(max_num_seqs x max_model_len)" in runner.describe()
-
-
-@pytest.mark.parametrize(
-    ("options", "num_blocks"),
-    [({"num_kv_blocks": 50}, 50), ({"num_kv_blocks": None, "kv_cache_memory": 51 * 16 * BYTES_PER_TOKEN}, 50)],
-    ids=["num_kv_blocks", "kv_cache_memory"],
-)
-def test_a_size_asked_for_is_taken_though_fewer_blocks_can_run_at_once(
-    make: MakeRunner, options: dict[str, Any], num_blocks: int
-) -> None:
-    """The rest holds prefixes."""
-    assert make(max_num_seqs=3, max_model_len=100, **options).num_blocks == num_blocks > 3 * 7
 
 
 @pytest.mark.parametrize(
@@ -164,14 +108,8 @@ def test_a_pool_that_the_device_has_no_memory_for_names_the_knobs(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(module, "KVCache", refuse)  # some machines would promise what they do not have
-    knob = next(name for name, value in options.items() if value is not None)
-    with pytest.raises(
-        InvalidConfig, match=rf"KV pool \({knob}\) .* blocks takes \d{{13,}} bytes.*lower num_kv_blocks"
-    ):
+    with pytest.raises(InvalidConfig, match=r"KV pool of \d{7,} blocks takes \d{13,} bytes.*lower num_kv_blocks"):
         make(**options)
-
-
-# ---- max_model_len
 
 
 def test_max_model_len_is_the_models_own_if_it_fits(make: MakeRunner) -> None:
@@ -190,41 +128,21 @@ def test_max_model_len_asked_for_is_kept(make: MakeRunner) -> None:
     assert "lowered" not in runner.describe()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"num_kv_blocks": 6, "max_model_len": 100},
-        {
-            "num_kv_blocks": None,
-            "kv_cache_memory": 7 * 16 * BYTES_PER_TOKEN,
-            "max_model_len": 100,
-        },  # one is the null block
-        {"num_kv_blocks": None, "kv_cache_memory": 1},
-        {"num_kv_blocks": 1, "block_size": 1},  # no room for a prompt token and a new one
-    ],
-)
-def test_a_pool_too_small_for_one_sequence_names_the_knobs(make: MakeRunner, options: dict[str, Any]) -> None:
-    with pytest.raises(KVCacheTooSmall) as raised:
-        make(**options)
-    for knob in ("max_model_len", "num_kv_blocks", "kv_cache_memory", "gpu_memory_utilization"):
-        assert knob in str(raised.value)
-    assert re.search(r"needs \d+", str(raised.value))
+def test_rows_have_room_for_the_longest_sequence_and_for_all_that_run(make: MakeRunner) -> None:
+    runner = make(max_model_len=100, max_num_seqs=5)
+    assert runner.rows.width == 7
+    assert runner.num_rows == runner.rows.nobody == 5
+    assert make(max_num_seqs=50, max_num_batched_tokens=20).num_rows == 20, "each computes a token in a step"
 
 
-def test_a_machine_without_free_memory_is_a_named_error(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 0)
-    with pytest.raises(KVCacheTooSmall, match="0 blocks"):
-        make(num_kv_blocks=None)
+def test_a_pool_too_small_for_one_sequence_is_a_named_error(make: MakeRunner) -> None:
+    with pytest.raises(KVCacheTooSmall, match="max_model_len"):
+        make(num_kv_blocks=6, max_model_len=100)
 
 
 def test_max_model_len_beyond_the_models_positions_is_refused(make: MakeRunner) -> None:
     with pytest.raises(InvalidConfig, match=r"max_model_len is 513.*512 positions"):
         make(max_model_len=513)
-
-
-def test_max_model_len_1_leaves_no_room_for_a_new_token(make: MakeRunner) -> None:
-    with pytest.raises(InvalidConfig, match="max_model_len is 1"):
-        make(max_model_len=1)
 
 
 # ---- dtype and device
@@ -321,57 +239,23 @@ def test_a_folder_without_weights_is_a_named_error(folder: Path, tmp_path: Path)
         ModelRunner(EngineConfig(model="x", device="cpu"), shape(folder), tmp_path, use_tqdm=False)
 
 
-# ---- running
+# ---- steps
 
 
-def test_a_whole_prompt_samples_one_token(make: MakeRunner) -> None:
-    sampled = make().execute(prefill(5))
-    assert len(sampled.token_ids) == 1
-    assert 0 <= sampled.token_ids[0] < 300
-    assert sampled.logprobs is None
-
-
-def test_a_chunk_that_samples_nothing_returns_an_empty_batch(make: MakeRunner) -> None:
-    sampled = make().execute(prefill(5, sampled=False))
-    assert sampled.token_ids == []
-    assert sampled.logprobs is None
-
-
-def test_a_chunk_that_samples_nothing_still_writes_its_kv(make: MakeRunner) -> None:
-    whole, chunked = make(), make()
-    params = SamplingParams(temperature=0, logprobs=3)
-    batch = prefill(20)
-    batch.sampling[0].params = params
-    expected = whole.execute(batch)
-    chunked.execute(prefill(9, sampled=False))
-    rest = prefill(11, computed=9)
-    rest.token_ids = batch.token_ids[9:]
-    rest.sampling[0].params = params
-    sampled = chunked.execute(rest)
-    assert sampled.token_ids == expected.token_ids
-    assert sampled.logprobs[0] is not None
-    assert expected.logprobs[0] is not None
-    for token, entry in expected.logprobs[0].items():
-        assert sampled.logprobs[0][token].logprob == pytest.approx(entry.logprob, abs=1e-4)
-
-
-def test_the_position_of_the_sampled_token_addresses_its_randomness(make: MakeRunner) -> None:
-    """The same text cut into chunks draws the same token: its position counts, not its row."""
-    draws = []
-    for first in (0, 4, 16, 19):
-        runner = make()
-        token_ids = list(range(30, 50))
-        if first:
-            begin = prefill(first, sampled=False)
-            begin.token_ids = token_ids[:first]
-            runner.execute(begin)
-        rest = prefill(20 - first, computed=first)
-        rest.token_ids = token_ids[first:]
-        rest.sampled_rows = [0] * 10
-        rest.sampling = [SamplingRow(SamplingParams(temperature=5.0), seed, ()) for seed in range(10)]
-        draws.append(runner.execute(rest).token_ids)
-    assert draws[1:] == draws[:1] * 3
-    assert len(set(draws[0])) > 5
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 1),
+        ({"async_scheduling": True}, 2),
+        ({"async_scheduling": False}, 1),
+    ],
+    ids=str,
+)
+def test_steps_overlap_where_that_is_asked_for(make: MakeRunner, options: dict[str, bool], expected: int) -> None:
+    runner = make(**options)
+    assert runner.max_steps_in_flight == expected
+    assert ("overlapping steps" in runner.describe()) == (expected == 2)
+    assert ("one step at a time" in runner.describe()) == (expected == 1)
 
 
 def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
@@ -380,42 +264,4 @@ def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
     assert runner.kv_cache is None
     assert not hasattr(runner, "model")
     with pytest.raises(EngineClosed):
-        runner.execute(prefill(5))
-
-
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the sizing but the GPU: the warm-up runs on the CPU, and torch.cuda answers from the facts below."""
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 300)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 1000)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (90_000, 100_000))
-
-
-def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch)
-    runner = make(max_num_batched_tokens=1100, max_num_seqs=7, gpu_memory_utilization=0.5)
-    sizes = []
-    forward = runner.model.forward
-
-    def counting(input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        sizes.append(len(input_ids))
-        return forward(input_ids, positions, metadata)
-
-    monkeypatch.setattr(runner.model, "forward", counting)
-    assert runner._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
-    assert sizes == [1100, 7], "the largest prefill, then the largest decode step"
-
-
-def test_the_gpu_pool_of_a_step_that_does_not_fit_names_the_knobs(
-    make: MakeRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def out_of_memory(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    fake_cuda(monkeypatch)
-    runner = make(max_num_batched_tokens=1100, max_num_seqs=7)
-    monkeypatch.setattr(runner, "_run", out_of_memory)
-    with pytest.raises(KVCacheTooSmall, match=r"max_num_batched_tokens 1100 or max_num_seqs 7") as raised:
-        runner._measure_gpu_kv_bytes()
-    assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+        runner.launch(prefill(5))

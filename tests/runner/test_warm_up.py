@@ -14,7 +14,7 @@ CASES = [
     (7, 100, 1000, 16),
     (7, 100, 100, 16),
     (7, 100, 30, 16),  # a budget for several prompts, the last one shorter
-    (7, 100, 2, 16),
+    (7, 100, 2, 16),  # more budget than the sequences that may run can use
     (300, 100, 1000, 1),  # more sequences than a step has tokens for
     (1, 1, 2, 4),
 ]
@@ -25,10 +25,13 @@ def case(request: pytest.FixtureRequest) -> Iterator[tuple[int, ...]]:
     return request.param
 
 
-def check_shape(batch: ScheduledBatch, max_len: int, block_size: int) -> None:
+def check_shape(batch: ScheduledBatch, max_num_seqs: int, max_len: int, block_size: int) -> None:
     """What every batch of a scheduler fulfils."""
-    columns = (batch.seq_ids, batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables)
+    columns = (batch.seq_ids, batch.rows, batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables)
     assert {len(column) for column in columns} == {len(batch)}
+    assert len({len(column) for column in (batch.sampled_rows, batch.sampled_into, batch.sampling)}) == 1
+    assert len(set(batch.rows)) == len(batch) <= max_num_seqs
+    assert all(0 <= row < max_num_seqs for row in batch.rows)
     assert sum(batch.num_new_tokens) == len(batch.token_ids)
     for computed, new, table in zip(batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True):
         assert computed >= 0
@@ -38,12 +41,12 @@ def check_shape(batch: ScheduledBatch, max_len: int, block_size: int) -> None:
         assert len(set(table)) == len(table)
 
 
-def test_the_prefill_fills_the_token_budget(case: tuple[int, ...]) -> None:
+def test_the_prefill_fills_the_token_budget_or_all_sequences(case: tuple[int, ...]) -> None:
     max_num_seqs, budget, max_len, block_size = case
     prefill, _ = largest_batches(max_num_seqs, budget, max_len, block_size)
     assert prefill.phase is Phase.PREFILL
-    assert sum(prefill.num_new_tokens) == budget
-    check_shape(prefill, max_len, block_size)
+    assert sum(prefill.num_new_tokens) == min(budget, max_num_seqs * max_len)
+    check_shape(prefill, max_num_seqs, max_len, block_size)
 
 
 def test_the_decode_samples_for_as_many_sequences_as_may_run(case: tuple[int, ...]) -> None:
@@ -53,8 +56,8 @@ def test_the_decode_samples_for_as_many_sequences_as_may_run(case: tuple[int, ..
     assert len(decode) == len(decode.sampling) == min(max_num_seqs, budget)
     assert set(decode.num_new_tokens) == {1}
     assert decode.sampled_rows == list(range(len(decode)))
-    assert len(decode.sampling) == len(decode)
-    check_shape(decode, max_len, block_size)
+    assert decode.sampled_into == decode.rows
+    check_shape(decode, max_num_seqs, max_len, block_size)
 
 
 def test_sampling_is_of_the_costly_kind(case: tuple[int, ...]) -> None:

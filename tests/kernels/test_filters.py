@@ -8,19 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.engine.messages import SamplingRow
-from nanoengine.runner.filters import FIRST_TRY, keep_likeliest
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.kernels.filters import FIRST_TRY, keep_likeliest
 
 VOCAB = 20 * FIRST_TRY
 
 
-def row(**params: float) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), 1, ())  # type: ignore[arg-type]
+def keep(logits: Tensor, *rows: dict[str, float]) -> tuple[Tensor, Tensor]:
+    """`keep_likeliest` with the filters of each row."""
+    columns = {"top_k": (0, torch.int32), "top_p": (1.0, torch.float32), "min_p": (0.0, torch.float32)}
+    filters = [
+        torch.tensor([row.get(name, off) for row in rows], dtype=dtype) for name, (off, dtype) in columns.items()
+    ]
+    return keep_likeliest(logits, *filters)
 
 
-def kept(logits: Tensor, **params: float) -> list[int]:
-    values, token_ids = keep_likeliest(logits[None].clone(), [row(**params)])
+def kept(logits: Tensor, **filters: float) -> list[int]:
+    values, token_ids = keep(logits[None].clone(), filters)
     return token_ids[0][values[0].isfinite()].tolist()
 
 
@@ -69,11 +72,27 @@ def test_banned_tokens_stay_out_however_many_they_are() -> None:
 
 def test_a_row_keeps_the_same_whatever_its_neighbours_ask_for() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
-    rows = [row(top_k=20, top_p=0.9), row(top_p=0.99999), row(min_p=0.5)]
-    values, token_ids = keep_likeliest(logits.clone(), rows)
+    rows = [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.99999}, {"min_p": 0.5}, {}]
+    values, token_ids = keep(logits[[0, 1, 2, 0]], *rows)
     for i, alone in enumerate(rows):
-        expected = kept(logits[i], top_k=alone.params.top_k, top_p=alone.params.top_p, min_p=alone.params.min_p)
-        assert token_ids[i][values[i].isfinite()].tolist() == expected
+        assert token_ids[i][values[i].isfinite()].tolist() == kept(logits[i % 3], **alone)
+
+
+@pytest.mark.parametrize("vocab_size", [5, VOCAB])
+def test_logits_that_are_kept_are_not_changed_nor_are_those_that_are_given(vocab_size: int) -> None:
+    logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(5)) * 4
+    before = logits.clone()
+    values, token_ids = keep(logits, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1})
+    assert torch.equal(logits, before)
+    finite = values.isfinite()
+    assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
+
+
+def test_a_row_of_nan_ends_and_leaves_its_neighbour_alone() -> None:
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6)) * 4
+    logits[0] = torch.nan
+    values, token_ids = keep(logits, {"top_p": 0.9}, {"top_p": 0.9})
+    assert token_ids[1][values[1].isfinite()].tolist() == kept(logits[1], top_p=0.9)
 
 
 def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +105,6 @@ def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Tensor, "topk", topk)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4)) * 4
-    keep_likeliest(logits, [row(top_k=20)])
-    keep_likeliest(logits, [row(top_p=0.9)])
+    keep(logits, {"top_k": 20})
+    keep(logits, {"top_p": 0.9})
     assert counts == [21, FIRST_TRY]

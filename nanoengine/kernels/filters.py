@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.engine.messages import SamplingRow
-
 FIRST_TRY = 1024
 """Likeliest tokens that are looked at where top_k does not say how many there can be."""
 
@@ -14,23 +12,25 @@ NEXT_TRY = 16
 """How many times more, if those were not enough."""
 
 
-def keep_likeliest(logits: Tensor, rows: list[SamplingRow]) -> tuple[Tensor, Tensor]:
+def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
     """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, count], likeliest first.
 
     Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
 
     Args:
         logits: [num_rows, vocab_size] float32.
-        rows: how each is sampled.
+        top_k: [num_rows] int32; 0 keeps all.
+        top_p: [num_rows] float32; 1 keeps all.
+        min_p: [num_rows] float32; 0 keeps all.
     """
     vocab_size = logits.shape[-1]
-    top_k = _column([row.params.top_k if row.params.top_k > 0 else vocab_size for row in rows], logits)
-    top_p = _column([row.params.top_p for row in rows], logits)
-    min_p = _column([row.params.min_p for row in rows], logits)
+    most = int(torch.where(top_k > 0, top_k + 1, FIRST_TRY).max())
+    top_k = torch.where(top_k > 0, top_k, vocab_size)[:, None]
+    top_p, min_p = top_p[:, None], min_p[:, None]
     # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
-    total = logits.logsumexp(-1, keepdim=True) if (top_k >= vocab_size).any() else torch.zeros_like(top_k)
+    total = logits.logsumexp(-1, keepdim=True) if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
 
-    count = min(vocab_size, max(row.params.top_k + 1 if row.params.top_k > 0 else FIRST_TRY for row in rows))
+    count = min(vocab_size, most)
     while True:
         values, token_ids = _ordered(logits, count)
         rank = torch.arange(count, device=logits.device)
@@ -61,7 +61,3 @@ def _is_settled(kept: Tensor, logits: Tensor, token_ids: Tensor) -> bool:
     last = logits.gather(-1, token_ids[:, -1:])[:, 0]
     lowest = kept.masked_fill(kept == -torch.inf, torch.inf).amin(-1)
     return bool(((lowest > last) | (last == -torch.inf)).all())
-
-
-def _column(values: list[float] | list[int], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,158 @@
+"""Paged attention by the package flash-attn: FlashAttention-3 on Hopper, FlashAttention-2 (Dao, 2023) on other GPUs since Ampere.
+
+Version 3 is by Shah et al. (2024). It multiplies V of unwritten slots by 0, so they must hold finite numbers; version 2 reads
+none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.plain_layout import PlainLayout, capability, key_starts, why_not_pages, why_not_plain
+from nanoengine.config import ModelConfig
+
+MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
+"""The module of each version of the package; they can be installed side by side. Best first."""
+
+HOPPER = 9
+"""The only major compute capability that version 3 is written for."""
+
+
+class FlashAttention(PlainLayout):
+    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors."""
+
+    name = "flash_attn"
+    description = "paged kernels of the package flash-attn"
+
+    def __init__(self, block_size: int):
+        super().__init__(block_size)
+        self._kernels: _Version2 | _Version3 | None = None
+
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+        if all(_load(version) is None for version in MODULES):
+            return "the package flash-attn is not installed"
+        reason = why_not_plain(device, dtype, model)
+        if reason is not None:
+            return reason
+        reasons = [_why_not_version(version, device, block_size) for version in MODULES]
+        return None if None in reasons else "; ".join(reason for reason in reasons if reason)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._on(q.device).prefill(q, k_cache, v_cache, metadata, scale)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._on(q.device).decode(q, k_cache, v_cache, metadata, scale)
+
+    def _on(self, device: torch.device) -> _Version2 | _Version3:
+        """The functions of the best version that runs on a device."""
+        if self._kernels is None:
+            best = next(version for version in MODULES if _why_not_version(version, device, self.block_size) is None)
+            module = _load(best)
+            assert isinstance(module, ModuleType)
+            self._kernels = _Version3(module) if best == 3 else _Version2(module)
+        return self._kernels
+
+
+class _Version2:
+    def __init__(self, module: ModuleType):
+        self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
+        self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._packed(
+            q,
+            k_cache,
+            v_cache,
+            cu_seqlens_q=metadata.query_start_loc,
+            cu_seqlens_k=key_starts(metadata),
+            max_seqlen_q=max(metadata.query_lens_list),
+            max_seqlen_k=max(metadata.seq_lens_list),
+            softmax_scale=scale,
+            causal=True,
+            block_table=metadata.block_tables,
+        )
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        attended = self._with_cache(
+            q[:, None],
+            k_cache,
+            v_cache,
+            cache_seqlens=metadata.seq_lens,
+            block_table=metadata.block_tables,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return attended[:, 0]
+
+
+class _Version3:
+    def __init__(self, module: ModuleType):
+        self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._with_cache(
+            q,
+            k_cache,
+            v_cache,
+            cache_seqlens=metadata.seq_lens,
+            page_table=metadata.block_tables,
+            cu_seqlens_q=metadata.query_start_loc,
+            max_seqlen_q=max(metadata.query_lens_list),
+            softmax_scale=scale,
+            causal=True,
+        )
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        attended = self._with_cache(
+            q[:, None],
+            k_cache,
+            v_cache,
+            cache_seqlens=metadata.seq_lens,
+            page_table=metadata.block_tables,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return attended[:, 0]
+
+
+def _load(version: int) -> ModuleType | str | None:
+    """The module of a version; why it cannot be imported; or None if it is not installed."""
+    name = MODULES[version]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return None if error.name == name else _broken(version, error)
+    except (ImportError, OSError, RuntimeError) as error:  # as when it was built for another torch
+        return _broken(version, error)
+    functions = {3: ("flash_attn_with_kvcache",), 2: ("flash_attn_with_kvcache", "flash_attn_varlen_func")}[version]
+    table = {3: "page_table", 2: "block_table"}[version]
+    for function in functions:
+        if not hasattr(module, function) or table not in inspect.signature(getattr(module, function)).parameters:
+            return f"the module {name} has no {function} with {table}: install flash-attn 2.8 or later"
+    return module
+
+
+def _broken(version: int, error: Exception) -> str:
+    return f"flash-attn {version} is installed, but cannot be imported ({error}): was it built for another torch?"
+
+
+def _why_not_version(version: int, device: torch.device, block_size: int) -> str | None:
+    """The reason that a version cannot run; None if it can, "" if it is not installed."""
+    module = _load(version)
+    if not isinstance(module, ModuleType):
+        return module or ""
+    if version == 2:
+        return why_not_pages("flash-attn 2", block_size)
+    found = capability(device)
+    if found is None or found[0] != HOPPER:
+        has = "none" if found is None else f"{found[0]}.{found[1]}"
+        return f"flash-attn 3 runs on compute capability {HOPPER}.0 alone (Hopper), and this GPU has {has}"
+    return None

@@ -1,0 +1,96 @@
+"""What backends share whose kernels come from a package and read K/V as [block, token, head, dimension].
+
+It knows how K/V are written and where such kernels run, but no kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.config import ModelConfig
+from nanoengine.kernels.triton.launch import why_not as why_not_triton
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles
+
+MAX_HEAD_DIM = 256
+
+PAGE = 256
+"""FlashAttention-2 reads K/V in pages of a multiple of so many tokens."""
+
+DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+"""What the tensor cores multiply that these kernels are written for."""
+
+
+class PlainLayout:
+    """The cache of one layer as a tensor of the shape that indexing suggests, written by one kernel."""
+
+    block_major = False
+    capturable = True
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self._torch = TorchAttention(block_size)
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, self.block_size, num_kv_heads, head_dim)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        if why_not_triton(qkv.device) is not None:
+            return self._torch.rotate_and_write(qkv, q_norm, k_norm, angles, k_cache, v_cache, slot_mapping)
+        from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+
+        cos, sin = angles
+        weights = (q_norm.weight, k_norm.weight)
+        return rotate_and_write(qkv, *weights, q_norm.eps, cos, sin, slot_mapping, k_cache, v_cache)
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of an NVIDIA GPU; None for any other device."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def why_not_plain(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+    """The reason that no version of FlashAttention can run here; None if one may."""
+    found = capability(device)
+    if found is None:
+        return f"it runs on NVIDIA GPUs, and the device is {device.type}"
+    if found < (8, 0):
+        return f"it takes compute capability 8.0, and this GPU has {found[0]}.{found[1]}"
+    if dtype not in DTYPES:
+        return f"it computes in float16 or bfloat16, and dtype is {str(dtype).removeprefix('torch.')}"
+    dim = model.head_dim
+    if dim % 8 or dim > MAX_HEAD_DIM:
+        return f"head_dim {dim} is no multiple of 8 up to {MAX_HEAD_DIM}"
+    if dim & (dim - 1):
+        return f"head_dim {dim} is no power of two, which the kernel that writes K/V takes"
+    return None
+
+
+def why_not_pages(reader: str, block_size: int) -> str | None:
+    """The reason that FlashAttention-2 cannot read blocks of this size; None if it can."""
+    if block_size % PAGE == 0:
+        return None
+    return (
+        f"{reader} reads K/V in pages of a multiple of {PAGE} tokens, and block_size is {block_size}: "
+        f"set block_size={PAGE}, or use another backend"
+    )
+
+
+def key_starts(metadata: AttentionMetadata) -> Tensor:
+    """[num_seqs + 1] int32: where the keys of each sequence would start if all stood in one row. Worked out once per step."""
+    if metadata.plan is None:
+        metadata.plan = F.pad(metadata.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    return metadata.plan

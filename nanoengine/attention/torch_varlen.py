@@ -1,0 +1,97 @@
+"""Paged attention by torch itself: `torch.nn.attention.varlen`, which is FlashAttention-2 (Dao, 2023) compiled into torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.plain_layout import PlainLayout, key_starts, why_not_pages, why_not_plain
+from nanoengine.config import ModelConfig
+
+SINCE = (2, 12)
+"""The first torch whose varlen_attn has block_table."""
+
+SPLITS = (2, 13)
+"""Since this torch varlen_attn splits long sequences, those of packed queries too, of which it then writes the first sequence's
+rows alone, unless it is told not to. Before, it did not split them, and refused to be told."""
+
+CAUSAL, ALL = (-1, 0), (-1, -1)
+"""Windows to the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
+
+
+class TorchVarlenAttention(PlainLayout):
+    """Prefill packs the queries of all sequences; decode does the same with one query for each."""
+
+    name = "torch_varlen"
+    description = "torch.nn.attention.varlen over paged K/V"
+
+    def __init__(self, block_size: int):
+        super().__init__(block_size)
+        from torch.nn.attention.varlen import varlen_attn
+
+        self._attend: Callable[..., Any] = varlen_attn
+        self._unsplit = {"num_splits": 1} if torch_release() >= SPLITS else {}
+
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+        release = torch_release()
+        if release < SINCE:
+            has, takes = (".".join(map(str, version)) for version in (release, SINCE))
+            return f"torch {has} has no block_table in varlen_attn: it takes {takes}"
+        from torch.nn.attention import current_flash_attention_impl
+
+        if current_flash_attention_impl() is not None:
+            return f"flash attention in torch was replaced by {current_flash_attention_impl()}: restore torch's own"
+        reason = why_not_plain(device, dtype, model)
+        return reason if reason is not None else why_not_pages("torch's varlen_attn", block_size)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return self._attend(
+            q,
+            k_cache,
+            v_cache,
+            metadata.query_start_loc,
+            key_starts(metadata),
+            max(metadata.query_lens_list),
+            max(metadata.seq_lens_list),
+            scale=scale,
+            window_size=CAUSAL,
+            enable_gqa=True,
+            seqused_k=metadata.seq_lens,
+            block_table=metadata.block_tables,
+            **self._unsplit,
+        )
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        """One query sees all of its sequence.
+
+        Without a window, the query heads that share a K/V head stand where queries stand, and sequences are split rightly.
+        """
+        grouped = q.shape[1] > k_cache.shape[2]
+        return self._attend(
+            q,
+            k_cache,
+            v_cache,
+            metadata.query_start_loc,
+            key_starts(metadata),
+            1,
+            metadata.block_tables.shape[1] * self.block_size,  # what a captured graph may meet, not what it met
+            scale=scale,
+            window_size=ALL,
+            enable_gqa=True,
+            seqused_k=metadata.seq_lens,
+            block_table=metadata.block_tables,
+            **({} if grouped else self._unsplit),
+        )
+
+
+def torch_release() -> tuple[int, int]:
+    """Major and minor version of torch."""
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    assert found is not None
+    return int(found[1]), int(found[2])

@@ -1,0 +1,80 @@
+"""Paged attention in Triton kernels, for NVIDIA GPUs; with TRITON_INTERPRET=1 they run on the CPU, slowly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.config import ModelConfig
+from nanoengine.kernels.triton.launch import why_not
+from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles
+
+BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
+HEAD_DIMS = tuple(1 << i for i in range(4, 9))
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+CAPABILITY = (8, 0)
+"""The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
+
+
+class TritonAttention:
+    """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
+
+    In a block, all tokens of a head lie together: a head is read in pieces as large as they can be.
+    """
+
+    name = "triton"
+    description = "paged decode and prefill kernels in Triton"
+    block_major = False
+    capturable = True
+
+    def __init__(self, block_size: int):
+        # Triton is not installed everywhere, and whoever asks why_not must not need it.
+        from nanoengine.kernels.triton.paged_decode import paged_decode
+        from nanoengine.kernels.triton.paged_prefill import paged_prefill
+        from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+
+        self.block_size = block_size
+        self._write, self._prefill, self._decode = rotate_and_write, paged_prefill, paged_decode
+
+    @staticmethod
+    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+        if block_size not in BLOCK_SIZES:
+            return f"block_size {block_size} is not a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
+        if model.head_dim not in HEAD_DIMS:
+            return f"head_dim {model.head_dim} is not a power of two from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+        if dtype not in DTYPES:
+            return f"it computes in bfloat16, float16 and float32, not in {str(dtype).removeprefix('torch.')}"
+        if reason := why_not(device):
+            return reason
+        if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
+            has, needs = (".".join(map(str, version)) for version in (capability, CAPABILITY))
+            return f"the GPU has compute capability {has}, and {needs} is the least"
+        return None
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, num_kv_heads, self.block_size, head_dim)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        angles: Angles,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        weights, caches = (q_norm.weight, k_norm.weight), (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        return self._write(qkv, *weights, q_norm.eps, *angles, slot_mapping, *caches)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        tables, starts, lens = metadata.block_tables, metadata.query_start_loc, metadata.seq_lens
+        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(metadata.query_lens_list)
+        return self._prefill(q, *caches, tables, starts, lens, longest, scale)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        return self._decode(q, *caches, metadata.block_tables, metadata.seq_lens, scale)

@@ -1,0 +1,43 @@
+"""What Triton kernels share: whether they can run here, and how a launch of one is described."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One configuration in which a kernel is launched, with all that compiling it ahead of time takes.
+
+    Args:
+        name: says which configuration it is.
+        kernel: the function that `triton.jit` made.
+        signature: type of each argument by name, such as "*bf16", "i32", "fp32", or "constexpr".
+        constants: values of the arguments of type "constexpr".
+        num_warps, num_stages: as at the launch.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def why_not(device: torch.device) -> str | None:
+    """The reason that Triton kernels cannot run on a device; None if they can.
+
+    With TRITON_INTERPRET=1 they run on the CPU too, slowly, for tests and debugging.
+    """
+    try:
+        import triton
+    except ImportError:
+        return "the package triton is not installed"
+    if device.type == "cuda":
+        return None
+    return None if triton.knobs.runtime.interpret else f"Triton has no code for {device.type}"

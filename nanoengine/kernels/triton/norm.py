@@ -1,0 +1,115 @@
+"""RMSNorm (Zhang and Sennrich, 2019) of rows, alone or after the addition of a residual: a program for each row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.launch import Launch
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    eps: tl.tensor,
+    x_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ADD: tl.constexpr,
+) -> None:
+    """Row i: with ADD, the residual becomes x + residual, and the norm is of that."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = column < SIZE
+    values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        place = residual + row * residual_stride + column
+        total = values + tl.load(place, mask=mask, other=0.0).to(tl.float32)
+        rounded = total.to(residual.dtype.element_ty)
+        tl.store(place, rounded, mask=mask)
+        values = rounded.to(tl.float32)  # the norm of what the next layer gets
+    scale = 1.0 / tl.sqrt(tl.sum(values * values) / SIZE + eps)
+    normed = values * scale * tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension, computed in float32.
+
+    Args:
+        x: [..., size]; the last dimension is contiguous.
+        weight: [size].
+        eps: is added to the mean of the squares.
+
+    Returns:
+        [..., size], of the dtype of x.
+    """
+    return _launch(x, None, weight, eps)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and takes the residual's place.
+
+    Args:
+        x: [..., size]; the last dimension is contiguous.
+        residual: the same, of the same dtype; overwritten. Its leading dimensions must be those of one list of rows.
+        weight: [size].
+        eps: is added to the mean of the squares.
+    """
+    return _launch(x, residual, weight, eps), residual
+
+
+def launches() -> list[Launch]:
+    """The configurations of the kernel."""
+    return [
+        Launch(
+            name=f"{'add_' * add}rms_norm, size {size}, {dtype}",
+            kernel=_rms_norm_kernel,
+            signature={
+                **dict.fromkeys(("x", "residual", "weight", "out"), f"*{dtype}"),
+                "eps": "fp32",
+                **dict.fromkeys(("x_stride", "residual_stride"), "i32"),
+                **dict.fromkeys(("SIZE", "BLOCK", "ADD"), "constexpr"),
+            },
+            constants={"SIZE": size, "BLOCK": triton.next_power_of_2(size), "ADD": add},
+            num_warps=_num_warps(size),
+        )
+        for dtype, sizes in (("bf16", (48, 1024, 5120, 12288)), ("fp16", (1024,)), ("fp32", (1024, 5120)))
+        for size in sizes
+        for add in (False, True)
+    ]
+
+
+def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    size = x.shape[-1]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not x.numel():
+        return out
+    rows = x.reshape(-1, size)
+    residual_rows = rows if residual is None else residual.view(-1, size)
+    assert rows.stride(1) == residual_rows.stride(1) == 1
+    _rms_norm_kernel[(len(rows),)](
+        rows,
+        residual_rows,
+        weight,
+        out,
+        eps,
+        rows.stride(0),
+        residual_rows.stride(0),
+        SIZE=size,
+        BLOCK=triton.next_power_of_2(size),
+        ADD=residual is not None,
+        num_warps=_num_warps(size),
+    )
+    return out
+
+
+def _num_warps(size: int) -> int:
+    """8 to 16 values for each thread, and few warps to wait for each other where rows are short."""
+    return min(16, max(1, triton.next_power_of_2(size) // 512))

@@ -1,0 +1,40 @@
+"""What the attention kernels share: how they want K, V and queries to lie, and how they multiply."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
+    """a @ b + acc in float32, whatever the dtype of a and b."""
+    if INTERPRETED:  # Triton's interpreter would multiply the bits of bfloat16 as integers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")  # float32 is not rounded to tf32
+
+
+def aligned(q: Tensor) -> Tensor:
+    """Queries [rows, heads, head_dim] as they are, or if a head is not one piece at a multiple of 16 bytes, a copy of them."""
+    ragged = q.stride(2) != 1 or any(stride * q.element_size() % 16 for stride in q.stride()[:2]) or q.data_ptr() % 16
+    return q.clone(memory_format=torch.contiguous_format) if ragged else q
+
+
+def cache_strides(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int]:
+    """How many elements apart are blocks, slots and heads, in K and in V.
+
+    Raises:
+        ValueError: K and V differ in it, or a head of a token is not in one piece that starts at a multiple of 16 bytes.
+    """
+    strides = k_cache.stride()
+    if v_cache.stride() != strides:
+        raise ValueError(f"K has strides {strides}, V has {v_cache.stride()}: they must be the same")
+    if strides[3] != 1 or any(stride * k_cache.element_size() % 16 for stride in strides[:3]):
+        raise ValueError(f"a cache of strides {strides} does not hold every head of a token at a multiple of 16 bytes")
+    if k_cache.data_ptr() % 16 or v_cache.data_ptr() % 16:
+        raise ValueError("a cache does not start at a multiple of 16 bytes")
+    return strides[0], strides[1], strides[2]

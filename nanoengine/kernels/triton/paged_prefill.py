@@ -1,0 +1,238 @@
+"""Causal attention of the new tokens of each sequence over its paged K/V, whatever part of it was there before.
+
+It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.launch import Launch
+from nanoengine.kernels.triton.paged_cache import aligned, cache_strides, dot
+
+MOST_HEADS = 16
+"""Most query heads of a group that share a tile; a larger group takes several tiles."""
+
+
+@triton.jit
+def _walk(
+    acc: tl.tensor,
+    total: tl.tensor,
+    highest: tl.tensor,
+    query: tl.tensor,
+    position: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    k_head: tl.tensor,
+    v_head: tl.tensor,
+    table: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    scale: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
+    ALIGNED: tl.constexpr = 16 // (query.dtype.primitive_bitwidth // 8)
+    dim = tl.arange(0, HEAD_DIM)
+    # In shared memory are, in turn, the block ids of a tile, K and V: the compiler's pipeline runs over all three, and a
+    # loop of 5 stages has two tiles there.
+    for first in range(start, end, TILE):
+        token = first + tl.arange(0, TILE)
+        visible = token[None, :] <= position[:, None]
+        if MASKED:
+            token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
+        block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
+        place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
+        k = tl.load(k_head + place)
+        v = tl.load(v_head + place)
+        scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
+        if MASKED:
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite from the first tile on: every row sees token 0
+        shrink = tl.exp2(highest - higher)
+        weights = tl.exp2(scores - higher[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = dot(weights.to(v.dtype), v, acc * shrink[:, None])
+        highest = higher
+    return acc, total, highest
+
+
+@triton.jit(do_not_specialize=["table_stride"])  # it changes from step to step
+def _prefill_kernel(
+    out: tl.tensor,
+    q: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    block_tables: tl.tensor,
+    query_start_loc: tl.tensor,
+    seq_lens: tl.tensor,
+    scale: tl.tensor,
+    q_token_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    kv_head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Program (i, j, t): in sequence j, tile t from the end, for the i-th chunk of HEADS query heads that share a KV head.
+
+    A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.
+    """
+    CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    TOKENS: tl.constexpr = ROWS // HEADS
+    kv_head = tl.program_id(0) // CHUNKS
+    seq = tl.program_id(1).to(tl.int64)
+    start = tl.load(query_start_loc + seq)
+    query_len = tl.load(query_start_loc + seq + 1) - start
+    first = (tl.num_programs(2) - 1 - tl.program_id(2)) * TOKENS  # the late ones see most, and so they begin
+    if first >= query_len:
+        return
+
+    seq_len = tl.load(seq_lens + seq)
+    row = tl.arange(0, ROWS)
+    token = first + row // HEADS
+    in_group = (tl.program_id(0) % CHUNKS) * HEADS + row % HEADS
+    dim = tl.arange(0, HEAD_DIM)
+    # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
+    q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
+    q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
+    q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
+    q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, ALIGNED)
+    query = tl.load(q_start + q_place[:, None] + dim[None, :])
+    head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
+    k_head = tl.multiple_of(k_cache + head_start, 16)
+    v_head = tl.multiple_of(v_cache + head_start, 16)
+    table = block_tables + seq * table_stride
+
+    history = seq_len - query_len
+    position = history + q_token
+    seen_by_all = tl.maximum(history + first + 1, 0) // TILE * TILE
+    seen = tl.minimum(history + first + TOKENS, seq_len)
+    acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    acc, total, highest = _walk(
+        acc, total, highest, query, position, 0, seen_by_all, k_head, v_head, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, False,
+    )  # fmt: skip
+    acc, total, highest = _walk(
+        acc, total, highest, query, position, seen_by_all, seen, k_head, v_head, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, True,
+    )  # fmt: skip
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
+    num_heads = tl.num_programs(0) // CHUNKS * GROUP
+    out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
+    present = (token < query_len) & (in_group < GROUP)
+    tl.store(out + out_row[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=present[:, None])
+
+
+def paged_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+) -> Tensor:
+    """Attention of the last tokens of each sequence, each over the tokens up to itself.
+
+    FlashAttention-2 (Dao, 2023), with the query heads that share K and V side by side in a tile, as if they were tokens.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the new tokens of all sequences.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q, with the same strides: see
+            `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are in it.
+        block_tables: [num_seqs, width] int32, rows may have gaps.
+        query_start_loc: [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1]).
+        seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
+        max_query_len: of all sequences, or more.
+        scale: factor of the scores, before the softmax.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
+
+    Raises:
+        ValueError: the cache does not lie as the kernel reads it.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    block_size, num_kv_heads = k_cache.shape[1:3]
+    strides = cache_strides(k_cache, v_cache)
+    q = aligned(q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    group = num_heads // num_kv_heads
+    heads = min(triton.next_power_of_2(group), MOST_HEADS)
+    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim)
+    grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), triton.cdiv(max_query_len, rows // heads))
+    _prefill_kernel[grid](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        query_start_loc,
+        seq_lens,
+        scale * math.log2(math.e),
+        *q.stride()[:2],
+        *strides,
+        block_tables.stride(0),
+        GROUP=group,
+        HEADS=heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        ROWS=rows,
+        TILE=tile,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+    return out
+
+
+def _shape(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
+    """Rows and tokens in a tile, warps and stages: what fits the 163 KB of shared memory of an A100, without spills.
+
+    float32 is multiplied without tensor cores, to be exact; its small tiles are for the compiler, which unrolls all of one.
+    """
+    if dtype is torch.float32:
+        return 32, 16, 8, 3
+    return (128, 64, 8, 5) if head_dim <= 128 else (64, 32, 8, 5)
+
+
+def launches() -> list[Launch]:
+    """What is launched for heads of the usual sizes in groups of two."""
+    integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
+    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    found = []
+    for dtype, type_name in types.items():
+        for head_dim in (64, 128, 256) if dtype is not torch.float16 else (128,):  # float16 is as bfloat16 is
+            rows, tile, num_warps, num_stages = _shape(dtype, head_dim)
+            constants = {"GROUP": 2, "HEADS": 2, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
+            signature = {
+                **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{type_name}"),
+                **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
+                "scale": "fp32",
+                **dict.fromkeys(integers, "i32"),
+                **dict.fromkeys(constants, "constexpr"),
+            }
+            name = f"paged_prefill {type_name} {head_dim}"
+            found.append(Launch(name, _prefill_kernel, signature, constants, num_warps, num_stages))
+    return found

@@ -1,0 +1,140 @@
+"""Where the tokens of a step stand, worked out on the device: it may still be choosing the tokens that the step begins with.
+
+The host says how many tokens each sequence has before the step and in it. The rest, the block tables and each sequence's last
+token, stays on the device, in tables with a row for every sequence that runs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.launch import Launch
+
+TILE = 256
+"""Tokens of a program."""
+
+NUM_WARPS = 4
+
+
+@triton.jit
+def _place_tokens_kernel(
+    token_ids: tl.tensor,
+    rows: tl.tensor,
+    query_start_loc: tl.tensor,
+    num_computed: tl.tensor,
+    last_tokens: tl.tensor,
+    tables: tl.tensor,
+    nobody: tl.tensor,
+    table_stride: tl.tensor,
+    input_ids: tl.tensor,
+    positions: tl.tensor,
+    slot_mapping: tl.tensor,
+    seq_lens: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Program (i, j): tile j of the tokens of sequence i."""
+    sequence = tl.program_id(0)
+    row = tl.load(rows + sequence).to(tl.int64)
+    is_padding = row == nobody
+    start = tl.load(query_start_loc + sequence)
+    query_len = tl.load(query_start_loc + sequence + 1) - start
+    computed = tl.load(num_computed + sequence)
+    if tl.program_id(1) == 0:
+        tl.store(seq_lens + sequence, tl.where(is_padding, 0, computed + query_len))
+
+    offset = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = offset < query_len
+    token = start.to(tl.int64) + offset
+    # A row whose last logits were not finite has token -1: nothing may look up an embedding there.
+    last = tl.maximum(tl.load(last_tokens + row), 0)
+    given = tl.load(token_ids + token, mask=mask, other=0).to(tl.int64)
+    position = computed + offset
+    visible = offset < tl.where(is_padding, 0, query_len)
+    block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
+    slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+    tl.store(input_ids + token, tl.where(is_padding, 0, tl.where(given < 0, last, given)), mask=mask)
+    tl.store(positions + token, tl.where(is_padding, 0, position).to(tl.int64), mask=mask)
+    tl.store(slot_mapping + token, tl.where(is_padding, -1, slot), mask=mask)
+
+
+def place_tokens(
+    token_ids: Tensor,
+    rows: Tensor,
+    query_start_loc: Tensor,
+    num_computed: Tensor,
+    last_tokens: Tensor,
+    tables: Tensor,
+    block_size: int,
+    max_query_len: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The tokens of a step, their positions and slots, and the lengths of the sequences.
+
+    The last row of the tables is nobody's: a sequence there is padding, and its tokens are 0, at position 0, in slot -1, which is
+    not written. Its length is 0.
+
+    Args:
+        token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
+        rows: [num_seqs] int32, the row of each sequence.
+        query_start_loc: [num_seqs + 1] int32: where each sequence's tokens start, and where the last one's end.
+        num_computed: [num_seqs] int32: tokens of each sequence before these.
+        last_tokens: [num_rows] int64; a token below 0 is taken for 0.
+        tables: [num_rows, width] int32, the block tables.
+        block_size: tokens of a block, a power of two.
+        max_query_len: no sequence has more tokens here.
+
+    Returns:
+        tokens, positions, slots: [num_tokens] int64. A slot is a place in the cache: block * block_size + offset.
+        lengths: [num_seqs] int32, tokens of each sequence, these included.
+    """
+    num_seqs = len(rows)
+    assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
+    assert len(query_start_loc) == num_seqs + 1
+    assert len(last_tokens) == len(tables)
+    assert tables.stride(1) == 1
+    input_ids, positions, slot_mapping = (last_tokens.new_empty(len(token_ids)) for _ in range(3))
+    seq_lens = torch.empty_like(num_computed)
+    if num_seqs:
+        _place_tokens_kernel[(num_seqs, max(1, triton.cdiv(max_query_len, TILE)))](
+            token_ids,
+            rows,
+            query_start_loc,
+            num_computed,
+            last_tokens,
+            tables,
+            len(tables) - 1,
+            tables.stride(0),
+            input_ids,
+            positions,
+            slot_mapping,
+            seq_lens,
+            BLOCK_SIZE=block_size,
+            TILE=TILE,
+            num_warps=NUM_WARPS,
+        )
+    return input_ids, positions, slot_mapping, seq_lens
+
+
+def launches() -> list[Launch]:
+    """The configurations of the kernel."""
+    return [
+        Launch(
+            name=f"place_tokens, block_size {block_size}",
+            kernel=_place_tokens_kernel,
+            signature={
+                **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
+                "last_tokens": "*i64",
+                "tables": "*i32",
+                **dict.fromkeys(("nobody", "table_stride"), "i32"),
+                **dict.fromkeys(("input_ids", "positions", "slot_mapping"), "*i64"),
+                "seq_lens": "*i32",
+                **dict.fromkeys(("BLOCK_SIZE", "TILE"), "constexpr"),
+            },
+            constants={"BLOCK_SIZE": block_size, "TILE": TILE},
+            num_warps=NUM_WARPS,
+        )
+        for block_size in (16, 256)
+    ]

@@ -1,0 +1,183 @@
+"""All that happens to q, k and v between their projection and attention, in one kernel: the norms of the heads of q and k, the
+rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels.triton.launch import Launch
+
+ELEMENTS = 1024
+"""Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
+
+NUM_WARPS = 4
+
+
+@triton.jit
+def _rotate_and_write_kernel(
+    qkv: tl.tensor,
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    eps: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    slots: tl.tensor,
+    q_out: tl.tensor,
+    k_cache: tl.tensor,
+    v_cache: tl.tensor,
+    num_heads: tl.tensor,
+    num_kv_heads: tl.tensor,
+    qkv_stride: tl.tensor,
+    angle_stride: tl.tensor,
+    k_block_stride: tl.tensor,
+    k_slot_stride: tl.tensor,
+    k_head_stride: tl.tensor,
+    v_block_stride: tl.tensor,
+    v_slot_stride: tl.tensor,
+    v_head_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1)
+    q_groups = tl.cdiv(num_heads, HEADS)
+    kv_groups = tl.cdiv(num_kv_heads, HEADS)
+    is_q = group < q_groups
+    is_v = group >= q_groups + kv_groups
+
+    # The group's heads among all of q, k or v, and where those start in the row.
+    group_of_kind = tl.where(is_q, group, tl.where(is_v, group - q_groups - kv_groups, group - q_groups))
+    count = tl.where(is_q, num_heads, num_kv_heads)
+    start = tl.where(is_q, 0, tl.where(is_v, num_heads + num_kv_heads, num_heads))
+    head = group_of_kind * HEADS + tl.arange(0, HEADS)
+    pair = tl.arange(0, HALF)
+    mask = (head < count)[:, None]
+    source = qkv + token * qkv_stride + ((start + head) * HEAD_DIM)[:, None] + pair[None, :]
+    first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+
+    slot = tl.load(slots + token)
+    block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
+    written = (head < tl.where(slot < 0, 0, count))[:, None]
+    if is_v:
+        target = v_cache + block * v_block_stride + place * v_slot_stride
+        target = target + head.to(tl.int64)[:, None] * v_head_stride + pair[None, :]
+        tl.store(target, first.to(v_cache.dtype.element_ty), mask=written)
+        tl.store(target + HALF, second.to(v_cache.dtype.element_ty), mask=written)
+    else:
+        square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
+        scale = (1.0 / tl.sqrt(square + eps))[:, None]
+        weight = (q_weight if is_q else k_weight) + pair
+        first = first * scale * tl.load(weight).to(tl.float32)[None, :]
+        second = second * scale * tl.load(weight + HALF).to(tl.float32)[None, :]
+        cosine = tl.load(cos + token * angle_stride + pair)[None, :]
+        sine = tl.load(sin + token * angle_stride + pair)[None, :]
+        rotated_first, rotated_second = first * cosine - second * sine, second * cosine + first * sine
+        if is_q:
+            target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
+            tl.store(target, rotated_first.to(q_out.dtype.element_ty), mask=mask)
+            tl.store(target + HALF, rotated_second.to(q_out.dtype.element_ty), mask=mask)
+        else:
+            target = k_cache + block * k_block_stride + place * k_slot_stride
+            target = target + head.to(tl.int64)[:, None] * k_head_stride + pair[None, :]
+            tl.store(target, rotated_first.to(k_cache.dtype.element_ty), mask=written)
+            tl.store(target + HALF, rotated_second.to(k_cache.dtype.element_ty), mask=written)
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    slot_mapping: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+) -> Tensor:
+    """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
+
+    RMSNorm (Zhang and Sennrich, 2019) and the rotary embedding (Su et al., RoFormer, 2021; half-split layout) are computed in
+    float32, and rounded once, at the end.
+
+    Args:
+        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
+        q_weight, k_weight: [head_dim], of the norms.
+        eps: of both norms.
+        cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles.
+        slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+
+    Returns:
+        q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
+    """
+    num_tokens, width = qkv.shape
+    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    num_heads = width // head_dim - 2 * num_kv_heads
+    assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
+    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == cos.stride(2) == sin.stride(2) == 1
+    assert cos.stride(0) == sin.stride(0)
+    assert slot_mapping.is_contiguous()
+    q = qkv.new_empty(num_tokens, num_heads, head_dim)
+    if not num_tokens:
+        return q
+    heads = _heads_of_a_group(head_dim)
+    grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
+    _rotate_and_write_kernel[grid](
+        qkv,
+        q_weight,
+        k_weight,
+        eps,
+        cos,
+        sin,
+        slot_mapping,
+        q,
+        k_cache,
+        v_cache,
+        num_heads,
+        num_kv_heads,
+        qkv.stride(0),
+        cos.stride(0),
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim,
+        HEADS=heads,
+        num_warps=NUM_WARPS,
+    )
+    return q
+
+
+def launches() -> list[Launch]:
+    """The configurations of the kernel."""
+    strides = ("k_block_stride", "k_slot_stride", "k_head_stride", "v_block_stride", "v_slot_stride", "v_head_stride")
+    return [
+        Launch(
+            name=f"rotate_and_write, head_dim {head_dim}, {dtype}",
+            kernel=_rotate_and_write_kernel,
+            signature={
+                **dict.fromkeys(("qkv", "q_weight", "k_weight"), f"*{dtype}"),
+                "eps": "fp32",
+                **dict.fromkeys(("cos", "sin"), "*fp32"),
+                "slots": "*i64",
+                **dict.fromkeys(("q_out", "k_cache", "v_cache"), f"*{dtype}"),
+                **dict.fromkeys(("num_heads", "num_kv_heads", "qkv_stride", "angle_stride"), "i32"),
+                **dict.fromkeys(strides, "i32"),
+                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS"), "constexpr"),
+            },
+            constants={"BLOCK_SIZE": block_size, "HEAD_DIM": head_dim, "HEADS": _heads_of_a_group(head_dim)},
+            num_warps=NUM_WARPS,
+        )
+        for dtype in ("bf16", "fp16", "fp32")
+        for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256))
+    ]
+
+
+def _heads_of_a_group(head_dim: int) -> int:
+    return max(1, ELEMENTS // head_dim)

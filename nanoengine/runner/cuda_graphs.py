@@ -1,0 +1,61 @@
+"""CUDA graphs of decode steps: one for each of some sizes; a batch runs in the smallest that holds it, filled up with padding."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+from tqdm import tqdm
+
+from nanoengine.runner.stream import Recorder
+
+
+def bucket_sizes(max_size: int) -> list[int]:
+    """Sizes to record, ascending. The last is `max_size`, and none is filled up by more than a third of its rows from 8 on."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, max_size, 128)]
+    return [size for size in sizes if size < max_size] + [max_size]
+
+
+def bucket_for(size: int, buckets: list[int]) -> int | None:
+    """The smallest bucket that holds a batch; None if it is larger than all."""
+    place = bisect_left(buckets, size)
+    return buckets[place] if place < len(buckets) else None
+
+
+class DecodeGraphs:
+    """Recorded decode steps.
+
+    Args:
+        recorder: records and repeats.
+        buckets: sizes to record, ascending.
+        prepare: puts the numbers of a step that is all padding where `run` finds them.
+        run: a whole step of some size, on tensors that stay where they are; returns the sampled tokens.
+        use_tqdm: show a bar.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        buckets: list[int],
+        prepare: Callable[[int], None],
+        run: Callable[[int], Tensor],
+        *,
+        use_tqdm: bool,
+    ):
+        self.buckets = buckets
+        self._recorder, self._prepare, self._run = recorder, prepare, run
+        self._steps: dict[int, Callable[[], Tensor]] = {}
+        # The largest first: the memory that it takes does for the others.
+        sizes = tqdm(buckets[::-1], desc="Recording CUDA graphs", unit="graph", leave=False, disable=not use_tqdm)
+        for size in sizes:
+            self.record(size)
+
+    def record(self, size: int) -> None:
+        self._prepare(size)
+        self._steps[size] = self._recorder.record(partial(self._run, size))
+
+    def repeat(self, size: int) -> Tensor:
+        """Run the step of one of the buckets with the numbers that are there now; its tokens are good until the next step."""
+        return self._steps[size]()

@@ -1,0 +1,77 @@
+"""How many blocks the KV pool has, and how long a sequence may get: from the options, or from the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from nanoengine.config import EngineConfig
+from nanoengine.errors import InvalidConfig, KVCacheTooSmall
+from nanoengine.runner.kv_cache import cpu_kv_bytes
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """Blocks of the pool, but for the null block, and the longest sequence."""
+
+    num_blocks: int
+    max_model_len: int
+    source: str  # what they follow from
+
+
+def size_pool(
+    config: EngineConfig,
+    max_positions: int,
+    block_bytes: int,
+    device: torch.device,
+    measure_gpu: Callable[[], int],
+) -> PoolSize:
+    """The size of the pool.
+
+    Args:
+        max_positions: longest sequence that the model was made for.
+        block_bytes: bytes of one block in all layers.
+        measure_gpu: finds how many bytes of a GPU are left for the pool.
+
+    Raises:
+        InvalidConfig: max_model_len is out of range.
+        KVCacheTooSmall: there is no room for one sequence.
+    """
+    _check_max_model_len(config.max_model_len, max_positions)
+    wanted_len = config.max_model_len or max_positions
+    blocks_per_sequence = -(-wanted_len // config.block_size)
+    num_blocks, source = _wanted_blocks(config, block_bytes, device, measure_gpu)
+    most = blocks_per_sequence * config.max_num_seqs
+    if config.num_kv_blocks is None and config.kv_cache_memory is None and num_blocks > most:
+        num_blocks, source = most, "max_num_seqs x max_model_len"  # more could never be in use at once
+    needed = blocks_per_sequence if config.max_model_len is not None else 1
+    if num_blocks < needed or num_blocks * config.block_size < 2:
+        raise KVCacheTooSmall(
+            f"the KV pool ({source}) has {num_blocks} blocks of {config.block_size} tokens "
+            f"({block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
+            "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
+        )
+    return PoolSize(num_blocks, min(wanted_len, num_blocks * config.block_size), source)
+
+
+def _wanted_blocks(
+    config: EngineConfig, block_bytes: int, device: torch.device, measure_gpu: Callable[[], int]
+) -> tuple[int, str]:
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks, "num_kv_blocks"
+    if config.kv_cache_memory is not None:
+        num_bytes, source = config.kv_cache_memory, "kv_cache_memory"
+    elif device.type == "cpu":
+        num_bytes, source = cpu_kv_bytes(), "half of the available RAM, at most 4 GiB"
+    else:
+        num_bytes, source = measure_gpu(), f"gpu_memory_utilization {config.gpu_memory_utilization}"
+    return max(num_bytes // block_bytes - 1, 0), source  # one more is the null block
+
+
+def _check_max_model_len(asked: int | None, limit: int) -> None:
+    if asked is not None and asked > limit:
+        raise InvalidConfig(f"max_model_len is {asked}, but the model was made for at most {limit} positions: lower it")
+    if asked is not None and asked < 2:
+        raise InvalidConfig(f"max_model_len is {asked}: it must hold a prompt token and a new one, so at least 2")

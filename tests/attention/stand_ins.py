@@ -1,0 +1,339 @@
+"""Stand-ins for the attention functions of packages, on any device: the same parameters, the same checks, float32 arithmetic.
+
+They know nothing of our backends but where to pretend that there is a GPU. What the real functions do silently, and we must not
+ask for (copying a cache that is not contiguous, splitting what is then put together wrongly), is an error here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.attention import flash_attn, plain_layout, torch_varlen
+
+PACKAGES = ("flash_attn_2", "flash_attn_3", "torch_varlen")
+
+CAPABILITY = {"flash_attn_2": (8, 0), "flash_attn_3": (9, 0), "torch_varlen": (8, 0)}
+"""Of the GPU that there seems to be."""
+
+HALF = (torch.float16, torch.bfloat16)
+EXACT = (*HALF, torch.float32)
+
+Functions = dict[str, Callable[..., Tensor]]
+
+
+@contextmanager
+def installed(package: str, *, exact: bool = False) -> Iterator[Functions]:
+    """Let a package seem to be installed, alone, on a machine whose every device is a GPU that it runs on.
+
+    Args:
+        package: one of PACKAGES.
+        exact: admit float32 too.
+
+    Yields:
+        its functions by name.
+    """
+    dtypes = EXACT if exact else HALF
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_layout, "DTYPES", dtypes)
+        pretend_gpu(patch, CAPABILITY[package])
+        for module in ("flash_attn", "flash_attn_interface"):
+            patch.setitem(sys.modules, module, None)  # as if it were not installed
+        if package == "torch_varlen":
+            functions = torch_functions(dtypes)
+            patch.setattr(torch_varlen, "torch_release", lambda: (2, 13))
+            patch.setattr("torch.nn.attention.varlen.varlen_attn", functions["varlen_attn"])
+            patch.setattr("torch.nn.attention.current_flash_attention_impl", lambda: None, raising=False)
+        else:
+            name = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]
+            functions = {"flash_attn_2": version_2_functions, "flash_attn_3": version_3_functions}[package](dtypes)
+            patch.setitem(sys.modules, name, module_of(name, functions))
+        yield functions
+
+
+def module_of(name: str, functions: Functions) -> ModuleType:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    vars(module).update(functions)
+    return module
+
+
+def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
+    """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
+    for module in (plain_layout, flash_attn):
+        patch.setattr(module, "capability", lambda _: capability)
+
+
+# ---- flash-attn 2.8: flash_attn/flash_attn_interface.py, csrc/flash_attn/flash_api.cpp
+
+
+def version_2_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
+    def flash_attn_varlen_func(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        dropout_p: Any = 0.0,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = (-1, -1),
+        softcap: Any = 0.0,
+        alibi_slopes: Any = None,
+        deterministic: Any = False,
+        return_attn_probs: Any = False,
+        block_table: Any = None,
+    ) -> Tensor:
+        unsupported(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+        unsupported(deterministic=deterministic, return_attn_probs=return_attn_probs)
+        check(window_size == (-1, -1), "windows are unsupported")
+        check(block_table is not None, "K/V without pages are unsupported")
+        check(k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+        check_tensors(q, k, v, block_table, dtypes)
+        query_lens = lengths(cu_seqlens_q, len(q), len(block_table), max_seqlen_q)
+        seq_lens = lengths(cu_seqlens_k, None, len(block_table), max_seqlen_k)
+        return attend(q, k, v, query_lens, seq_lens, block_table, softmax_scale, causal)
+
+    def flash_attn_with_kvcache(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        k: Any = None,
+        v: Any = None,
+        rotary_cos: Any = None,
+        rotary_sin: Any = None,
+        cache_seqlens: Any = None,
+        cache_batch_idx: Any = None,
+        cache_leftpad: Any = None,
+        block_table: Any = None,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = (-1, -1),
+        softcap: Any = 0.0,
+        rotary_interleaved: Any = True,
+        alibi_slopes: Any = None,
+        num_splits: Any = 0,
+        return_softmax_lse: Any = False,
+    ) -> Tensor:
+        unsupported(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx)
+        unsupported(cache_leftpad=cache_leftpad, softcap=softcap, alibi_slopes=alibi_slopes, num_splits=num_splits)
+        unsupported(not_rotary_interleaved=not rotary_interleaved, return_softmax_lse=return_softmax_lse)
+        check(window_size == (-1, -1), "windows are unsupported")
+        check(block_table is not None, "K/V without pages are unsupported")
+        check(k_cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+        return attend_rows(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale, causal, dtypes)
+
+    return {f.__name__: f for f in (flash_attn_varlen_func, flash_attn_with_kvcache)}
+
+
+# ---- flash-attn 3: hopper/flash_attn_interface.py, hopper/flash_api.cpp
+
+
+def version_3_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
+    def flash_attn_with_kvcache(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        k: Any = None,
+        v: Any = None,
+        qv: Any = None,
+        rotary_cos: Any = None,
+        rotary_sin: Any = None,
+        cache_seqlens: Any = None,
+        cache_batch_idx: Any = None,
+        cache_leftpad: Any = None,
+        page_table: Any = None,
+        cu_seqlens_q: Any = None,
+        cu_seqlens_k_new: Any = None,
+        max_seqlen_q: Any = None,
+        rotary_seqlens: Any = None,
+        q_descale: Any = None,
+        k_descale: Any = None,
+        v_descale: Any = None,
+        softmax_scale: Any = None,
+        causal: Any = False,
+        window_size: Any = (-1, -1),
+        attention_chunk: Any = 0,
+        softcap: Any = 0.0,
+        rotary_interleaved: Any = True,
+        scheduler_metadata: Any = None,
+        num_splits: Any = 0,
+        pack_gqa: Any = None,
+        sm_margin: Any = 0,
+        return_softmax_lse: Any = False,
+    ) -> Tensor:
+        unsupported(k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx)
+        unsupported(cache_leftpad=cache_leftpad, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens)
+        unsupported(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+        unsupported(softcap=softcap, scheduler_metadata=scheduler_metadata, num_splits=num_splits, pack_gqa=pack_gqa)
+        unsupported(sm_margin=sm_margin, return_softmax_lse=return_softmax_lse)
+        unsupported(not_rotary_interleaved=not rotary_interleaved)
+        check(window_size == (-1, -1), "windows are unsupported")
+        check(page_table is not None, "K/V without pages are unsupported")
+        if cu_seqlens_q is None:
+            return attend_rows(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale, causal, dtypes)
+        check(max_seqlen_q is not None, "max_seqlen_q must be provided if cu_seqlens_q is provided")
+        check_tensors(q, k_cache, v_cache, page_table, dtypes)
+        query_lens = lengths(cu_seqlens_q, len(q), len(page_table), max_seqlen_q)
+        seq_lens = integers(cache_seqlens, len(page_table))
+        return attend(q, k_cache, v_cache, query_lens, seq_lens, page_table, softmax_scale, causal)
+
+    return {flash_attn_with_kvcache.__name__: flash_attn_with_kvcache}
+
+
+# ---- torch 2.13: torch/nn/attention/varlen.py, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
+
+
+def torch_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
+    def varlen_attn(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        *,
+        return_aux: Any = None,
+        scale: float | None = None,
+        window_size: tuple[int, int] = (-1, -1),
+        enable_gqa: bool = False,
+        seqused_k: Tensor | None = None,
+        block_table: Tensor | None = None,
+        num_splits: int | None = None,
+    ) -> Tensor:
+        unsupported(return_aux=return_aux)
+        check(block_table is not None and seqused_k is not None, "K/V without pages are unsupported")
+        assert block_table is not None
+        heads, kv_heads = query.shape[1], key.shape[2]
+        if not enable_gqa and heads != kv_heads:
+            raise ValueError("Expect query and key/value to have the same number of heads")
+        check(cu_seq_k is not None, "cumulative_sequence_length_q and _k must be both set or both not set")
+        assert cu_seq_k is not None
+        check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
+        check(window_size in ((-1, 0), (-1, -1)), "sliding windows are unsupported")
+        check_tensors(query, key, value, block_table, dtypes)
+        rows_are_sequences = max_q == 1 and heads > kv_heads and window_size == (-1, -1)
+        check(num_splits == 1 or rows_are_sequences, "what is split here is put together wrongly")
+        query_lens = lengths(cu_seq_q, len(query), len(block_table), max_q)
+        seq_lens = integers(seqused_k, len(block_table))
+        check(lengths(cu_seq_k, None, len(block_table), max_k) == seq_lens, "cu_seq_k and seqused_k differ")
+        return attend(query, key, value, query_lens, seq_lens, block_table, scale, causal=window_size == (-1, 0))
+
+    return {"varlen_attn": varlen_attn}
+
+
+# ---- what they check
+
+
+def check(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def unsupported(**options: Any) -> None:
+    """Options that stay at their defaults: None, 0 or False."""
+    for name, value in options.items():
+        check(value is None or (not isinstance(value, Tensor) and value == 0), f"{name} is unsupported")
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor, table: Tensor, dtypes: Sequence[torch.dtype]) -> None:
+    """Queries [..., num_heads, head_dim], pages [num_blocks, page_size, num_kv_heads, head_dim], a table of pages."""
+    check(q.dtype in dtypes, f"FlashAttention only support fp16 and bf16 data type, not {q.dtype}")
+    check(k.dtype == q.dtype, "query and key must have the same dtype")
+    check(v.dtype == q.dtype, "query and value must have the same dtype")
+    for x in (q, k, v):
+        check(x.stride(-1) == 1, "Input tensor must have contiguous last dimension")
+        check(x.device == q.device == table.device, "tensors are on several devices")
+    dim = q.shape[-1]
+    check(k.dim() == 4 and k.shape == v.shape and k.shape[-1] == dim, f"k and v have shapes {k.shape}, {v.shape}")
+    check(dim <= 256, "FlashAttention forward only supports head dimension at most 256")
+    check(dim % 8 == 0, "head_size must be a multiple of 8")
+    check(q.shape[-2] % k.shape[2] == 0, "Number of heads in key/value must divide number of heads in query")
+    check(table.dtype == torch.int32, "block_table must have dtype torch.int32")
+    check(table.dim() == 2 and table.stride(-1) == 1, "block_table must have contiguous last dimension")
+    check(len(table) > 0, "batch size must be positive")
+
+
+def integers(values: Any, count: int) -> list[int]:
+    """A length for each sequence."""
+    check(isinstance(values, Tensor), "lengths must be a tensor")
+    check(values.dtype == torch.int32, "lengths must have dtype int32")
+    check(values.is_contiguous() and values.shape == (count,), f"lengths must be contiguous and of shape ({count},)")
+    return values.tolist()
+
+
+def lengths(starts: Any, total: int | None, count: int, longest: Any) -> list[int]:
+    """The lengths of sequences that start where the cumulative ones say."""
+    ends = integers(starts, count + 1)
+    check(ends[0] == 0 and (total is None or ends[-1] == total), f"cumulative lengths {ends} are not of {total} rows")
+    found = [end - start for start, end in pairwise(ends)]
+    check(min(found) >= 0, f"cumulative lengths {ends} fall")
+    check(type(longest) is int and longest >= max(found), f"the longest of {found} is not {longest}")
+    return found
+
+
+# ---- what they compute
+
+
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seq_lens: Any,
+    table: Tensor,
+    scale: Any,
+    causal: Any,
+    dtypes: Sequence[torch.dtype],
+) -> Tensor:
+    """As many queries for each sequence: q is [num_seqs, num_queries, num_heads, head_dim]."""
+    check_tensors(q, k, v, table, dtypes)
+    check(q.dim() == 4 and len(q) == len(table), f"q has shape {q.shape}")
+    counts = [q.shape[1]] * len(q)
+    return attend(q.flatten(0, 1), k, v, counts, integers(seq_lens, len(q)), table, scale, causal).view(q.shape)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    table: Tensor,
+    scale: Any,
+    causal: Any,
+) -> Tensor:
+    """Packed queries [num_tokens, num_heads, head_dim]; the diagonal ends in the bottom right corner, and no key is zero."""
+    check(q.dim() == 3, f"q has shape {q.shape}")
+    check(isinstance(scale, float), "the scale is not given")
+    page, group = k.shape[1], q.shape[1] // k.shape[2]
+    out = torch.zeros_like(q)
+    start = 0
+    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        check(seq_len <= table.shape[1] * page, "a sequence is longer than its pages")
+        rows = slice(start, start + query_len)
+        start += query_len
+        if not seq_len or not query_len:
+            continue
+        positions = torch.arange(seq_len, device=q.device)
+        blocks = table[row].long()[positions // page]
+        check(bool((blocks < len(k)).all()), "a page lies outside of the cache")
+        keys, values = (x[blocks, positions % page].float().repeat_interleave(group, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * scale
+        if causal:
+            visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=q.device).tril(seq_len - query_len)
+            scores = scores.masked_fill(~visible, -torch.inf)
+        weights = scores.softmax(-1).nan_to_num(0.0)  # a query before the first key sees nothing
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
+    return out

@@ -1,0 +1,252 @@
+"""The backends whose kernels come from packages, with stand-ins for these, against the reference in float64."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.attention import plain_layout
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.flash_attn import FlashAttention
+from nanoengine.attention.plain_layout import PlainLayout, key_starts
+from nanoengine.attention.torch_varlen import TorchVarlenAttention
+from nanoengine.engine.messages import Phase
+from nanoengine.runner import model_runner
+from tests.attention.paged import Heads, Pool, Sequences, assert_attended
+from tests.attention.stand_ins import PACKAGES, installed
+from tests.engine.toys import FAST
+from tests.support import TOY, fill_kv_with_nan
+
+CPU = torch.device("cpu")
+BLOCK = 256
+EDGES = [1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]
+
+every_package = pytest.mark.parametrize("package", PACKAGES)
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+@pytest.fixture(autouse=True)
+def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K/V are written by torch: the interpreter of Triton takes its time for every token."""
+    monkeypatch.setattr(plain_layout, "why_not_triton", lambda _: "it is slow")
+
+
+def backend_of(package: str, block_size: int = BLOCK) -> PlainLayout:
+    backend = TorchVarlenAttention if package == "torch_varlen" else FlashAttention
+    assert backend.why_not(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
+    return backend(block_size)
+
+
+class Double(TorchAttention):
+    """The reference in float64, over K and V as torch writes them in any dtype."""
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return super().prefill(q.double(), k_cache.double(), v_cache.double(), metadata, scale)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        return super().decode(q.double(), k_cache.double(), v_cache.double(), metadata, scale)
+
+
+def pools(package: str, sequences: Sequences) -> tuple[Pool, Pool]:
+    return Pool(sequences, backend_of(package, sequences.block_size)), Pool(sequences, Double(sequences.block_size))
+
+
+def check_prefill(package: str, sequences: Sequences, starts: list[int]) -> None:
+    """Prefill up to `starts` and then the rest."""
+    results = []
+    for pool in pools(package, sequences):
+        pool.fill(starts)
+        results.append(pool.prefill(starts, sequences.lens))
+    assert_attended(*results, starts, sequences.lens)
+
+
+def check_decode(package: str, sequences: Sequences) -> None:
+    results = []
+    for pool in pools(package, sequences):
+        pool.fill()
+        results.append(pool.decode(sequences.lens))
+    assert_attended(*results, [n - 1 for n in sequences.lens], sequences.lens)
+
+
+# ---- what they compute
+
+
+@every_package
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(2, 3, 32)], ids=str)
+def test_prefill_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.dtype) -> None:
+    with installed(package, exact=True):
+        check_prefill(package, Sequences(heads, BLOCK, EDGES, dtype), [0] * len(EDGES))
+
+
+@every_package
+@both_dtypes
+def test_prefill_with_history(package: str, dtype: torch.dtype) -> None:
+    sequences = Sequences(Heads(2, 2, 16), BLOCK, [2, 300, 300, 257, 256, 90], dtype)
+    with installed(package, exact=True):
+        check_prefill(package, sequences, [1, 299, 256, 255, 1, 0])
+
+
+@every_package
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(1, 4, 16)], ids=str)
+def test_prefill_of_a_token_each(package: str, heads: Heads) -> None:
+    with installed(package, exact=True):
+        check_prefill(package, Sequences(heads, BLOCK, [300, 1, 257]), [299, 0, 256])
+
+
+@every_package
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(2, 3, 32)], ids=str)
+def test_decode_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.dtype) -> None:
+    with installed(package, exact=True):
+        check_decode(package, Sequences(heads, BLOCK, EDGES, dtype))
+
+
+@every_package
+@FAST
+@given(st.lists(st.tuples(st.integers(1, 560), st.floats(0, 0.99)), min_size=1, max_size=4), st.integers(0, 99))
+def test_any_batch(package: str, lens: list[tuple[int, float]], seed: int) -> None:
+    sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
+    with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_layout, "why_not_triton", lambda _: "it is slow")
+        check_prefill(package, sequences, [int(n * part) for n, part in lens])
+        check_decode(package, sequences)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 24])
+def test_version_3_takes_any_block_size(block_size: int) -> None:
+    with installed("flash_attn_3", exact=True):
+        sequences = Sequences(Heads(2, 2, 16), block_size, [1, 15, 16, 17, 40])
+        check_prefill("flash_attn_3", sequences, [0, 0, 3, 16, 30])
+        check_decode("flash_attn_3", sequences)
+
+
+@every_package
+@pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(1, 4, 16)], ids=str)
+def test_rows_of_padding_are_finite_and_change_nothing(package: str, heads: Heads) -> None:
+    sequences = Sequences(heads, BLOCK, [5, 300])
+    with installed(package, exact=True):
+        pool, _ = pools(package, sequences)
+        pool.fill()
+        q = pool.write_span([0, 1], [4, 299], [5, 300])
+        metadata = pool.metadata(Phase.DECODE, [0, 1], [4, 299], [5, 300])
+        alone = pool.backend.decode(q, pool.k_cache, pool.v_cache, metadata, 0.3)
+        padded = pool.backend.decode(F.pad(q, (0, 0, 0, 0, 0, 2)), pool.k_cache, pool.v_cache, pad(metadata, 2), 0.3)
+    assert torch.equal(padded[:2], alone)
+    assert padded.isfinite().all()
+
+
+def pad(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
+    """More sequences of one query, which see nothing."""
+    more = torch.arange(1, rows + 1, dtype=torch.int32) + metadata.query_start_loc[-1]
+    return replace(
+        metadata,
+        query_start_loc=torch.cat([metadata.query_start_loc, more]),
+        seq_lens=F.pad(metadata.seq_lens, (0, rows)),
+        block_tables=F.pad(metadata.block_tables, (0, 0, 0, rows)),
+        query_lens_list=metadata.query_lens_list + [1] * rows,
+        seq_lens_list=metadata.seq_lens_list + [0] * rows,
+        plan=None,
+    )
+
+
+# ---- how they compute it
+
+
+@every_package
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+def test_nothing_is_read_back_from_the_device(package: str, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on the device "meta" have no content that could be read."""
+    with installed(package) as functions:
+        places = ["flash_attn", "flash_attn_interface", "torch.nn.attention.varlen"]
+        for name, function in functions.items():
+            for module in [sys.modules[place] for place in places if sys.modules.get(place) is not None]:
+                monkeypatch.setattr(module, name, without_content(function), raising=False)
+        pool, _ = pools(package, Sequences(Heads(2, 2, 16), BLOCK, [300, 5], torch.bfloat16))
+        q, k_cache, v_cache = (x.to("meta") for x in (torch.zeros(2, 4, 16), pool.k_cache, pool.v_cache))
+        metadata = pool.metadata(phase, [0, 1], [299, 4], [300, 5])
+        for name in ("query_start_loc", "seq_lens", "block_tables"):
+            setattr(metadata, name, getattr(metadata, name).to("meta"))
+        attend = pool.backend.decode if phase is Phase.DECODE else pool.backend.prefill
+        assert attend(q, k_cache, v_cache, metadata, 0.3).shape == q.shape
+
+
+def without_content(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(function)
+    def shape_only(q: Tensor, *_: object, **__: object) -> Tensor:
+        return torch.empty_like(q)
+
+    return shape_only
+
+
+def test_where_keys_start_is_worked_out_once() -> None:
+    with installed("flash_attn_2"):
+        pool, _ = pools("flash_attn_2", Sequences(Heads(1, 1, 8), BLOCK, [3, 5, 300]))
+        metadata = pool.metadata(Phase.PREFILL, [0, 1, 2], [0, 0, 0], [3, 5, 300])
+    starts = key_starts(metadata)
+    assert starts.tolist() == [0, 3, 8, 308]
+    assert starts.dtype == torch.int32
+    assert starts.is_contiguous()
+    assert key_starts(metadata) is starts
+
+
+def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its interpreter here; what it computes is tested elsewhere."""
+    pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
+    written = []
+
+    def rotate_and_write(qkv: Tensor, *arguments: object) -> Tensor:
+        written.append(arguments)
+        return qkv
+
+    monkeypatch.setattr(plain_layout, "why_not_triton", lambda _: None)
+    monkeypatch.setattr("nanoengine.kernels.triton.rotate_and_write.rotate_and_write", rotate_and_write)
+    sequences = Sequences(Heads(1, 1, 8), BLOCK, [3])
+    pool = Pool(sequences, PlainLayout(BLOCK))
+    pool.fill([3])
+    ((q_weight, k_weight, eps, cos, sin, slots, k_cache, v_cache),) = written
+    assert (q_weight, k_weight, eps) == (pool.norms[0].weight, pool.norms[1].weight, pool.norms[0].eps)
+    assert cos.shape == sin.shape == (3, 1, 4)
+    assert slots.tolist() == sequences.slots(0, 0, 3)
+    assert (k_cache, v_cache) == (pool.k_cache, pool.v_cache)
+
+
+# ---- in an engine
+
+
+@pytest.fixture(params=PACKAGES)
+def llm(request: pytest.FixtureRequest, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
+    with installed(request.param, exact=True):
+        backend = backend_of(request.param)
+        monkeypatch.setattr(model_runner, "choose_backend", lambda *_: backend)
+        options = {"num_kv_blocks": 12, "block_size": BLOCK, "max_num_batched_tokens": 128}
+        with LLM(str(tiny), dtype="float32", device="cpu", use_tqdm=False, **options) as llm:
+            yield llm
+
+
+def test_an_engine_says_the_same_as_with_the_reference(llm: LLM, tiny: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in (1, 254, 256, 300)]
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    fill_kv_with_nan(llm)
+    found = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+    assert found == reference_tokens(tiny, prompts, params)
+
+
+def reference_tokens(tiny: Path, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_runner, "choose_backend", lambda *_: TorchAttention(16))
+        with LLM(str(tiny), dtype="float32", device="cpu", num_kv_blocks=200, use_tqdm=False) as llm:
+            return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]

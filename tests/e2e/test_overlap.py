@@ -1,0 +1,239 @@
+"""Overlapping steps and recorded decode steps, end to end, over a stream on which time passes: tokens are always the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.attention.cpu import TorchAttention
+from nanoengine.errors import InvalidConfig, StepFailed
+from nanoengine.kernels.reference import TorchKernels
+from nanoengine.runner import model_runner as module
+from tests.e2e.small_engine import POISON, assert_idle, open_llm, raise_on_poison, sabotage
+from tests.runner.fake_stream import FakeStream
+from tests.support import fill_kv_with_nan, model_runner
+
+VOCAB = 200
+Tokens = list[list[list[int]]]
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    return use(FakeStream(), monkeypatch)
+
+
+def use(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> FakeStream:
+    """Engines made from now on run on this stream; on the CPU all kernels can be repeated."""
+    monkeypatch.setattr(module, "open_stream", lambda _: stream)
+    monkeypatch.setattr(TorchKernels, "capturable", True)
+    monkeypatch.setattr(TorchAttention, "capturable", True)
+    return stream
+
+
+def overlapping(folder: Path, **options: Any) -> LLM:
+    llm = open_llm(folder, **{"async_scheduling": True, "kernels": "torch"} | options)
+    fill_kv_with_nan(llm)
+    return llm
+
+
+PROMPTS = [[(37 * i + 11 * j) % VOCAB for j in range(1 + (13 * i) % 29)] for i in range(14)]
+SHARED = [PROMPTS[9] + [i] for i in range(4)]
+"""Prompts that begin alike."""
+
+PARAMS = [
+    SamplingParams(
+        temperature=0.8 * (i % 2), top_p=0.9 if i % 4 == 1 else 1.0, top_k=20 * (i % 3), seed=i, max_tokens=5 + i % 9,
+        n=1 + (i % 5 == 0), min_tokens=3 * (i % 2), stop_token_ids=list(range(0, VOCAB, 11)),
+        logprobs=2 if i == 7 else None,
+    )
+    for i in range(18)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def right(tiny: Path) -> Tokens:
+    with open_llm(tiny, num_kv_blocks=200, kernels="torch", async_scheduling=False) as llm:
+        return generate(llm)
+
+
+def generate(llm: LLM) -> Tokens:
+    outputs = llm.generate(PROMPTS + SHARED, PARAMS, use_tqdm=False)
+    assert_idle(llm)
+    assert llm.engine.scheduler.num_in_flight == 0
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_kv_blocks": 5, "block_size": 16, "max_num_seqs": 8},  # preempts all the time
+        {"num_kv_blocks": 30, "block_size": 4, "max_num_batched_tokens": 13},
+        {"enable_prefix_caching": False, "max_num_seqs": 5},
+    ],
+    ids=["plenty", "few blocks", "chunks", "no prefixes"],
+)
+def test_tokens_are_those_of_one_step_at_a_time(
+    tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], graphs: bool, seed: int | None
+) -> None:
+    stream = use(FakeStream(can_record=graphs, seed=seed), monkeypatch)
+    with overlapping(tiny, **options) as llm:
+        assert generate(llm) == right
+        assert generate(llm) == right, "with the prefix cache of the first time"
+        assert stream.num_overlapping > 0.3 * stream.num_done
+        if options.get("num_kv_blocks") == 5:
+            assert llm.engine.scheduler.num_preemptions > 5
+        assert bool(sum(recording.num_repeats for recording in stream.recordings)) == graphs
+
+
+def test_one_step_at_a_time_never_overlaps(tiny: Path, right: Tokens, stream: FakeStream) -> None:
+    with overlapping(tiny, async_scheduling=False) as llm:
+        assert generate(llm) == right
+    assert stream.num_overlapping == 0
+
+
+def test_every_decode_step_is_repeated_from_a_recording_but_those_that_need_more(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = use(FakeStream(can_record=True), monkeypatch)
+    with overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
+        graphs = model_runner(llm).graphs
+        assert graphs is not None
+        assert graphs.buckets == [1, 2, 4, 7]
+        plain = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+        llm.generate(PROMPTS[:7], plain, use_tqdm=False)
+        assert [recording.num_repeats for recording in stream.recordings] == [8, 0, 0, 0], (
+            "the largest was recorded first"
+        )
+        llm.generate(PROMPTS[:3], plain, use_tqdm=False)
+        assert [recording.num_repeats for recording in stream.recordings] == [8, 8, 0, 0]
+        llm.generate(PROMPTS[:3], SamplingParams(temperature=0.0, max_tokens=9, logprobs=1), use_tqdm=False)
+        assert sum(recording.num_repeats for recording in stream.recordings) == 16
+
+
+def test_eager_means_no_recordings(tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = use(FakeStream(can_record=True), monkeypatch)
+    with overlapping(tiny, enforce_eager=True) as llm:
+        assert "no CUDA graphs, overlapping steps" in model_runner(llm).describe()
+        assert generate(llm) == right
+    assert not stream.recordings
+
+
+def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [[(7 * j) % VOCAB for j in range(63)], [1, 2], [3] * 40]
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+    def run(**options: Any) -> list[list[int]]:
+        with overlapping(tiny, **options) as llm:
+            outputs = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]
+            return [output.outputs[0].token_ids for outputs in outputs for output in outputs]
+
+    expected = run(async_scheduling=False)
+    use(FakeStream(can_record=True), monkeypatch)
+    assert run() == expected
+
+
+@pytest.mark.parametrize("abort_after", range(1, 8))
+@pytest.mark.usefixtures("stream")
+def test_aborts_leave_the_others_alone(tiny: Path, right: Tokens, abort_after: int) -> None:
+    with overlapping(tiny, num_kv_blocks=12) as llm:
+        engine = llm.engine
+        requests = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=False)]
+        for _ in range(abort_after):
+            engine.step()
+        for request in requests[::3]:
+            engine.abort(request.request_id)
+        while engine.has_unfinished:
+            engine.step()
+            engine.scheduler.check()
+        assert_idle(llm)
+        for i, request in enumerate(requests):
+            for completion, tokens in zip(request.output().outputs, right[i], strict=True):
+                aborted = completion.finish_reason == "abort"
+                assert completion.token_ids == (tokens[: len(completion.token_ids)] if aborted else tokens)
+
+
+@pytest.mark.usefixtures("stream")
+def test_a_failing_step_ends_its_own_requests_when_its_results_are_due(
+    tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with overlapping(tiny) as llm:
+        sabotage(llm, monkeypatch, raise_on_poison)
+        engine = llm.engine
+        good = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS, strict=False)]
+        for _ in range(3):
+            engine.step()
+        bad = engine.add_request([POISON] * 20, SamplingParams(max_tokens=9))
+        while engine.has_unfinished:
+            engine.step()
+            engine.scheduler.check()
+        assert bad.error is not None
+        assert [[c.token_ids for c in request.output().outputs] for request in good] == right[:3]
+        with pytest.raises(StepFailed):
+            llm.generate([[POISON]], use_tqdm=False)
+        assert_idle(llm)
+
+
+@pytest.mark.usefixtures("stream")
+@pytest.mark.parametrize("depth", [True, False])
+def test_a_row_of_nan_ends_its_own_request_and_no_other(
+    tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch, depth: bool
+) -> None:
+    with overlapping(tiny, async_scheduling=depth) as llm:
+        model = model_runner(llm).model
+        compute, calls = model.compute_logits, 0
+
+        def compute_nan(hidden: torch.Tensor) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            logits = compute(hidden)
+            if calls == 3:
+                logits[1] = torch.nan
+            return logits
+
+        monkeypatch.setattr(model, "compute_logits", compute_nan)
+        with pytest.raises(
+            StepFailed, match="1 of 3 requests failed: 1 of 4 rows have no finite highest logit"
+        ) as error:
+            llm.generate(PROMPTS[4:7], PARAMS[4:7], use_tqdm=False)
+        assert_idle(llm)
+        outputs = error.value.outputs
+        assert [output.outputs[0].finish_reason == "error" for output in outputs] == [False, True, False]
+        for i in (0, 2):
+            assert [completion.token_ids for completion in outputs[i].outputs] == right[4 + i]
+        assert outputs[1].outputs[0].token_ids == right[5][0][:2]
+
+
+def test_the_next_step_does_not_touch_what_the_last_one_has_not_read(tiny: Path, stream: FakeStream) -> None:
+    """The packed numbers of a step in flight are its own: the stream hands each out once, and reads it late."""
+    handed_out: list[torch.Tensor] = []
+    host_tensor = stream.host_tensor
+
+    def noting(size: int, dtype: torch.dtype) -> torch.Tensor:
+        handed_out.append(host_tensor(size, dtype))
+        return handed_out[-1]
+
+    stream.host_tensor = noting  # type: ignore[method-assign]
+    with overlapping(tiny) as llm:
+        engine = llm.engine
+        engine.add_request(PROMPTS[3], PARAMS[4])
+        engine.step()
+        packed = [tensor.clone() for tensor in handed_out]
+        engine.add_request(PROMPTS[5], PARAMS[6])
+        engine.step()
+        assert all(torch.equal(a, b) for a, b in zip(packed, handed_out, strict=False))
+
+
+def test_tiers_and_overlap_exclude_each_other(tiny: Path) -> None:
+    with pytest.raises(InvalidConfig, match="async_scheduling is True, but K/V that move"):
+        open_llm(tiny, async_scheduling=True, preemption_mode="swap")
+    with open_llm(tiny, preemption_mode="swap") as llm:
+        assert llm.engine.max_steps_in_flight == 1

@@ -1,0 +1,143 @@
+"""Compile every launch of the Triton kernels for several GPUs, none of which need be there: a line of JSON for each.
+
+`python -m tests.kernels.ahead_of_time [MODULE ...]`, without TRITON_INTERPRET; no module means all of nanoengine.kernels.triton.
+It knows what a chip has, not what is in a kernel: a module offers `launches() -> list[Launch]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import multiprocessing
+import os
+import pkgutil
+import re
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import nanoengine.kernels.triton as kernels
+
+PROCESSES = 2
+
+SHARED_MEMORY = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""Bytes of shared memory that a block may have, by compute capability times ten (CUDA C++ Programming Guide)."""
+
+VARIANTS = [(80, False), *((architecture, True) for architecture in SHARED_MEMORY)]
+"""What each launch is compiled for. Wide copies need alignment: it takes more shared memory, and saves registers."""
+
+REGISTERS = 255
+"""Registers that a thread may have."""
+
+ERROR_LENGTH = 3000
+"""Characters of an error that are kept: the last ones say most."""
+
+TENSOR_MEMORY = 512
+"""Columns of tensor memory on the chips that have it."""
+
+
+@dataclass
+class Compiled:
+    """What one launch takes of one chip, or the error that compiling it ended in."""
+
+    module: str
+    launch: str
+    architecture: int
+    aligned: bool  # as if every address and integer were a multiple of 16, which is what most launches find
+    pointers: Sequence[str] = ()  # types of what its arguments point to
+    seconds: float = 0.0
+    registers: int = 0
+    spilled: int = 0  # bytes, stored and loaded
+    shared: int = 0  # bytes
+    tensor_memory: int = 0  # columns
+    error: str = ""
+
+    def faults(self) -> list[str]:
+        """Why this launch cannot run, or runs badly; empty if all is well."""
+        if self.error:
+            return [self.error]
+        found = []
+        if self.spilled:
+            found.append(f"{self.spilled} bytes of registers are spilled")
+        limits = (
+            ("registers", self.registers, REGISTERS),
+            ("bytes of shared memory", self.shared, SHARED_MEMORY[self.architecture]),
+            ("columns of tensor memory", self.tensor_memory, TENSOR_MEMORY),
+        )
+        found += [f"{used} {what}, and the chip has {limit}" for what, used, limit in limits if used > limit]
+        return found
+
+
+def modules() -> list[str]:
+    """Names of all modules that must offer launches."""
+    names = {module.name for module in pkgutil.iter_modules(kernels.__path__)} - {"launch", "paged_cache"}
+    return [f"{kernels.__name__}.{name}" for name in sorted(names)]
+
+
+def compile_launch(module: str, index: int, architecture: int, aligned: bool) -> Compiled:
+    """Compile launch `index` of a module; any error becomes part of the result."""
+    start = time.perf_counter()
+    launch = importlib.import_module(module).launches()[index]
+    pointers = {kind.removeprefix("*") for kind in launch.signature.values() if kind.startswith("*")}
+    result = Compiled(module, launch.name, architecture, aligned, sorted(pointers))
+    log = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(log):
+            _compile(launch, result)
+        _read(log.getvalue(), result)
+    except Exception:  # whatever a compiler raises is what is asked for
+        result.error = traceback.format_exc(limit=-3)[-ERROR_LENGTH:]
+    result.seconds = round(time.perf_counter() - start, 2)
+    return result
+
+
+def _compile(launch: Any, result: Compiled) -> None:
+    """Compile down to machine code, and print what the assembler says of it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    triton.knobs.nvidia.dump_ptxas_log = True
+    triton.knobs.compilation.always_compile = True  # nothing is said of what comes from Triton's cache
+    multiple_of_16 = [["tt.divisibility", 16]]
+    is_address_or_integer = [kind.startswith(("*", "i")) for kind in launch.signature.values()]
+    attributes = {(i,): multiple_of_16 for i, known in enumerate(is_address_or_integer) if known and result.aligned}
+    source = ASTSource(launch.kernel, dict(launch.signature), dict(launch.constants), attributes)
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", result.architecture, 32), options=options)
+    result.shared = compiled.metadata.shared
+    result.tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
+
+
+def _read(log: str, result: Compiled) -> None:
+    """Take from the assembler's words how many registers there are, and how many bytes were spilled."""
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", log)]
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes spill", log)]
+    if not registers or not spilled:
+        raise ValueError(f"the assembler says nothing of registers and spills: {log!r}")
+    result.registers, result.spilled = max(registers), sum(spilled)
+
+
+def main(names: Sequence[str]) -> None:
+    if os.environ.get("TRITON_INTERPRET"):
+        sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
+    jobs = [
+        (name, index, architecture, aligned)
+        for name in names
+        for index in range(len(importlib.import_module(name).launches()))
+        for architecture, aligned in VARIANTS
+    ]
+    spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
+    with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
+        for done in as_completed([pool.submit(compile_launch, *job) for job in jobs]):
+            print(json.dumps(asdict(done.result())), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or modules())

@@ -1,0 +1,77 @@
+"""The kernels for NVIDIA GPUs as one implementation, against the one in torch."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from nanoengine.kernels.gpu import TritonKernels
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.reference import TorchKernels
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+KERNELS, REFERENCE = TritonKernels(), TorchKernels()
+
+
+def random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype).to(DEVICE)
+
+
+def weight(kernels: Kernels | TritonKernels, rows: Tensor) -> object:
+    result = kernels.new_weight(*rows.shape)
+    result.tensor = result.tensor.to(DEVICE, rows.dtype)  # type: ignore[attr-defined]
+    result.rows(0, len(rows)).copy_(rows)
+    return result
+
+
+def assert_near(result: object, expected: object, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(result, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_every_operation_is_that_of_the_reference(dtype: torch.dtype) -> None:
+    rows, x, bias = random(96, 64, dtype=dtype) / 8, random(5, 64, dtype=dtype), random(96, dtype=dtype)
+    mine, other = weight(KERNELS, rows), weight(REFERENCE, rows)
+    pairs = [(getattr(KERNELS, name), getattr(REFERENCE, name)) for name in ("linear", "gated_linear", "embed")]
+    arguments = [(x, bias), (x,), (torch.tensor([3, 0, 95], device=DEVICE),)]
+    for (here, there), (first, *rest) in zip(pairs, arguments, strict=True):
+        assert_near(here(first, mine, *rest), there(first, other, *rest), dtype)
+    scale, residual = random(64, dtype=dtype), random(6, 64, dtype=dtype)[:5]
+    assert_near(KERNELS.rms_norm(x, scale, 1e-6), REFERENCE.rms_norm(x, scale, 1e-6), dtype)
+    expected = REFERENCE.add_rms_norm(x, residual.clone(), scale, 1e-6)
+    assert_near(KERNELS.add_rms_norm(x, residual, scale, 1e-6), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_logits_are_float32(dtype: torch.dtype) -> None:
+    rows, x = random(96, 64, dtype=dtype), random(5, 64, dtype=dtype)
+    logits = KERNELS.logits(x, weight(KERNELS, rows))  # type: ignore[arg-type]
+    assert logits.dtype == torch.float32
+    # On the CPU they are rounded to the dtype on the way.
+    tolerance = 1e-5 if dtype is torch.float32 or DEVICE.type == "cuda" else TOLERANCE[dtype]
+    exact = x.double() @ rows.double().T
+    torch.testing.assert_close(logits.double(), exact, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_places_and_choices_are_delegated() -> None:
+    def ints(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+    last_tokens, tables = ints(5, 0, dtype=torch.int64), ints(3, 4, 0, 0).view(2, 2)
+    placed = KERNELS.place_tokens(ints(9, -1), ints(0), ints(0, 2), ints(15), last_tokens, tables, 16, 2)
+    assert [values.tolist() for values in placed] == [[9, 5], [15, 16], [63, 64], [17]]
+    zero, one = torch.zeros(1, device=DEVICE), torch.ones(1, device=DEVICE)
+    logits, seeds = random(1, 50, dtype=torch.float32), ints(1, dtype=torch.int64)
+    chosen = KERNELS.choose_tokens(logits, zero, ints(0), one, zero, seeds, ints(0), seeds)
+    assert torch.equal(chosen, logits.argmax(-1))
+
+
+def test_it_says_what_it_is() -> None:
+    assert (KERNELS.name, KERNELS.description) == ("triton", "Triton kernels and cuBLAS")

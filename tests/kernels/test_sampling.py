@@ -1,0 +1,385 @@
+"""Choosing tokens: greedy, temperature, filters and draws, of every row by its own settings, found in a table."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, sequence_seed
+from nanoengine.kernels import reference
+from nanoengine.kernels.filters import keep_likeliest
+from nanoengine.kernels.native import NativeKernels
+from nanoengine.kernels.sampling import BLOCK, NOT_FINITE, Draw, choose_tokens, likeliest
+from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, unmix
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
+
+
+def how(**settings: float) -> dict[str, float]:
+    """How a row is sampled."""
+    return OFF | settings
+
+
+def columns(rows: list[dict[str, float]]) -> dict[str, Tensor]:
+    """The table of these rows, but for the seeds."""
+    dtypes = {"temperature": torch.float32} | FILTERS
+    return {name: torch.tensor([row[name] for row in rows], dtype=dtype) for name, dtype in dtypes.items()}
+
+
+def choose(
+    logits: Tensor,
+    rows: list[dict[str, float]],
+    positions: list[int] | None = None,
+    draw: Draw = reference.draw_tokens,
+    completion: int = 0,
+) -> Tensor:
+    """A token for each row of logits. Its settings stand anywhere in the table, between those of others."""
+    count = len(rows)
+    places = random.Random(count).sample(range(count + 3), count)
+    table = [how(temperature=7.0, top_k=1, seed=99)] * (count + 3)
+    for place, row in zip(places, rows, strict=True):
+        table[place] = row
+    seeds = keys_of([sequence_seed(int(row["seed"]), completion) for row in table])
+    before = logits.clone()
+    tokens = choose_tokens(
+        draw,
+        logits,
+        **columns(table),
+        seeds=seeds,
+        rows=torch.tensor(places, dtype=torch.int32),
+        positions=torch.tensor(positions or [7] * count),
+    )
+    assert tokens.dtype == torch.int64
+    torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)  # they are not overwritten
+    return tokens
+
+
+def sample(logits: Tensor, rows: list[dict[str, float]], positions: list[int] | None = None) -> list[int]:
+    return choose(logits, rows, positions).tolist()
+
+
+def random_logits(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def kept(logits: Tensor, **settings: float) -> set[int]:
+    """Tokens that the filters leave, for one row of logits."""
+    [survivors] = survivors_of(logits[None], [how(**settings)])
+    return survivors
+
+
+def survivors_of(logits: Tensor, rows: list[dict[str, float]]) -> list[set[int]]:
+    filters = columns(rows)
+    values, token_ids = keep_likeliest(logits.clone(), *(filters[name] for name in FILTERS))
+    finite = values.isfinite()
+    assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])  # what stays keeps its logit
+    return [set(ids[mask].tolist()) for ids, mask in zip(token_ids, finite, strict=True)]
+
+
+# ---- the likeliest token
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 100, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 1000])
+def test_the_likeliest_token_is_argmax(vocab_size: int) -> None:
+    logits = random_logits(0, 200, vocab_size)
+    highest, tokens = likeliest(logits)
+    assert torch.equal(tokens, logits.argmax(-1))
+    assert torch.equal(highest, logits.amax(-1))
+
+
+@pytest.mark.parametrize("vocab_size", [100, 3 * BLOCK, 3 * BLOCK + 70])
+def test_of_equal_ones_the_lowest_id_is_the_likeliest(vocab_size: int) -> None:
+    rng = random.Random(vocab_size)
+    logits = torch.zeros(100, vocab_size)
+    places = [sorted(rng.sample(range(vocab_size), 3)) for _ in range(100)]
+    for row, of_row in zip(logits, places, strict=True):
+        row[of_row] = 5.0
+    assert likeliest(logits)[1].tolist() == [first for first, *_ in places]
+
+
+@pytest.mark.parametrize("vocab_size", [100, 3 * BLOCK, 3 * BLOCK + 70])
+def test_nan_counts_as_the_highest(vocab_size: int) -> None:
+    logits = random_logits(1, vocab_size, vocab_size)
+    logits.fill_diagonal_(torch.nan)
+    highest, tokens = likeliest(logits)
+    assert highest.isnan().all()
+    assert tokens.tolist() == list(range(vocab_size))
+
+
+# ---- greedy
+
+
+def test_greedy_is_argmax() -> None:
+    logits = random_logits(0, 20, 50)
+    assert sample(logits, [how(temperature=0) for i in range(20)]) == logits.argmax(-1).tolist()
+
+
+def test_greedy_rows_are_argmax_inside_a_mixed_batch() -> None:
+    logits = random_logits(1, 40, 50)
+    rows = [how(seed=i, temperature=0 if i % 3 == 0 else 50.0, top_k=i % 4) for i in range(40)]
+    tokens = sample(logits, rows)
+    best = logits.argmax(-1).tolist()
+    assert tokens[::3] == best[::3]
+    assert tokens != best  # the others do draw
+
+
+def test_greedy_takes_no_notice_of_filters_and_seeds() -> None:
+    logits = random_logits(2, 1, 50)
+    rows = [how(seed=s, temperature=0, top_p=0.1, min_p=0.9, top_k=2) for s in range(5)]
+    assert {sample(logits, [r])[0] for r in rows} == {int(logits.argmax())}
+
+
+def test_top_k_1_is_greedy_at_any_temperature() -> None:
+    logits = random_logits(3, 200, 30)
+    rows = [how(seed=i, temperature=100.0, top_k=1) for i in range(200)]
+    assert sample(logits, rows) == logits.argmax(-1).tolist()
+
+
+@every_draw
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 1e-50])
+def test_a_tiny_temperature_takes_the_likeliest_token_and_does_not_overflow(draw: Draw, temperature: float) -> None:
+    logits = random_logits(4, 50, 30) * 10
+    rows = [how(seed=i, temperature=temperature, top_k=5 * (i % 2)) for i in range(50)]
+    assert choose(logits, rows, draw=draw).tolist() == logits.argmax(-1).tolist()
+
+
+# ---- filters, against a slow reference
+
+
+def reference_filter(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """Temperature, then top_k, then top_p of what is left, then min_p; in plain Python."""
+    scaled = [value / temperature for value in logits]
+    order = sorted(range(len(scaled)), key=lambda token: (-scaled[token], token))
+    if top_k > 0:
+        order = order[:top_k]
+    highest = scaled[order[0]]
+    weights = [math.exp(scaled[token] - highest) for token in order]
+    total = math.fsum(weights)
+    survivors, reached = [], 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if reached >= top_p and top_p < 1:
+            break
+        reached += weight / total
+        if weight >= min_p:  # the likeliest has weight 1
+            survivors.append(token)
+    return set(survivors)
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    logits = random_logits(5, 64)
+    for k in (1, 2, 3, 10, 63, 64, 1000):
+        assert kept(logits, top_k=k) == set(logits.topk(min(k, 64)).indices.tolist())
+
+
+@pytest.mark.parametrize(
+    ("p", "expected"),
+    [(0.05, {3}), (0.39, {3}), (0.6, {2, 3}), (0.69, {2, 3}), (0.75, {1, 2, 3}), (0.95, {0, 1, 2, 3})],
+)
+def test_top_p_keeps_the_token_that_crosses_p(p: float, expected: set[int]) -> None:
+    assert kept(torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), top_p=p) == expected
+
+
+@pytest.mark.parametrize(
+    ("min_p", "expected"), [(0.2, {0, 1, 2, 3}), (0.4, {1, 2, 3}), (0.7, {2, 3}), (0.8, {3}), (1.0, {3})]
+)
+def test_min_p_drops_what_is_less_likely_than_its_share_of_the_likeliest(min_p: float, expected: set[int]) -> None:
+    assert kept(torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), min_p=min_p) == expected
+
+
+def random_filters(rng: random.Random, vocab_size: int) -> dict[str, float]:
+    """Some filters on, some off. The values are odd ones, so that no probability lies on a limit."""
+    return {
+        "top_k": rng.choice([0, -1, rng.randint(1, vocab_size + 3)]),
+        "top_p": rng.choice([1.0, rng.uniform(0.01, 0.999)]),
+        "min_p": rng.choice([0.0, rng.uniform(0.001, 0.9)]),
+    }
+
+
+def test_filters_agree_with_the_slow_reference_in_random_batches() -> None:
+    rng = random.Random(0)
+    for case in range(150):
+        vocab_size = rng.choice([2, 3, 17, 64])
+        count = rng.randint(1, 6)
+        logits = random_logits(case, count, vocab_size)
+        filters = [random_filters(rng, vocab_size) for _ in range(count)]
+        found = survivors_of(logits, [how(**f) for f in filters])
+        for i, (one, survivors) in enumerate(zip(filters, found, strict=True)):
+            assert survivors == reference_filter(logits[i].tolist(), 1.0, **one), (case, i, one)  # type: ignore[arg-type]
+
+
+def test_sampling_draws_exactly_the_tokens_that_the_reference_keeps() -> None:
+    """Temperature and filters together: nothing else is drawn, and all of it is."""
+    rng = random.Random(1)
+    for case in range(15):
+        logits = random_logits(100 + case, 8) / 2
+        filters = random_filters(rng, 8)
+        temperature = rng.uniform(0.5, 3.0)
+        rows = [how(seed=i, temperature=temperature, **filters) for i in range(3000)]
+        drawn = set(sample(logits.expand(3000, -1), rows))
+        survivors = reference_filter(logits.tolist(), temperature, **filters)  # type: ignore[arg-type]
+        assert drawn <= survivors
+        chances = (logits / temperature).softmax(-1)
+        assert {token for token in survivors if chances[token] > 0.01} <= drawn
+
+
+def test_top_p_counts_what_top_k_left() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    assert kept(logits, top_p=0.5) == {0, 1}
+    assert kept(logits, top_k=2, top_p=0.5) == {0}  # of the two, the first alone has 0.57
+
+
+def test_temperature_comes_before_top_p() -> None:
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(2000, -1)
+    cold = {*sample(logits, [how(seed=i, temperature=0.25, top_p=0.7) for i in range(2000)])}
+    hot = {*sample(logits, [how(seed=i, temperature=100.0, top_p=0.7) for i in range(2000)])}
+    assert cold == {0}  # 0.4 ** 4 is 0.72 of the sum
+    assert hot == {0, 1, 2}  # all near 0.25
+
+
+def test_filters_that_are_off_change_no_draw() -> None:
+    logits = random_logits(6, 300, 40)
+    plain = [how(seed=i) for i in range(300)]
+    off = [how(seed=i, top_k=40, top_p=1.0, min_p=0.0) for i in range(300)]
+    assert sample(logits, plain) == sample(logits, off)
+    assert sample(logits, plain) == sample(logits, [how(seed=i, top_k=-1) for i in range(300)])
+
+
+def test_a_filtered_neighbour_leaves_a_row_alone() -> None:
+    logits = random_logits(7, 2, 40)
+    free = [how(seed=s, temperature=5.0) for s in range(100)]
+    alone = [sample(logits[:1], [r])[0] for r in free]
+    beside = [sample(logits, [r, how(top_k=1, temperature=3.0)])[0] for r in free]
+    assert beside == alone
+
+
+# ---- randomness
+
+
+def chi_square(tokens: list[int], probabilities: list[float]) -> float:
+    counts = [tokens.count(token) for token in range(len(probabilities))]
+    expected = [p * len(tokens) for p in probabilities]
+    return sum((count - e) ** 2 / e for count, e in zip(counts, expected, strict=True) if e)
+
+
+@every_draw
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_frequencies_are_those_of_the_softmax(vary: str, draw: Draw) -> None:
+    probabilities = [0.02, 0.08, 0.1, 0.2, 0.25, 0.35]
+    count = 20_000
+    logits = torch.tensor(probabilities).log().expand(count, -1)
+    rows = [how(seed=i if vary == "seed" else 5) for i in range(count)]
+    positions = list(range(count)) if vary == "position" else [3] * count
+    tokens = choose(logits, rows, positions, draw).tolist()
+    assert chi_square(tokens, probabilities) < 20.5  # 5 degrees of freedom: one in a thousand
+
+
+def test_frequencies_after_temperature_and_top_k_are_those_of_what_is_left() -> None:
+    count = 20_000
+    logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(count, -1)
+    tokens = sample(logits, [how(seed=i, temperature=2.0, top_k=3) for i in range(count)])
+    weights = [0.0, 0.2**0.5, 0.3**0.5, 0.4**0.5]
+    assert 0 not in tokens
+    assert chi_square(tokens, [w / sum(weights) for w in weights]) < 13.8  # 2 degrees of freedom: one in a thousand
+
+
+@every_draw
+def test_a_draw_is_the_same_alone_in_a_batch_and_reordered(draw: Draw) -> None:
+    logits = random_logits(11, 30, 60)
+    rows = [how(seed=i * 17, temperature=2.0, top_k=(0, 20)[i % 2]) for i in range(30)]
+    positions = [i * 5 for i in range(30)]
+    together = choose(logits, rows, positions, draw).tolist()
+    alone = [int(choose(logits[i : i + 1], [rows[i]], [positions[i]], draw)) for i in range(30)]
+    order = random.Random(3).sample(range(30), 30)
+    shuffled = choose(logits[order], [rows[i] for i in order], [positions[i] for i in order], draw).tolist()
+    assert alone == together
+    assert shuffled == [together[i] for i in order]
+
+
+@pytest.mark.parametrize("what", ["seed", "position", "completion"])
+def test_another_address_gives_another_draw(what: str) -> None:
+    logits = torch.zeros(1, 1000)  # equal chances: two draws agree once in a thousand
+    tokens = [
+        int(
+            choose(
+                logits,
+                [how(seed=i if what == "seed" else 9)],
+                [i if what == "position" else 4],
+                completion=i if what == "completion" else 0,
+            )
+        )
+        for i in range(100)
+    ]
+    assert len(set(tokens)) > 85  # 95 expected
+
+
+def test_both_ways_to_draw_choose_the_same() -> None:
+    """A filter that keeps everything takes the other way."""
+    logits = random_logits(12, 200, 300)
+    plain = sample(logits, [how(seed=i, temperature=1.5) for i in range(200)])
+    assert sample(logits, [how(seed=i, temperature=1.5, min_p=1e-30) for i in range(200)]) == plain
+
+
+@pytest.mark.parametrize("bits", [0, MASK])
+def test_the_only_token_left_is_drawn_whatever_the_random_bits(bits: int) -> None:
+    position = 7
+    seed = unmix(key_with_bits(bits, 3)) - (position + 1) * GOLDEN_GAMMA & MASK
+    logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
+    one = torch.tensor([0], dtype=torch.int32)
+    settings = columns([how(top_k=1)]).values()
+    tokens = choose_tokens(reference.draw_tokens, logits, *settings, keys_of([seed]), one, torch.tensor([position]))
+    assert tokens.tolist() == [3]
+
+
+# ---- what no token can be chosen from
+
+
+@every_draw
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}], ids=str)
+def test_nan_and_infinity_give_no_token_and_leave_their_neighbours_alone(
+    draw: Draw, value: float, settings: dict[str, float]
+) -> None:
+    logits = random_logits(12, 3, 10)
+    rows = [how(seed=i, **settings) for i in range(3)]
+    expected = choose(logits, rows, draw=draw).tolist()
+    logits[1, 4] = value
+    expected[1] = NOT_FINITE
+    assert choose(logits, rows, draw=draw).tolist() == expected
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
+def test_a_row_of_minus_infinity_gives_no_token(settings: dict[str, float]) -> None:
+    logits = random_logits(13, 2, 10)
+    logits[0] = -torch.inf
+    tokens = sample(logits, [how(**settings), how(temperature=0)])
+    assert tokens == [NOT_FINITE, int(logits[1].argmax())]
+
+
+@every_draw
+@pytest.mark.parametrize("top_p", [0.99, 1.0])
+def test_single_tokens_of_minus_infinity_are_never_drawn(draw: Draw, top_p: float) -> None:
+    logits = torch.zeros(500, 4)
+    logits[:, 2] = -torch.inf
+    assert set(choose(logits, [how(seed=i, top_p=top_p) for i in range(500)], draw=draw).tolist()) == {0, 1, 3}
+
+
+@needs_kernels
+def test_every_implementation_for_the_cpu_chooses_the_same() -> None:
+    """As the protocol has it, with the tables as arguments."""
+    logits, rng = random_logits(14, 60, 500), random.Random(4)
+    rows = [how(temperature=rng.choice([0, 0.7, 3.0]), **random_filters(rng, 500)) for _ in range(60)]
+    arguments = (
+        *columns(rows).values(),
+        keys_of([rng.getrandbits(64) for _ in rows]),
+        torch.arange(60, dtype=torch.int32),
+        torch.arange(60),
+    )
+    chosen = [
+        kernels.choose_tokens(logits.clone(), *arguments) for kernels in (reference.TorchKernels(), NativeKernels())
+    ]
+    assert torch.equal(*chosen)

@@ -1,0 +1,118 @@
+"""Where tokens stand, against a loop in Python."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from nanoengine.kernels.triton.place_tokens import TILE, place_tokens
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Step:
+    """Random sequences, and what the kernel has to make of them.
+
+    Args:
+        query_lens: tokens of each sequence.
+        padding: which sequences are nobody's.
+    """
+
+    def __init__(
+        self,
+        query_lens: list[int],
+        *,
+        padding: tuple[int, ...] = (),
+        block_size: int = 16,
+        num_rows: int = 9,
+        seed: int = 0,
+    ):
+        rng = random.Random(seed)
+        self.block_size, self.max_query_len = block_size, max(query_lens, default=0)
+        self.rows = rng.sample(range(num_rows - 1), len(query_lens))
+        for i in padding:
+            self.rows[i] = num_rows - 1
+        self.starts = [0, *accumulate(query_lens)]
+        self.computed = [rng.randint(0, 100) for _ in query_lens]
+        self.token_ids = [rng.choice([-1, rng.randint(0, 150_000)]) for _ in range(self.starts[-1])]
+        self.last_tokens = [rng.randint(0, 150_000) for _ in range(num_rows)]
+        width = -(-(100 + self.max_query_len) // block_size) + 1
+        self.tables = [[rng.randint(0, 1 << 27) for _ in range(width)] for _ in range(num_rows)]
+        self.gap = rng.randint(0, 3)
+
+    def run(self) -> dict[str, list[int]]:
+        def int32(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+        tables = torch.full((len(self.tables), len(self.tables[0]) + self.gap), 1 << 28, dtype=torch.int32)
+        tables[:, : len(self.tables[0])] = torch.tensor(self.tables, dtype=torch.int32)
+        result = place_tokens(
+            int32(self.token_ids),
+            int32(self.rows),
+            int32(self.starts),
+            int32(self.computed),
+            torch.tensor(self.last_tokens, dtype=torch.int64, device=DEVICE),
+            tables.to(DEVICE)[:, : len(self.tables[0])],
+            self.block_size,
+            self.max_query_len,
+        )
+        names = ("input_ids", "positions", "slot_mapping", "seq_lens")
+        return {name: values.tolist() for name, values in zip(names, result, strict=True)}
+
+    def expected(self) -> dict[str, list[int]]:
+        result: dict[str, list[int]] = {"input_ids": [], "positions": [], "slot_mapping": [], "seq_lens": []}
+        for i, row in enumerate(self.rows):
+            start, end = self.starts[i : i + 2]
+            real = row != len(self.tables) - 1
+            result["seq_lens"].append(self.computed[i] + end - start if real else 0)
+            for token in range(start, end):
+                position = self.computed[i] + token - start
+                given = self.token_ids[token]
+                block = self.tables[row][position // self.block_size]
+                result["input_ids"].append((self.last_tokens[row] if given < 0 else given) if real else 0)
+                result["positions"].append(position if real else 0)
+                result["slot_mapping"].append(block * self.block_size + position % self.block_size if real else -1)
+        return result
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    query_lens=st.lists(st.integers(0, 40), max_size=6),
+    padding=st.sets(st.integers(0, 5)),
+    block_size=st.sampled_from([16, 64, 256]),
+    seed=st.integers(0, 1000),
+)
+def test_it_is_the_loop(query_lens: list[int], padding: set[int], block_size: int, seed: int) -> None:
+    nobody = tuple(i for i in padding if i < len(query_lens))
+    step = Step(query_lens, padding=nobody, block_size=block_size, seed=seed)
+    assert step.run() == step.expected()
+
+
+@pytest.mark.parametrize("longest", [TILE - 1, TILE, TILE + 1, 2 * TILE + 5])
+def test_prompts_longer_than_a_tile(longest: int) -> None:
+    step = Step([1, longest, 3])
+    assert step.run() == step.expected()
+
+
+def test_decodes_with_padding_behind() -> None:
+    step = Step([1] * 8, padding=(5, 6, 7), num_rows=17)
+    result = step.run()
+    assert result == step.expected()
+    assert result["slot_mapping"][5:] == [-1] * 3
+    assert result["seq_lens"][5:] == [0] * 3
+
+
+def test_a_row_without_a_token_is_given_one_that_there_is() -> None:
+    step = Step([1])
+    step.token_ids, step.last_tokens = [-1], [-1] * 9
+    assert step.run()["input_ids"] == [0]
