@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,7 +17,7 @@ BUSY = 0.15  # cores of other processes from which figures are in doubt
 def machine_facts() -> dict[str, Any]:
     packages = ("nanoengine", "torch", "transformers", "numpy")
     return {
-        "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
+        "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -64,3 +64,10 @@ class OtherLoad:
         user, nice, system, _, _, irq, softirq, steal = map(int, PROC_STAT.read_text().split(maxsplit=9)[1:9])
         busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
         return busy - sum(os.times()[:4])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # as when the sources are run without being installed
+        return "not installed"

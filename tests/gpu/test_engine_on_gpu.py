@@ -1,68 +1,142 @@
-"""The engine on an NVIDIA GPU: exact in float32, sound in bfloat16, sized from the memory that is free."""
+"""The engine on an NVIDIA GPU in float32: its logits are those of transformers, its tokens those of the CPU, however it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from tests.support import (
-    fill_kv_with_nan,
-    forced_logits,
-    model_runner,
-    reference_logits,
-    reference_model,
-    tiny_checkpoint,
+from tests.gpu.engines import (
+    MAX_LEN,
+    TINY_POOL,
+    VOCAB_SIZE,
+    Tokens,
+    assert_idle,
+    generate,
+    needs_gpu,
+    on_cpu,
+    open_llm,
+    requests,
 )
+from tests.support import fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none"),
-]
+pytestmark = needs_gpu
+
+PATHS = {
+    "triton": {"kernels": "triton", "attention_backend": "triton"},
+    "torch": {"kernels": "torch"},
+    "triton with torch's attention": {"kernels": "triton", "attention_backend": "torch"},
+}
+POOLS: dict[str, dict[str, Any]] = {
+    "room": {},
+    "tiny": {"num_kv_blocks": TINY_POOL},
+    "blocks of 64": {"block_size": 64, "num_kv_blocks": 100},
+    "small steps": {"max_num_batched_tokens": 24},
+}
+COMBINATIONS = [*(("triton", pool) for pool in POOLS), *((path, "tiny") for path in PATHS if path != "triton")]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("gpu"), num_hidden_layers=3, head_dim=64, tie_word_embeddings=False)
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> Iterator[LLM]:
-    with LLM(str(checkpoint), dtype="float32", device="cuda", kv_cache_memory=64 << 20, use_tqdm=False) as llm:
+@pytest.fixture(scope="module", params=COMBINATIONS, ids=", ".join)
+def llm(checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    path, pool = request.param
+    with open_llm(checkpoint, **PATHS[path] | POOLS[pool]) as llm:
         yield llm
 
 
 def test_logits_are_those_of_transformers(llm: LLM, checkpoint: Path) -> None:
-    token_ids = torch.randint(0, 256, (300,), generator=torch.Generator().manual_seed(0)).tolist()
-    expected = reference_logits(reference_model(checkpoint), token_ids)
+    token_ids = torch.randint(0, VOCAB_SIZE, (MAX_LEN - 1,), generator=torch.Generator().manual_seed(0)).tolist()
+    exact = reference_logits(reference_model(checkpoint), token_ids)
     fill_kv_with_nan(llm)
-    for chunk in (300, 33):
-        logits = forced_logits(llm, token_ids, num_prompt_tokens=200, chunk=chunk)
-        torch.testing.assert_close(logits.cpu(), expected, atol=1e-4, rtol=0)
+    for chunk in (100, 33) if llm.config.max_num_batched_tokens > 100 else (17,):
+        logits = forced_logits(llm, token_ids, num_prompt_tokens=100, chunk=chunk)
+        torch.testing.assert_close(logits.cpu(), exact, atol=1e-4, rtol=0)
+    fill_kv_with_nan(llm)
 
 
-def test_tokens_are_those_of_the_cpu(llm: LLM, checkpoint: Path) -> None:
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(0, 256, (3 + 11 * i,), generator=generator).tolist() for i in range(12)]
+def test_tokens_are_those_of_the_cpu_in_every_mode(llm: LLM, expected: Tokens) -> None:
+    prompts, params = requests()
+    scheduler = llm.engine.scheduler
+    for mode in modes_of(llm):
+        llm.reset_prefix_cache()
+        fill_kv_with_nan(llm)
+        before = scheduler.num_preemptions, llm.cache_stats.num_hit_tokens
+        with running_in(llm, mode):
+            assert generate(llm, prompts, params) == expected, mode
+            again = llm.cache_stats.num_hit_tokens
+            assert generate(llm, prompts[::-1], params[::-1])[::-1] == expected, f"{mode}, from the prefix cache"
+        assert llm.cache_stats.num_hit_tokens > again > before[1]
+        if llm.config.num_kv_blocks == TINY_POOL:
+            assert scheduler.num_preemptions > before[0]
+
+
+def test_graphs_are_recorded_where_they_can_be(llm: LLM) -> None:
+    runner = model_runner(llm)
+    assert (runner.graphs is not None) == (runner.kernels.name == "triton" and runner.backend.name == "triton")
+    assert modes_of(llm) == [mode for mode in MODES if runner.graphs is not None or not mode.graphs]
+    assert llm.engine.max_steps_in_flight == 2, "overlapping is what a GPU engine does"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_the_options_choose_the_mode(checkpoint: Path, expected: Tokens, mode: Mode) -> None:
+    with open_llm(checkpoint, async_scheduling=mode.overlap, enforce_eager=not mode.graphs) as llm:
+        assert modes_of(llm)[0].graphs == mode.graphs
+        assert llm.engine.max_steps_in_flight == 1 + mode.overlap
+        assert generate(llm, *requests()) == expected
+
+
+@pytest.mark.parametrize("pool", ["room", "tiny"])
+def test_aborted_requests_leave_the_others_as_they_are(checkpoint: Path, expected: Tokens, pool: str) -> None:
+    prompts, params = requests()
+    with open_llm(checkpoint, **POOLS[pool]) as llm:
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            fill_kv_with_nan(llm)
+            with running_in(llm, mode):
+                mine = [llm.engine.add_request(*pair) for pair in zip(prompts, params, strict=True)]
+                for step in range(2000):
+                    if not llm.engine.has_unfinished:
+                        break
+                    llm.engine.step()
+                    llm.engine.scheduler.check()
+                    if step % 3 == 1 and 2 * (step // 3) + 1 < len(mine):
+                        llm.engine.abort(mine[2 * (step // 3) + 1].request_id)
+            assert_idle(llm)
+            for i in range(0, len(mine), 2):
+                assert [completion.token_ids for completion in mine[i].output().outputs] == expected[i], f"{i}, {mode}"
+            for i in range(1, len(mine), 2):
+                for completion, whole in zip(mine[i].output().outputs, expected[i], strict=True):
+                    assert completion.token_ids == whole[: len(completion.token_ids)], f"{i}, {mode}"
+
+
+def test_a_seed_decides_whatever_else_runs(checkpoint: Path) -> None:
+    prompts, params = requests()
+    with open_llm(checkpoint) as llm:
+        together = generate(llm, prompts, params)
+        llm.reset_prefix_cache()
+        assert [generate(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)] == together
+
+
+def test_logprobs_best_of_and_bans_are_those_of_the_cpu(checkpoint: Path) -> None:
+    """What recorded steps cannot do goes on beside them."""
+    prompts, _ = requests(12, seed=1)
     params = [
-        SamplingParams(temperature=0.8 * (i % 2), top_p=0.95, seed=i, max_tokens=30, ignore_eos=True) for i in range(12)
+        SamplingParams(
+            temperature=0.7 * (i % 2),
+            seed=i,
+            max_tokens=12,
+            min_tokens=5 * (i % 3 == 0),
+            logprobs=3 if i % 4 == 0 else None,
+            best_of=2 if i % 6 == 5 else None,
+        )
+        for i in range(len(prompts))
     ]
-    on_gpu = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
-    with LLM(str(checkpoint), dtype="float32", device="cpu", num_kv_blocks=200, use_tqdm=False) as other:
-        on_cpu = [output.outputs[0].token_ids for output in other.generate(prompts, params, use_tqdm=False)]
-    assert on_gpu == on_cpu
-
-
-def test_half_precision_runs_with_a_pool_from_free_memory(checkpoint: Path) -> None:
-    free, total = torch.cuda.mem_get_info()
-    for dtype in ("bfloat16", "float16"):
-        with LLM(str(checkpoint), dtype=dtype, gpu_memory_utilization=0.5, max_num_seqs=8, use_tqdm=False) as llm:
-            assert model_runner(llm).device.type == "cuda"
-            outputs = llm.generate(["a", "bc"], SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
-            assert all(len(output.outputs[0].token_ids) == 20 for output in outputs)
-            assert total - torch.cuda.mem_get_info()[0] <= 0.5 * total
-    torch.cuda.empty_cache()
-    assert torch.cuda.mem_get_info()[0] > free - (1 << 30), "closing gives the memory back"
+    expected = on_cpu(checkpoint, prompts, params)
+    with open_llm(checkpoint) as llm:
+        for mode in modes_of(llm):
+            with running_in(llm, mode):
+                assert generate(llm, prompts, params) == expected, mode

@@ -1,0 +1,1 @@
+"""Measurements of the CUDA path: gpu.sh beside this folder runs them all."""

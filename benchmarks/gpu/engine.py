@@ -1,0 +1,255 @@
+"""The whole engine on a GPU: start-up, one stream, the 256 requests of nano-vllm, and where the time of decode steps goes.
+
+    python -m benchmarks.gpu.engine --random-weights qwen3-0.6b --save engine.json
+
+The JSON is written after each part, so that a part that fails, or a run that is cut short, loses no other. On a CPU
+(--device cpu, and small numbers) it runs too, without what only a GPU has, so that the program itself can be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from pathlib import Path
+
+import torch
+
+from benchmarks.drive import Run
+from benchmarks.figures import Figures, latency_figures, phase_figures
+from benchmarks.gpu.clock import Clock, device_facts, measure_rates
+from benchmarks.gpu.decode import decode
+from benchmarks.gpu.kernels import PACKAGE_BLOCK
+from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
+from benchmarks.gpu.parts import Bench, kept_going
+from benchmarks.latency import stream_figures
+from benchmarks.limit import StepWork
+from benchmarks.options import add_model_options, engine_options, positive_int
+from benchmarks.random_weights import random_checkpoint
+from benchmarks.report import ENGINE, Report
+from benchmarks.session import Session, open_session
+from benchmarks.startup import first_token
+from benchmarks.workload import NANO_VLLM, Workload, random_tokens, random_workload
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidConfig
+
+PARTS = ("equal tokens", "one stream", "workload", "decode", "other backends", "start-up")
+ON_ONE_ENGINE = ("one stream", "workload", "decode")
+
+WARM_UPS = 2
+WARM_UP_TOKENS = 4
+
+
+def main(arguments: Sequence[str]) -> int:
+    args = _parser().parse_args(arguments)
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(args.device)
+    report = Report("gpu_engine", device_facts(device))
+    rates = measure_rates(
+        Clock(device, repeats=5), torch.bfloat16 if args.dtype == "auto" else getattr(torch, args.dtype)
+    )
+    report.add({"work": "(device)"}, rates.figures)
+    _give_back(device)
+    bench = Bench(args, report, rates.ceiling)
+    with ExitStack() as stack:
+        if args.random_weights:
+            args.model, args.random_weights = stack.enter_context(random_checkpoint(args.random_weights)), None
+            args.option.append(("tokenizer", "demo"))
+        bench.run("equal tokens", lambda: equal_tokens(bench, device))
+        if not set(args.parts).isdisjoint(ON_ONE_ENGINE):
+            with kept_going(report, "the engine"), open_session(args, report, bench.longest) as session:
+                bench.run("one stream", lambda: one_stream(bench, session))
+                bench.run("workload", lambda: workload(bench, session))
+                bench.run("decode", lambda: decode(bench, session))
+        _give_back(device)
+        bench.run("other backends", lambda: other_backends(bench))
+        bench.run("start-up", lambda: start_up(bench))
+    report.show()
+    return 1 if "failed" in report.facts else 0
+
+
+# ---- on small engines of their own
+
+
+def equal_tokens(bench: Bench, device: torch.device) -> None:
+    """Mixed requests to the bundled model in float32, in a pool so small that some are preempted: every mode, the same tokens."""
+    rng = random.Random(0)
+    params = [
+        SamplingParams(
+            temperature=0.5 * (i % 3), top_k=20 * (i % 2), top_p=0.9, seed=i, ignore_eos=True, max_tokens=20 + i % 13
+        )
+        for i in range(36)
+    ]
+    with LLM("demo", dtype="float32", device=str(device), max_model_len=256, num_kv_blocks=96, use_tqdm=False) as llm:
+        shared = random_tokens(rng, 48, llm.model_config.vocab_size)
+        prompts = [
+            shared * (i % 3 == 0) + random_tokens(rng, rng.randint(1, 120), llm.model_config.vocab_size)
+            for i in range(len(params))
+        ]
+        found: dict[Mode, list[list[int]]] = {}
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            with running_in(llm, mode):
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+            found[mode] = [output.outputs[0].token_ids for output in outputs]
+        preemptions = llm.engine.scheduler.num_preemptions
+    _say_what_is_missing(bench, list(found))
+    first, *others = found.values()
+    differing = sum(any(tokens[i] != first[i] for tokens in others) for i in range(len(prompts)))
+    figures = {"requests": float(len(prompts)), "modes": float(len(found)), "preemptions": float(preemptions)}
+    bench.report.add({"work": "equal tokens"}, figures | {"differing": float(differing)})
+
+
+def other_backends(bench: Bench) -> None:
+    """The workload with each attention backend that a package brings, in blocks of the size that it takes."""
+    for name in ("flash_attn", "torch_varlen"):
+        args, report = copy(bench.args), Report("", dict(bench.report.facts))
+        args.option = [*args.option, ("attention_backend", name), ("block_size", PACKAGE_BLOCK)]
+        try:
+            with open_session(args, report, bench.longest) as session:
+                work = _workload(bench, session)
+                _warm_up(session, work)
+                run = session.run(work, name)
+                case = {"work": "workload", "mode": f"{name}, blocks of {PACKAGE_BLOCK}"}
+                bench.report.add(case, _workload_figures(bench, session, work, run))
+        except InvalidConfig as error:
+            bench.report.warn(f"left out: {error}")
+
+
+def start_up(bench: Bench) -> None:
+    """Fresh processes: the first finds no compiled kernels, the second does, the third records no graphs."""
+    options = engine_options(bench.args)
+    bench.report.warn("start-up: the weights' file is in the page cache")
+    with tempfile.TemporaryDirectory() as folder, _environment(TRITON_CACHE_DIR=folder):
+        for variant, more in (
+            ("no kernels compiled yet", {}),
+            ("kernels compiled before", {}),
+            ("no graphs", {"enforce_eager": True}),
+        ):
+            figures = first_token(ENGINE, str(bench.args.model), bench.args.stream_len[0], options | more)
+            bench.report.add({"work": "start-up", "variant": variant}, figures)
+
+
+# ---- on one engine
+
+
+def one_stream(bench: Bench, session: Session) -> None:
+    """One request at a time: its first token, and the ones after it."""
+    args, limit = bench.args, session.limit
+    prompt_len, output_len = args.stream_len
+    prefill = limit.workload_seconds(Workload([[0] * prompt_len], [1]), bench.ceiling)
+    context = prompt_len + output_len // 2
+    step = limit.seconds(StepWork(1, 1, context, context), bench.ceiling)
+    for mode in modes_of(session.llm)[:2]:
+        case = {"work": "one stream", "mode": str(mode), "input_len": prompt_len, "output_len": output_len}
+        for repetition in range(-WARM_UPS, args.repeat):
+            work = Workload([session.tokens(prompt_len, repetition)], [output_len])
+            with running_in(session.llm, mode):
+                figures = stream_figures(session.run(work, "one stream", temperature=0.0))
+            if repetition >= 0:
+                shares = {"ttft_ms_share": 1000 * prefill / figures["ttft_ms"]}
+                if "tpot_ms" in figures:
+                    shares["tpot_ms_share"] = 1000 * step / figures["tpot_ms"]
+                bench.report.add(case, figures | shares)
+
+
+def workload(bench: Bench, session: Session) -> None:
+    """All requests at once: with two steps in flight and with one, turn by turn; then without graphs."""
+    work = _workload(bench, session)
+    bench.report.facts |= {"prompt_tokens": sum(map(len, work.prompts)), "output_tokens": work.num_output_tokens}
+    modes = modes_of(session.llm)
+    _say_what_is_missing(bench, modes)
+    compared = modes[:2]
+    for mode in modes:
+        with running_in(session.llm, mode):
+            _warm_up(session, work)
+    for _ in range(bench.args.workload_repeat):
+        seconds = [_run_workload(bench, session, work, mode) for mode in compared]
+        bench.report.add({"work": "overlap"}, {"times_as_fast": seconds[1] / seconds[0]})
+    for mode in modes[2:3]:
+        _run_workload(bench, session, work, mode)
+
+
+# ---- what several share
+
+
+def _workload(bench: Bench, session: Session) -> Workload:
+    args = bench.args
+    return random_workload(args.num_seqs, tuple(args.input_len), tuple(args.output_len), session.vocab_size, 0)
+
+
+def _warm_up(session: Session, work: Workload) -> None:
+    session.run(work.cut(WARM_UP_TOKENS), "warm-up")
+
+
+def _run_workload(bench: Bench, session: Session, work: Workload, mode: Mode) -> float:
+    with running_in(session.llm, mode):
+        run = session.run(work, str(mode))
+    bench.report.add({"work": "workload", "mode": str(mode)}, _workload_figures(bench, session, work, run))
+    if run.num_preemptions:
+        bench.report.warn(f"{run.num_preemptions} preemptions in a run: the KV pool is small for this workload")
+    return run.seconds
+
+
+def _workload_figures(bench: Bench, session: Session, work: Workload, run: Run) -> Figures:
+    least = session.limit.workload_seconds(work, bench.ceiling)
+    return (
+        {"output_tok_s": work.num_output_tokens / run.seconds, "output_tok_s_share": least / run.seconds}
+        | latency_figures(run.requests)
+        | phase_figures(run.steps, session.limit, bench.ceiling)
+    )
+
+
+def _say_what_is_missing(bench: Bench, modes: Sequence[Mode]) -> None:
+    if FASTEST not in modes:
+        bench.report.warn("left out: CUDA graphs, which are not recorded here")
+
+
+def _give_back(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("gpu_engine", description=__doc__.split("\n")[0] if __doc__ else None)
+    preset = NANO_VLLM
+    pair = {"type": positive_int, "nargs": 2, "metavar": ("LOW", "HIGH")}
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
+    parser.add_argument("--num-seqs", type=positive_int, default=preset.num_seqs, help="requests of the workload")
+    parser.add_argument("--input-len", **pair, default=preset.input_len, help="tokens of a prompt")  # type: ignore[arg-type]
+    parser.add_argument("--output-len", **pair, default=preset.output_len, help="tokens to generate")  # type: ignore[arg-type]
+    parser.add_argument(
+        "--stream-len", type=positive_int, nargs=2, metavar=("PROMPT", "NEW"), default=(1024, 129), help="of one stream"
+    )
+    parser.add_argument("--decode-len", type=positive_int, default=512, help="prompt tokens before decode steps")
+    parser.add_argument("--decode-steps", type=positive_int, default=50, help="steps that are timed, and profiled")
+    parser.add_argument("--repeat", type=positive_int, default=7, help="repetitions of one stream (default: 7)")
+    parser.add_argument("--workload-repeat", type=positive_int, default=2, help="of the workload (default: 2)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the JSON here")
+    add_model_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""The targets of the CUDA path, and whether saved measurements meet them.
+
+    python -m benchmarks.gpu.targets kernels.json engine.json
+
+prints a line for each target: the goal, what was measured, and "met", "missed" or "not run". A file may be missing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import align
+
+
+@dataclass(frozen=True)
+class Target:
+    """What one figure of one row should be.
+
+    Args:
+        name: what is measured, in words.
+        case: of the row; other keys of it may be anything.
+        figure: of which the median counts.
+        goal: at least this, or if `at_most`, at most.
+        unit: how it is shown; "%" shows a share of 1.
+    """
+
+    name: str
+    case: dict[str, Any]
+    figure: str
+    goal: float
+    unit: str
+    at_most: bool = False
+
+    def measured(self, reports: Iterable[dict[str, Any]]) -> float | None:
+        """The figure in the first report that has it."""
+        for report in reports:
+            for row in report["rows"]:
+                if self.case.items() <= row["case"].items() and self.figure in row["figures"]:
+                    return float(row["figures"][self.figure]["median"])
+        return None
+
+    def verdict(self, measured: float | None) -> str:
+        if measured is None:
+            return "not run"
+        return "met" if (measured <= self.goal if self.at_most else measured >= self.goal) else "missed"
+
+    def show(self, value: float | None) -> str:
+        if value is None:
+            return "-"
+        return f"{100 * value:.1f} %" if self.unit == "%" else f"{value:.4g} {self.unit}".strip()
+
+
+DECODE = {"kernel": "decode attention", "backend": "triton", "batch": 64, "context": 2048}
+FASTEST = {"mode": "overlap, graphs"}
+STREAM = {"work": "one stream", **FASTEST}
+TARGETS = (
+    Target("decode attention, 64 x 2,048 tokens, blocks of 16: of the bandwidth", DECODE, "bandwidth_share", 0.80, "%"),
+    Target("one stream: TTFT, 1,024 prompt tokens", STREAM, "ttft_ms", 8.0, "ms", at_most=True),
+    Target("one stream: TPOT", STREAM, "tpot_ms", 0.8, "ms", at_most=True),
+    Target("256 requests: of the limit", {"work": "workload", **FASTEST}, "output_tok_s_share", 0.70, "%"),
+    Target("256 requests: two steps in flight against one", {"work": "overlap"}, "times_as_fast", 1.3, "x"),
+    Target("decode of 256: GPU busy", {"work": "decode", "num_seqs": 256, **FASTEST}, "busy_share", 0.95, "%"),
+    Target("float32: requests that the mode changes", {"work": "equal tokens"}, "differing", 0, "", at_most=True),
+)
+
+
+def lines(reports: Sequence[dict[str, Any]], targets: Sequence[Target] = TARGETS) -> list[str]:
+    """The table."""
+    rows = [["target", "goal", "measured", ""]]
+    for target in targets:
+        value = target.measured(reports)
+        sign = "<=" if target.at_most else ">="
+        rows.append([target.name, f"{sign} {target.show(target.goal)}", target.show(value), target.verdict(value)])
+    return list(align(rows))
+
+
+def main(paths: Sequence[str]) -> None:
+    reports = [json.loads(Path(path).read_text()) for path in paths if Path(path).exists()]
+    print("\n".join(lines(reports)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""What a GPU's profile is boiled down to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity
+
+from benchmarks.gpu.trace import Activity, Busy, busy, by_kernel, merge, read_trace, record
+
+spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])))
+
+
+@given(spans)
+def test_merged_spans_cover_the_same_points_and_lie_apart(drawn: list[tuple[int, int]]) -> None:
+    merged = merge(drawn)
+    points = {point for start, end in drawn for point in range(start, end)}
+    assert {point for start, end in merged for point in range(int(start), int(end))} == points
+    assert all(before[1] < after[0] for before, after in pairwise(merged))
+
+
+def test_kernels_side_by_side_count_once() -> None:
+    activities = [Activity("a", 0, 40), Activity("b", 20, 60), Activity("c", 62, 80), Activity("d", 90, 100)]
+    spent = busy(activities, long_gap=5)
+    assert spent == pytest.approx(Busy(100e-6, 0.88, 0.02, 0.1))
+    assert sum(spent[1:]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("activities", [[], [Activity("a", 5, 5)]], ids=["none", "of no length"])
+def test_nothing_to_be_busy_with(activities: list[Activity]) -> None:
+    assert busy(activities) == Busy(0, 0, 0, 0)
+
+
+def test_what_is_read_of_a_trace() -> None:
+    def event(name: str, category: str, start: float, seconds: float | None = 1.0, phase: str = "X") -> dict[str, Any]:
+        return {"name": name, "cat": category, "ph": phase, "ts": start} | ({"dur": seconds} if seconds else {})
+
+    events = [
+        event("cudaLaunchKernel", "cuda_runtime", 1),
+        event("decode", "kernel", 9, 2.5),
+        event("copy", "gpu_memcpy", 3),
+        event("zero", "gpu_memset", 6),
+        event("decode", "ac2g", 9, None, "f"),
+        event("a step", "gpu_user_annotation", 0, 100),
+        {"name": "process_name", "ph": "M"},
+    ]
+    found = read_trace({"traceEvents": events})
+    assert found == [Activity("copy", 3, 4), Activity("zero", 6, 7), Activity("decode", 9, 11.5)]
+
+
+def test_kernels_are_listed_by_their_time() -> None:
+    activities = [Activity("a", 0, 10), Activity("b", 10, 40), Activity("a", 50, 60)]
+    b, a = by_kernel(activities)
+    assert (b.name, b.calls, a.name, a.calls) == ("b", 1, "a", 2)
+    assert (b.seconds, a.seconds) == pytest.approx((30e-6, 20e-6))
+
+
+def test_what_a_cpu_does_is_no_work_of_a_gpu() -> None:
+    done = []
+    assert record(lambda: done.append(torch.ones(3).sum()), ProfilerActivity.CPU) == []
+    assert done == [3]

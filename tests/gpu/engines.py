@@ -1,0 +1,83 @@
+"""Engines on the GPU, mixed requests for them, and what the CPU says to those."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from tests.support import fill_kv_with_nan, model_runner
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none"),
+]
+
+DEVICE = "cuda"
+VOCAB_SIZE = 300
+MAX_LEN = 128
+MODEL = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 3, "head_dim": 64, "tie_word_embeddings": False}
+TINY_POOL = 28
+"""Blocks of 16 tokens: too few for the requests below to run all at once."""
+
+Tokens = list[list[list[int]]]
+"""Of each request, of each of its completions."""
+
+
+def open_llm(folder: Path, **options: Any) -> LLM:
+    """An engine over a pool full of NaN, if its backend leaves alone what nobody wrote."""
+    defaults: dict[str, Any] = {"dtype": "float32", "device": DEVICE, "max_model_len": MAX_LEN, "max_num_seqs": 16}
+    if "gpu_memory_utilization" not in options:
+        defaults["num_kv_blocks"] = 400
+    llm = LLM(str(folder), use_tqdm=False, **defaults | options)
+    if model_runner(llm).backend.name != "flash_attn":  # version 3 multiplies it by 0
+        fill_kv_with_nan(llm)
+    return llm
+
+
+def requests(count: int = 24, seed: int = 0) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of many lengths, a third of which begin alike; greedy and drawn, with and without filters, single and threefold.
+
+    No token hangs on a thread: noise of 1e-4 on every logit, ten times what float32 sums in another order make, changes none.
+    """
+    rng = random.Random(seed)
+    shared = [rng.randrange(VOCAB_SIZE) for _ in range(40)]
+    own = [[rng.randrange(VOCAB_SIZE) for _ in range(1 + (17 * i) % 50)] for i in range(count)]
+    prompts = [shared * (i % 3 == 0) + tokens for i, tokens in enumerate(own)]
+    hows: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.0, "top_k": 20},
+        {"temperature": 0.9, "top_p": 0.9, "n": 3},
+        {"temperature": 1.2, "min_p": 0.05, "top_k": 50},
+    ]
+    params = [
+        SamplingParams(ignore_eos=True, max_tokens=6 + i % 11, seed=seed + i, **hows[i % len(hows)])
+        for i in range(count)
+    ]
+    return prompts, params
+
+
+def generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Tokens:
+    """Run requests to their end; afterwards the engine must be idle, and every block back."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert_idle(llm)
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+def assert_idle(llm: LLM) -> None:
+    scheduler = llm.engine.scheduler
+    assert not llm.engine.has_unfinished
+    assert scheduler.num_in_flight == 0
+    scheduler.check()
+    assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
+
+
+def on_cpu(folder: Path, prompts: list[list[int]], params: list[SamplingParams], **options: Any) -> Tokens:
+    """What plain torch on the CPU answers, with room for all."""
+    with open_llm(folder, device="cpu", kernels="torch", **options) as llm:
+        return generate(llm, prompts, params)

@@ -1,0 +1,83 @@
+"""Half precision on an NVIDIA GPU, with every attention backend that runs there: about as exact as torch's own operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.modes import modes_of, running_in
+from nanoengine import LLM, SamplingParams
+from nanoengine.attention.backend import choose_backend
+from nanoengine.config import ModelConfig
+from nanoengine.errors import InvalidConfig
+from nanoengine.models.loader import read_json
+from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, needs_gpu, open_llm
+from tests.support import forced_logits, reference_logits, reference_model
+
+pytestmark = needs_gpu
+
+LENGTH = 300
+BLOCK_SIZES = {"triton": 16, "flash_attn": 256, "torch_varlen": 256}
+WORSE = 1.5
+"""Times the error of plain torch operations in the same dtype, which rounds more often."""
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> list[int]:
+    ids: list[int] = torch.randint(0, VOCAB_SIZE, (LENGTH,), generator=torch.Generator().manual_seed(2)).tolist()
+    return ids
+
+
+@pytest.fixture(scope="module")
+def exact(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
+    return reference_logits(reference_model(checkpoint), token_ids)
+
+
+def open_half(checkpoint: Path, backend: str, dtype: str) -> LLM:
+    """An engine with a backend; if that cannot run here, the test is skipped for the backend's own reason."""
+    size = BLOCK_SIZES.get(backend, 16)
+    config = ModelConfig.from_hf(read_json(checkpoint, "config.json"))
+    try:
+        choose_backend(backend, torch.device(DEVICE), getattr(torch, dtype), config, size)
+    except InvalidConfig as error:
+        pytest.skip(str(error))
+    kernels = "torch" if backend == "torch" else "auto"
+    options = {"attention_backend": backend, "kernels": kernels, "block_size": size, "max_model_len": 512}
+    return open_llm(checkpoint, dtype=dtype, num_kv_blocks=6400 // size, **options)
+
+
+def error_of(llm: LLM, token_ids: list[int], exact: torch.Tensor) -> float:
+    """Root mean square over all logits."""
+    logits = forced_logits(llm, token_ids, num_prompt_tokens=200, chunk=90).cpu()
+    assert logits.isfinite().all()
+    return (logits.double() - exact).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("backend", BLOCK_SIZES)
+def test_logits_are_as_exact_as_those_of_torch(
+    checkpoint: Path, token_ids: list[int], exact: torch.Tensor, backend: str, dtype: str
+) -> None:
+    with open_half(checkpoint, "torch", dtype) as llm:
+        allowed = WORSE * error_of(llm, token_ids, exact)
+    with open_half(checkpoint, backend, dtype) as llm:
+        llm_error = error_of(llm, token_ids, exact)
+    assert 0 < llm_error <= allowed, f"{llm_error / allowed * WORSE:.2f} times the error of torch"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("backend", BLOCK_SIZES)
+def test_requests_come_to_their_ends_in_every_mode(checkpoint: Path, backend: str, dtype: str) -> None:
+    prompts = [[(5 * i + j) % VOCAB_SIZE for j in range(1 + 19 * i)] for i in range(14)]
+    params = [
+        SamplingParams(temperature=0.7 * (i % 2), seed=i, ignore_eos=True, max_tokens=5 + 3 * i) for i in range(14)
+    ]
+    with open_half(checkpoint, backend, dtype) as llm:
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            with running_in(llm, mode):
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert [len(output.outputs[0].token_ids) for output in outputs] == [5 + 3 * i for i in range(14)], mode
+            assert_idle(llm)
