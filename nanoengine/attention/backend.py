@@ -30,7 +30,7 @@ class AttentionMetadata:
     kv_cache: list[KVLayer]
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included
-    block_tables: Tensor  # [num_seqs, max_blocks] int32, filled up with the null block
+    block_tables: Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, any blocks of the pool
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     query_lens_list: list[int]
     seq_lens_list: list[int]

@@ -13,7 +13,9 @@ from nanoengine.runner.stream import Recorder
 
 
 def bucket_sizes(max_size: int) -> list[int]:
-    """Sizes to record, ascending. The last is `max_size`, and none is filled up by more than a third of its rows from 8 on."""
+    """Sizes to record, ascending. The last is `max_size`. Less than half of a recorded step is padding, and less than a third of
+    one of more than 16 sequences.
+    """
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, max_size, 128)]
     return [size for size in sizes if size < max_size] + [max_size]
 

@@ -155,11 +155,11 @@ class ModelRunner:
         self, step: Step, layout: Layout | None, numbers: Tensor | None, changes: Changes, shape: Shape | None
     ) -> None:
         """The device's part of a step; without a shape it is a recorded one, without a layout only its transfers."""
+        self.rows.apply(changes)
         step.unwritten = self.mover.run(step.batch.transfers)
         if layout is None or numbers is None:
             return
         self._numbers[: layout.size].copy_(numbers, non_blocking=True)
-        self.rows.apply(changes)
         tokens: Tensor | None
         if shape is None:
             assert self.graphs is not None

@@ -78,9 +78,8 @@ class Rows:
         for row, table in zip(batch.rows, batch.block_tables, strict=True):
             if self._tables[row] is not table:
                 self._tables[row] = table
-                known = 0
-            else:
-                known = self._lengths[row]
+                self._lengths[row] = 0
+            known = self._lengths[row]
             if known < len(table):
                 cells += range(row * self.width + known, row * self.width + len(table))
                 blocks += table[known:]

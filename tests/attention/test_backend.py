@@ -10,6 +10,10 @@ import torch
 from nanoengine.attention import cpu
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.flash_attn import FlashAttention
+from nanoengine.attention.native import NativeAttention
+from nanoengine.attention.torch_varlen import TorchVarlenAttention
+from nanoengine.attention.triton import TritonAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native import why_not
@@ -65,3 +69,40 @@ def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, nam
     monkeypatch.setattr(cpu, "TorchAttention", Unable)
     with pytest.raises(InvalidConfig, match=r"torch: it wants other blocks than 3 on cpu for 4 and torch\.float32"):
         choose(name, block_size=3)
+
+
+@needs_kernels
+def test_the_reasons_that_faster_ones_were_passed_over_are_said() -> None:
+    model = replace(TOY, head_dim=64)
+    assert choose_backend("auto", CPU, torch.float32, model, 16)[1] == ""
+    backend, passed_over = choose_backend("auto", CPU, torch.float32, model, 8)
+    assert backend.name == "torch"
+    assert passed_over.startswith("native: ")
+    assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "nobody was passed over"
+
+
+ON_CUDA = [FlashAttention, TorchVarlenAttention, TritonAttention, TorchAttention]
+
+
+@pytest.mark.parametrize("able", range(len(ON_CUDA)))
+def test_on_a_gpu_the_first_that_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch, able: int) -> None:
+    """The names of those before it are said, each with its reason."""
+    for i, backend in enumerate(ON_CUDA):
+        monkeypatch.setattr(backend, "why_not", lambda *_, i=i: None if i >= able else f"reason {i}")
+        monkeypatch.setattr(backend, "__init__", lambda *_: None)
+    chosen, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
+    assert type(chosen) is ON_CUDA[able]
+    assert passed_over == "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA[:able]))
+
+
+def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for i, backend in enumerate(ON_CUDA):
+        monkeypatch.setattr(backend, "why_not", lambda *_, i=i: f"reason {i}")
+    reasons = "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA))
+    with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reasons}"):
+        choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
+
+
+def test_every_backend_says_whether_it_can_be_recorded() -> None:
+    assert [backend.capturable for backend in ON_CUDA] == [True, True, True, False]
+    assert not NativeAttention.capturable

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine import LLM, SamplingParams
 from nanoengine.attention import plain_layout
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.cpu import TorchAttention
@@ -23,11 +21,10 @@ from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.plain_layout import PlainLayout, key_starts
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.engine.messages import Phase
-from nanoengine.runner import model_runner
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.engine.toys import FAST
-from tests.support import TOY, fill_kv_with_nan
+from tests.support import TOY
 
 CPU = torch.device("cpu")
 BLOCK = 256
@@ -221,32 +218,3 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
     assert cos.shape == sin.shape == (3, 1, 4)
     assert slots.tolist() == sequences.slots(0, 0, 3)
     assert (k_cache, v_cache) == (pool.k_cache, pool.v_cache)
-
-
-# ---- in an engine
-
-
-@pytest.fixture(params=PACKAGES)
-def llm(request: pytest.FixtureRequest, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
-    with installed(request.param, exact=True):
-        backend = backend_of(request.param)
-        monkeypatch.setattr(model_runner, "choose_backend", lambda *_: backend)
-        options = {"num_kv_blocks": 12, "block_size": BLOCK, "max_num_batched_tokens": 128}
-        with LLM(str(tiny), dtype="float32", device="cpu", use_tqdm=False, **options) as llm:
-            yield llm
-
-
-def test_an_engine_says_the_same_as_with_the_reference(llm: LLM, tiny: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(0, 256, (n,), generator=generator).tolist() for n in (1, 254, 256, 300)]
-    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    fill_kv_with_nan(llm)
-    found = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
-    assert found == reference_tokens(tiny, prompts, params)
-
-
-def reference_tokens(tiny: Path, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_runner, "choose_backend", lambda *_: TorchAttention(16))
-        with LLM(str(tiny), dtype="float32", device="cpu", num_kv_blocks=200, use_tqdm=False) as llm:
-            return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
