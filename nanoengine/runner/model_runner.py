@@ -17,6 +17,7 @@ from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
 from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
+from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import build_model
 from nanoengine.runner.cuda_graphs import DecodeGraphs, bucket_for, bucket_sizes
 from nanoengine.runner.input_batch import Layout, Shape, pack, shape_of, unpack
@@ -96,7 +97,7 @@ class ModelRunner:
             attention = "torch"  # what others need, the kernels that were made for the device need too
         self.backend, self._passed_over = choose_backend(attention, place, self.dtype, model_config, config.block_size)
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
-        self.model = build_model(model_config, self.kernels, self.backend, self.dtype, place)
+        self.model = self._build_model()
         load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)
         self.sampler = Sampler(self.kernels, self.stream)
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
@@ -113,7 +114,7 @@ class ModelRunner:
         if self.device.type == "cuda":
             self._compile_kernels()
         if self.uses_graphs:
-            self.graphs = self._record_graphs(bucket_sizes(self.num_rows), use_tqdm)
+            self.graphs = self._record_all_graphs(use_tqdm)
         logger.info("%s", self.describe())
 
     @property
@@ -241,6 +242,24 @@ class ModelRunner:
     @property
     def block_bytes(self) -> int:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
+
+    def _build_model(self) -> Qwen3ForCausalLM:
+        try:
+            return build_model(self.model_config, self.kernels, self.backend, self.dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            raise InvalidConfig(
+                f"the weights take {self.model_config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
+                f"{device_name(self.device)}: free memory there, or choose another device"
+            ) from error
+
+    def _record_all_graphs(self, use_tqdm: bool) -> DecodeGraphs:
+        try:
+            return self._record_graphs(bucket_sizes(self.num_rows), use_tqdm)
+        except torch.OutOfMemoryError as error:
+            raise KVCacheTooSmall(
+                "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks or "
+                "max_num_seqs, or set enforce_eager=True"
+            ) from error
 
     def _new_rows(self, max_len: int) -> Rows:
         return Rows(self.num_rows, -(-max_len // self.config.block_size), self.stream)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nanoengine.kernels import native
 from nanoengine.kernels.interface import Kernels, choose_kernels
-from nanoengine.kernels.native import why_not
+from nanoengine.kernels.triton import launch
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(params=["torch", "native"])
+@pytest.fixture(params=["torch", "native", "triton"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    reason = why_not(CPU, torch.float32) if request.param == "native" else None
+    reason = None
+    if request.param == "native":
+        reason = native.why_not(CPU, torch.float32)
+    elif request.param == "triton":  # in its interpreter
+        reason = launch.why_not(CPU)
     if reason is not None:
-        pytest.skip(f"no native kernels: {reason}")
+        pytest.skip(f"no {request.param} kernels: {reason}")
     return choose_kernels(request.param, CPU, torch.float32)

@@ -11,8 +11,9 @@ from torch import Tensor
 from nanoengine import SamplingParams
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.cpu import TorchAttention
-from nanoengine.errors import KVCacheTooSmall
+from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.reference import TorchKernels
+from nanoengine.runner import model_runner as module
 from nanoengine.runner.cuda_graphs import bucket_sizes
 from nanoengine.runner.model_runner import ModelRunner
 from tests.runner.batches import TABLES, chain, decode, execute, prefill
@@ -153,7 +154,7 @@ def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(make: MakeRunner, monke
 
     monkeypatch.setattr(runner.model, "forward", counting)
     assert runner._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
-    assert sizes == [1100, 7], "the largest prefill, then the largest decode step"
+    assert sizes == [1100, 1100, 7], "prefills of few and of many prompts, then the largest decode step"
 
 
 @pytest.mark.parametrize(
@@ -194,3 +195,18 @@ def test_the_gpu_pool_of_a_step_that_does_not_fit_names_the_knobs(
     with pytest.raises(KVCacheTooSmall, match=r"max_num_batched_tokens 1100 or max_num_seqs 7") as raised:
         runner._measure_gpu_kv_bytes()
     assert isinstance(raised.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_weights_or_graphs_that_do_not_fit_are_named_errors(
+    make: MakeRunner, recordable: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelRunner, "_record_graphs", out_of_memory)
+        with pytest.raises(KVCacheTooSmall, match=r"CUDA graphs do not fit beside the KV pool: .*enforce_eager=True"):
+            make(**recordable)
+    monkeypatch.setattr(module, "build_model", out_of_memory)
+    with pytest.raises(InvalidConfig, match=r"the weights take \d+ bytes, more than is free on cpu"):
+        make()

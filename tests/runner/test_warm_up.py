@@ -41,32 +41,36 @@ def check_shape(batch: ScheduledBatch, max_num_seqs: int, max_len: int, block_si
         assert len(set(table)) == len(table)
 
 
-def test_the_prefill_fills_the_token_budget_or_all_sequences(case: tuple[int, ...]) -> None:
+def test_prefills_fill_the_token_budget_or_all_sequences(case: tuple[int, ...]) -> None:
     max_num_seqs, budget, max_len, block_size = case
-    prefill, _ = largest_batches(max_num_seqs, budget, max_len, block_size)
-    assert prefill.phase is Phase.PREFILL
-    assert sum(prefill.num_new_tokens) == min(budget, max_num_seqs * max_len)
-    check_shape(prefill, max_num_seqs, max_len, block_size)
+    long, short, _ = largest_batches(max_num_seqs, budget, max_len, block_size)
+    for prefill in (long, short):
+        assert prefill.phase is Phase.PREFILL
+        assert sum(prefill.num_new_tokens) == min(budget, max_num_seqs * max_len)
+        check_shape(prefill, max_num_seqs, max_len, block_size)
+    assert max(long.num_new_tokens) == min(budget, max_len)
+    assert len(short) == min(max_num_seqs, budget)
 
 
-def test_the_decode_samples_for_as_many_sequences_as_may_run(case: tuple[int, ...]) -> None:
+def test_the_decode_is_of_as_many_sequences_as_may_run(case: tuple[int, ...]) -> None:
     max_num_seqs, budget, max_len, block_size = case
-    _, decode = largest_batches(max_num_seqs, budget, max_len, block_size)
+    *_, decode = largest_batches(max_num_seqs, budget, max_len, block_size)
     assert decode.phase is Phase.DECODE
-    assert len(decode) == len(decode.sampling) == min(max_num_seqs, budget)
+    assert len(decode) == min(max_num_seqs, budget)
     assert set(decode.num_new_tokens) == {1}
-    assert decode.sampled_rows == list(range(len(decode)))
-    assert decode.sampled_into == decode.rows
     check_shape(decode, max_num_seqs, max_len, block_size)
 
 
-def test_sampling_is_of_the_costly_kind(case: tuple[int, ...]) -> None:
-    """Filters sort the vocabulary of every row; a greedy step would need less memory than a real one."""
-    _, decode = largest_batches(*case)
-    for row in decode.sampling:
-        assert row.params.temperature > 0
-        assert row.params.top_k > 0
-        assert row.params.top_p < 1
+def test_every_row_is_sampled_the_costly_way(case: tuple[int, ...]) -> None:
+    """A greedy step would need less memory than one with filters, and log probabilities need most."""
+    for batch in largest_batches(*case):
+        assert batch.sampled_rows == list(range(len(batch)))
+        assert batch.sampled_into == batch.rows
+        for row in batch.sampling:
+            assert row.params.temperature > 0
+            assert row.params.top_k > 0
+            assert row.params.top_p < 1
+            assert row.params.logprobs
 
 
 def test_sequences_share_one_block_table(case: tuple[int, ...]) -> None:
