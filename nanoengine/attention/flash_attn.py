@@ -61,10 +61,33 @@ class FlashAttention(PlainLayout):
         return self._kernels
 
 
-class _Version2:
+class _Version:
+    """What versions share: decode, but for the name of an argument."""
+
+    table: str
+
     def __init__(self, module: ModuleType):
-        self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
         self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+        attended = self._with_cache(
+            q[:, None],
+            k_cache,
+            v_cache,
+            cache_seqlens=metadata.seq_lens,
+            softmax_scale=scale,
+            causal=True,
+            **{self.table: metadata.block_tables},
+        )
+        return attended[:, 0]
+
+
+class _Version2(_Version):
+    table = "block_table"
+
+    def __init__(self, module: ModuleType):
+        super().__init__(module)
+        self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
 
     def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         return self._packed(
@@ -80,22 +103,9 @@ class _Version2:
             block_table=metadata.block_tables,
         )
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        attended = self._with_cache(
-            q[:, None],
-            k_cache,
-            v_cache,
-            cache_seqlens=metadata.seq_lens,
-            block_table=metadata.block_tables,
-            softmax_scale=scale,
-            causal=True,
-        )
-        return attended[:, 0]
 
-
-class _Version3:
-    def __init__(self, module: ModuleType):
-        self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
+class _Version3(_Version):
+    table = "page_table"
 
     def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
         return self._with_cache(
@@ -109,18 +119,6 @@ class _Version3:
             softmax_scale=scale,
             causal=True,
         )
-
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        attended = self._with_cache(
-            q[:, None],
-            k_cache,
-            v_cache,
-            cache_seqlens=metadata.seq_lens,
-            page_table=metadata.block_tables,
-            softmax_scale=scale,
-            causal=True,
-        )
-        return attended[:, 0]
 
 
 def _load(version: int) -> ModuleType | str | None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import PlacedTokens, Weight
+from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.reference import RowMajor
 from nanoengine.kernels.triton.activation import silu_and_multiply
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
@@ -22,6 +22,10 @@ class TritonKernels:
     name = "triton"
     description = "Triton kernels and cuBLAS"
     capturable = True
+
+    def __init__(self) -> None:
+        self.place_tokens, self.choose_tokens = place_tokens, choose_tokens
+        self.rms_norm, self.add_rms_norm = rms_norm, add_rms_norm
 
     def new_weight(self, outputs: int, inputs: int) -> RowMajor:
         return RowMajor(outputs, inputs)
@@ -41,38 +45,5 @@ class TritonKernels:
         assert isinstance(weight, RowMajor)
         return F.embedding(token_ids, weight.tensor)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x, weight, eps)
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, residual, weight, eps)
-
     def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
         return silu_and_multiply(self.linear(x, weight, None))
-
-    def place_tokens(
-        self,
-        token_ids: Tensor,
-        rows: Tensor,
-        query_start_loc: Tensor,
-        num_computed: Tensor,
-        last_tokens: Tensor,
-        tables: Tensor,
-        block_size: int,
-        max_query_len: int,
-    ) -> PlacedTokens:
-        numbers = rows, query_start_loc, num_computed, last_tokens, tables
-        return PlacedTokens(*place_tokens(token_ids, *numbers, block_size, max_query_len))
-
-    def choose_tokens(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        seeds: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-    ) -> Tensor:
-        return choose_tokens(logits, temperature, top_k, top_p, min_p, seeds, rows, positions)

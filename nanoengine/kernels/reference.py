@@ -37,6 +37,7 @@ class TorchKernels:
 
     def __init__(self, reason: str | None = None):
         self.description = reason or "plain torch operations"
+        self.place_tokens = place_tokens
 
     def new_weight(self, outputs: int, inputs: int) -> RowMajor:
         return RowMajor(outputs, inputs)
@@ -62,21 +63,6 @@ class TorchKernels:
     def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
         gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
         return F.silu(gate) * up
-
-    def place_tokens(
-        self,
-        token_ids: Tensor,
-        rows: Tensor,
-        query_start_loc: Tensor,
-        num_computed: Tensor,
-        last_tokens: Tensor,
-        tables: Tensor,
-        block_size: int,
-        max_query_len: int,
-    ) -> PlacedTokens:
-        return place_tokens(
-            token_ids, rows, query_start_loc, num_computed, last_tokens, tables, block_size, max_query_len
-        )
 
     def choose_tokens(self, logits: Tensor, *how: Tensor) -> Tensor:
         return choose_tokens(draw_tokens, logits, *how)

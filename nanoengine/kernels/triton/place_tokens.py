@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.interface import PlacedTokens
 from nanoengine.kernels.triton.launch import Launch
 
 TILE = 256
@@ -70,8 +71,8 @@ def place_tokens(
     tables: Tensor,
     block_size: int,
     max_query_len: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The tokens of a step, their positions and slots, and the lengths of the sequences.
+) -> PlacedTokens:
+    """`Kernels.place_tokens`: the tokens of a step, their positions and slots, and the lengths of the sequences.
 
     The last row of the tables is nobody's: a sequence there is padding, and its tokens are 0, at position 0, in slot -1, which is
     not written. Its length is 0.
@@ -85,10 +86,6 @@ def place_tokens(
         tables: [num_rows, width] int32, the block tables.
         block_size: tokens of a block, a power of two.
         max_query_len: no sequence has more tokens here.
-
-    Returns:
-        tokens, positions, slots: [num_tokens] int64. A slot is a place in the cache: block * block_size + offset.
-        lengths: [num_seqs] int32, tokens of each sequence, these included.
     """
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
@@ -115,7 +112,7 @@ def place_tokens(
             TILE=TILE,
             num_warps=NUM_WARPS,
         )
-    return input_ids, positions, slot_mapping, seq_lens
+    return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)
 
 
 def launches() -> list[Launch]:
