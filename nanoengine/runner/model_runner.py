@@ -333,6 +333,7 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(device)
         return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
 
+    @torch.inference_mode()
     def _measure_graph_bytes(self) -> int:
         """What recording all sizes will take: the largest, and for each other what the next one adds."""
         buckets = bucket_sizes(self.num_rows)
