@@ -14,8 +14,9 @@ from time import perf_counter, sleep
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
-from nanoengine.engine.llm_engine import Executor, Launched, LLMEngine
+from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
+from nanoengine.engine.pipeline import Executor, Launched
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import random
 import traceback
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from nanoengine.engine.beam_search import BeamRequest, BeamSearch, num_candidates
 from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.interrupts import InterruptGuard
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.pipeline import Executor, Pipeline
 from nanoengine.engine.request import Completion, Request
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
@@ -29,46 +28,12 @@ from nanoengine.outputs import FinishReason
 from nanoengine.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 
 
-class Launched(Protocol):
-    """A batch that was launched."""
-
-    def result(self) -> SampledBatch:
-        """Wait for its end; raises what went wrong in it."""
-        ...
-
-
-class Executor(Protocol):
-    """What the engine needs of a model: run batches, one after the other, and sample their tokens."""
-
-    def launch(self, batch: ScheduledBatch) -> Launched:
-        """Begin a batch, to be executed after those launched before; it may be over when this returns."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer: text to ids and back."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Seq[int]) -> str: ...
-
-
-class Broken:
-    """A batch whose launch failed."""
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def result(self) -> SampledBatch:
-        raise self.error
-
-
-class InFlight(NamedTuple):
-    batch: ScheduledBatch
-    launched: Launched
-    start: float
 
 
 class LLMEngine:
@@ -107,8 +72,7 @@ class LLMEngine:
         self.stats = EngineStats() if stats is None else stats
         self.clock = clock
         self.max_steps_in_flight = max_steps_in_flight
-        self._in_flight: deque[InFlight] = deque()  # the oldest first
-        self._last_end = 0.0  # when the last results came
+        self._pipeline = Pipeline(clock)
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._owner: dict[int, tuple[Request, Completion]] = {}  # seq_id -> whose it is
@@ -267,55 +231,44 @@ class LLMEngine:
         self._check_open()
         with InterruptGuard() as guard:
             self._launch(guard)
-            touched = self._collect(guard) if self._in_flight else []
+            touched = self._collect(guard) if self._pipeline else []
             self._settle_if_idle(guard)
             return touched
 
     def _launch(self, guard: InterruptGuard) -> None:
         """Fill the pipeline."""
         depth = 1 if self._num_beam_requests else self.max_steps_in_flight
-        while len(self._in_flight) < depth and (batch := self.scheduler.schedule()):
-            start = self.clock()
-            launched: Launched
+        while len(self._pipeline) < depth and (batch := self.scheduler.schedule()):
             try:
-                with guard.allowed():
-                    launched = self.executor.launch(batch)
-            except Exception as error:  # its turn comes after those before it
-                launched = Broken(error)
+                self._pipeline.launch(self.executor, batch, guard)
             except BaseException:
                 self._drop_all()
                 raise
-            self._in_flight.append(InFlight(batch, launched, start))
 
     def _collect(self, guard: InterruptGuard) -> list[Request]:
         """Take the results of the oldest batch in flight."""
-        batch, launched, start = self._in_flight[0]
         try:
-            with guard.allowed():
-                sampled = launched.result()
-        except Exception as error:
-            self._in_flight.popleft()
-            return self._fail(error)
+            outcome = self._pipeline.take(guard)
         except BaseException:
             self._drop_all()
             raise
-        self._in_flight.popleft()
+        if isinstance(outcome.result, Exception):
+            return self._fail(outcome.result)
+        batch, sampled = outcome.batch, outcome.result
         advanced = self.scheduler.update(batch, sampled)
-        now = self.clock()
-        self.stats.record(batch.phase, len(batch.token_ids), now - max(start, self._last_end))
-        self._last_end = now
-        return self._take_tokens(advanced, now, sampled.error)
+        self.stats.record(batch.phase, len(batch.token_ids), outcome.seconds)
+        return self._take_tokens(advanced, outcome.end, sampled.error)
 
     def _settle_if_idle(self, guard: InterruptGuard) -> None:
         """When all sequences have ended, wait for the steps that were begun before that was known."""
-        while self._in_flight and not self.has_unfinished:
+        while self._pipeline and not self.has_unfinished:
             self._collect(guard)
 
     def _drop_all(self) -> None:
         """After Ctrl-C nobody knows what the batches in flight have written."""
         while self.scheduler.num_in_flight:
             self._fail(RuntimeError("interrupted"))
-        self._in_flight.clear()
+        self._pipeline.clear()
 
     def _take_tokens(self, advanced: list[Sequence], now: float, error: Exception | None) -> list[Request]:
         touched: dict[str, Request] = {}

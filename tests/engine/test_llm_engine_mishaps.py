@@ -11,7 +11,7 @@ import pytest
 from nanoengine.engine.stats import EngineStats
 from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams
 from nanoengine.sampling_params import SamplingParams
-from tests.engine.engine_toys import Clock, Script, assert_idle, make_engine, run
+from tests.engine.engine_toys import Script, assert_idle, make_engine, run
 from tests.engine.toys import ToyModel, continuation
 
 # ---- abort
@@ -144,20 +144,12 @@ def test_ctrl_c_while_a_batch_executes_ends_its_requests_and_leaves_the_engine_u
 
 @pytest.mark.usefixtures("_pythons_own_handler")
 def test_ctrl_c_between_two_states_waits_for_the_end_of_the_step() -> None:
-    class Interrupting(Clock):
-        def __call__(self) -> float:
-            if armed:
-                armed.pop()
-                signal.raise_signal(signal.SIGINT)
-            return super().__call__()
-
-    armed: list[bool] = []
-    engine = make_engine(clock=Interrupting())
+    engine = make_engine()
     request = engine.add_request("a")
     engine.step()
     original = engine.scheduler.update
-    # The first look at the clock after the results are in is in the middle of the bookkeeping.
-    engine.scheduler.update = lambda *args: (armed.append(True), original(*args))[1]
+    # Between the scheduler's books and the texts is the middle of the bookkeeping.
+    engine.scheduler.update = lambda *args: (original(*args), signal.raise_signal(signal.SIGINT))[0]
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     engine.scheduler.check()

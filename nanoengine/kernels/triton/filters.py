@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels import sampling
 from nanoengine.kernels.triton.launch import Launch
 
 TILE = 8192
@@ -18,8 +19,7 @@ TILE = 8192
 
 NUM_WARPS = 16
 
-LOWEST_TEMPERATURE = tl.constexpr(1e-5)
-"""Below that, float32 would overflow; the likeliest token wins anyway."""
+LEAST_TEMPERATURE = tl.constexpr(sampling.LEAST_TEMPERATURE)
 
 
 @triton.jit
@@ -179,7 +179,7 @@ def _find_thresholds_kernel(
         row = logits + i.to(tl.int64) * logits_stride
         low, highest = _range_of(row, vocab_size, TILE)
         if tl.abs(highest) < float("inf"):
-            temperature = tl.maximum(temperature, LOWEST_TEMPERATURE)
+            temperature = tl.maximum(temperature, LEAST_TEMPERATURE)
             inverse = 1.0 / temperature
             equals = last
             if by_count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,3 +42,9 @@ def why_not(device: torch.device) -> str | None:
     if device.type == "cuda":
         return None
     return None if triton.knobs.runtime.interpret else f"Triton has no code for {device.type}"
+
+
+@cache
+def num_multiprocessors(device: torch.device, interpreted: int) -> int:
+    """Multiprocessors of a GPU; for the interpreter as many as it is told."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else interpreted

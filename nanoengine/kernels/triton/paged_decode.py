@@ -6,14 +6,13 @@ It knows block tables and lengths. Whose tokens they are, and how the cache came
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
+from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import aligned, cache_strides, dot
 
 ROWS = 16
@@ -199,7 +198,7 @@ def paged_decode(
     if not num_seqs:
         return out
     longest = block_tables.shape[1] * block_size
-    parts = count_parts(num_seqs, num_kv_heads, longest, num_sms or _multiprocessors(q.device))
+    parts = count_parts(num_seqs, num_kv_heads, longest, num_sms or num_multiprocessors(q.device, interpreted=132))
     results, log_sums = out, out  # log_sums is not used if there is one part
     if parts > 1:
         results = torch.empty(num_seqs, num_heads, parts, head_dim, dtype=torch.float32, device=q.device)
@@ -258,11 +257,6 @@ def count_parts(num_seqs: int, num_kv_heads: int, longest: int, num_sms: int) ->
     """
     to_fill = num_sms * PROGRAMS_PER_SM // max(1, num_seqs * num_kv_heads)
     return max(1, min(max(to_fill, triton.cdiv(longest, LONGEST_PART)), triton.cdiv(longest, STEP), MAX_PARTS))
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def _shape(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int]:

@@ -7,16 +7,14 @@ depends neither on the other rows nor on the device.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from nanoengine.engine import randomness
-from nanoengine.kernels.triton.filters import LOWEST_TEMPERATURE, find_thresholds, load_logits
-from nanoengine.kernels.triton.launch import Launch
+from nanoengine.kernels.triton.filters import LEAST_TEMPERATURE, find_thresholds, load_logits
+from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 
 TILE = 1024
 NUM_WARPS = 4
@@ -87,7 +85,7 @@ def _draw_kernel(
         if tl.max(kept.to(tl.int32)) > 0:
             score = x
             if temperature > 0:
-                score = tl.div_rn(x, tl.maximum(temperature, LOWEST_TEMPERATURE)) + _gumbel_noise(key, token)
+                score = tl.div_rn(x, tl.maximum(temperature, LEAST_TEMPERATURE)) + _gumbel_noise(key, token)
             score = tl.where(kept, score, -float("inf"))
             best_token = tl.where(score > best, token, best_token)
             best = tl.maximum(best, score)
@@ -150,7 +148,7 @@ def choose_tokens(
     if not n:
         return chosen
     lowest, last_ids = find_thresholds(logits, temperature, top_k, top_p, min_p, rows)
-    part_size = size_of_parts(n, vocab_size, _num_sms(logits.device))
+    part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
     parts = triton.cdiv(vocab_size, part_size)
     scores = torch.empty(n, parts, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(n, parts, dtype=torch.int32, device=logits.device)
@@ -206,9 +204,3 @@ def launches() -> list[Launch]:
             for block in (1, 32, 256)
         ),
     ]
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    """Multiprocessors of a device; in the interpreter one, so that a row has several tiles in a part."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
