@@ -23,10 +23,10 @@ from benchmarks.options import BadOption, add_run_options, check_range, positive
 from benchmarks.report import Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_events import KVEvent
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.events import KVEvent
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import SampledBatch
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler

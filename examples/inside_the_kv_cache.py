@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from nanoengine import LLM, BeamSearchParams, SamplingParams
-from nanoengine.engine.kv_events import KVEvent
+from nanoengine.engine.kv.events import KVEvent
 from nanoengine.engine.messages import Tier
 
 PROMPT = """import os

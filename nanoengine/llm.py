@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 from tqdm import tqdm
 
 from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.cache_stats import CacheStats
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.host_tier import HostTier
 from nanoengine.engine.interrupts import InterruptGuard
-from nanoengine.engine.kv_events import KVEvent
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.events import KVEvent
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.statistics import CacheStats
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.request import Request

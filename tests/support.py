@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from nanoengine import LLM
 from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Phase, ScheduledBatch
-from nanoengine.runner.input_batch import InputBatch, pack, shape_of, unpack
+from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
 TINY = {

@@ -27,14 +27,14 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 
 
 def test_importing_the_package_or_its_engine_imports_neither_torch_nor_transformers() -> None:
-    modules = [path.stem for path in (ROOT / "nanoengine" / "engine").glob("*.py") if path.stem != "__init__"]
-    imports = "; ".join(f"import nanoengine.engine.{name}" for name in modules)
+    paths = [path.relative_to(ROOT) for path in (ROOT / "nanoengine" / "engine").rglob("*.py")]
+    imports = "; ".join(f"import {'.'.join(path.with_suffix('').parts)}" for path in paths if path.stem != "__init__")
     result = run("-c", f"import sys, nanoengine; {imports}; print({{'torch', 'transformers'}} & set(sys.modules))")
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
 
 
 def test_every_module_of_the_engine_has_its_tests() -> None:
-    for folder in ("engine", "runner", "models", "layers", "kernels", "attention"):
+    for folder in ("engine", "engine/kv", "runner", "models", "layers", "kernels", "attention"):
         modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - {"__init__"}
         tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
         assert modules <= tests, f"{folder}: no tests for {sorted(modules - tests)}"

@@ -95,9 +95,9 @@ def choose_backend(
     Raises:
         InvalidConfig: no such backend, or it cannot run here; the message says why.
     """
-    from nanoengine.attention.cpu import TorchAttention
     from nanoengine.attention.flash_attn import FlashAttention
     from nanoengine.attention.native import NativeAttention
+    from nanoengine.attention.torch_reference import TorchAttention
     from nanoengine.attention.torch_varlen import TorchVarlenAttention
     from nanoengine.attention.triton import TritonAttention
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.plain_layout import PlainLayout, capability, key_starts, why_not_pages, why_not_plain
+from nanoengine.attention.nhd_layout import PlainLayout, capability, key_starts, why_not_pages, why_not_plain
 from nanoengine.config import ModelConfig
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.config import ModelConfig
-from nanoengine.kernels.native import operations, why_not
+from nanoengine.kernels.native_kernels import operations, why_not
 from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import Angles
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.plain_layout import PlainLayout, key_starts, why_not_pages, why_not_plain
+from nanoengine.attention.nhd_layout import PlainLayout, key_starts, why_not_pages, why_not_plain
 from nanoengine.config import ModelConfig
 
 SINCE = (2, 12)

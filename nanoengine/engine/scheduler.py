@@ -16,7 +16,7 @@ from itertools import repeat
 from typing import NamedTuple
 
 from nanoengine.engine.beam_search import Choice
-from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.messages import UNKNOWN, Phase, SampledBatch, ScheduledBatch
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status

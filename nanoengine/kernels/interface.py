@@ -133,15 +133,15 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     Raises:
         InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
     """
-    from nanoengine.kernels import native
-    from nanoengine.kernels.reference import TorchKernels
+    from nanoengine.kernels import native_kernels
+    from nanoengine.kernels.torch_kernels import TorchKernels
     from nanoengine.kernels.triton import launch
 
     made_for_it = "triton" if device.type == "cuda" else "native"
     wanted = made_for_it if name == "auto" else name
     reason = None
     if wanted == "native":
-        reason = native.why_not(device, dtype)
+        reason = native_kernels.why_not(device, dtype)
     elif wanted == "triton":
         reason = launch.why_not(device)
     if reason is not None and name != "auto":
@@ -149,7 +149,7 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     if wanted == "torch" or reason is not None:
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
-        return native.NativeKernels()
-    from nanoengine.kernels.gpu import TritonKernels  # only now: the package triton need not be there
+        return native_kernels.NativeKernels()
+    from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()

@@ -19,8 +19,8 @@ from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import build_model
-from nanoengine.runner.cuda_graphs import DecodeGraphs, bucket_for, bucket_sizes
-from nanoengine.runner.input_batch import Layout, Shape, pack, shape_of, unpack
+from nanoengine.runner.graphs import DecodeGraphs, bucket_for, bucket_sizes
+from nanoengine.runner.inputs import Layout, Shape, pack, shape_of, unpack
 from nanoengine.runner.kv_cache import KVCache, gpu_kv_bytes, host_kv_bytes
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import size_pool

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.engine.block_pool import NULL_BLOCK
+from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.messages import SamplingRow, ScheduledBatch
 from nanoengine.kernels.gumbel import signed
 from nanoengine.runner.stream import Stream, send

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.messages import Phase
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import Angles, rotary_angles
 

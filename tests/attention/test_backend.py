@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.attention import cpu
+from nanoengine.attention import torch_reference
 from nanoengine.attention.backend import AttentionBackend, choose_backend
-from nanoengine.attention.cpu import TorchAttention
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.native import why_not
+from nanoengine.kernels.native_kernels import why_not
 from tests.support import TOY
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_an_unknown_backend_is_refused_with_the_known_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["auto", "torch"])
 def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(cpu, "TorchAttention", Unable)
+    monkeypatch.setattr(torch_reference, "TorchAttention", Unable)
     with pytest.raises(InvalidConfig, match=r"torch: it wants other blocks than 3 on cpu for 4 and torch\.float32"):
         choose(name, block_size=3)
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention.cpu import TorchAttention
 from nanoengine.attention.native import NativeAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.messages import Phase
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.kernels.native import why_not
+from nanoengine.kernels.native_kernels import why_not
 from nanoengine.layers.rotary import rotary_angles
 from tests.attention.paged import THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.engine.toys import FAST

@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from nanoengine.attention import triton as module
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.engine.messages import Phase
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.kv_events import AllCleared, BlockRemoved, BlockStored, KVEvent
+from nanoengine.engine.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent
 from nanoengine.engine.messages import Tier
 from nanoengine.errors import InvalidConfig
 

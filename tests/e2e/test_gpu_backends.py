@@ -14,7 +14,7 @@ import torch
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention import plain_layout
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner import model_runner as module
 from tests.attention.stand_ins import installed
 from tests.e2e.small_engine import assert_idle

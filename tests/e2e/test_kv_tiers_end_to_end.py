@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.kv_file import encode_header, read_kv_file, write_kv_file
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.kv_file import encode_header, read_kv_file, write_kv_file
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import ScheduledBatch, Tier
 from nanoengine.errors import NanoEngineError, StepFailed
 from tests.support import fill_kv_with_nan, model_runner

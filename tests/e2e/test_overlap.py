@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.errors import InvalidConfig, StepFailed
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner import model_runner as module
 from tests.e2e.small_engine import POISON, assert_idle, open_llm, raise_on_poison, sabotage
 from tests.runner.fake_stream import FakeStream

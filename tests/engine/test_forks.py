@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 from tests.engine.toys import make_sequence, snapshot, tell

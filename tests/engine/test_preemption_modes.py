@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import Phase, ScheduledBatch, Tier
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.block_pool import BlockPool
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.block_pool import BlockPool
 from nanoengine.engine.messages import UNKNOWN, Place, SampledBatch, ScheduledBatch, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler

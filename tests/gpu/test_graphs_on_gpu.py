@@ -10,10 +10,10 @@ import torch
 
 from benchmarks.gpu.modes import FASTEST, MODES, Mode, running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.block_pool import NULL_BLOCK
+from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidPrompt
-from nanoengine.runner.cuda_graphs import bucket_sizes
+from nanoengine.runner.graphs import bucket_sizes
 from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, Tokens, assert_idle, generate, needs_gpu, on_cpu, open_llm
 from tests.support import fill_kv_with_nan, model_runner
 

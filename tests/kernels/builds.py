@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.native import NativeAttention
 from nanoengine.kernels.compiler import FLAGS, SOURCES, CannotCompile, compile_all, find_compiler
-from nanoengine.kernels.native import DTYPES, SIGNATURES
+from nanoengine.kernels.native_kernels import DTYPES, SIGNATURES
 from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import Angles
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
-from nanoengine.kernels import reference
+from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.gumbel import signed
-from nanoengine.kernels.native import operations, why_not
+from nanoengine.kernels.native_kernels import operations, why_not
 from nanoengine.kernels.sampling import Draw
 
 REASON = why_not(torch.device("cpu"), torch.float32)
@@ -23,7 +23,7 @@ def native_draw(logits: Tensor, keys: Tensor) -> Tensor:
     return torch.ops.nanoengine.draw_tokens(logits, keys)
 
 
-DRAWS: list[Draw] = [reference.draw_tokens, native_draw]
+DRAWS: list[Draw] = [torch_kernels.draw_tokens, native_draw]
 every_draw = pytest.mark.parametrize(
     "draw", [pytest.param(DRAWS[0], id="torch"), pytest.param(DRAWS[1], id="native", marks=needs_kernels)]
 )

@@ -10,8 +10,8 @@ import torch
 
 from nanoengine.engine.randomness import MASK, mix, position_key, sequence_seed
 from nanoengine.kernels.gumbel import _mix, gumbel_noise, position_keys, signed
-from nanoengine.kernels.reference import draw_tokens
 from nanoengine.kernels.sampling import Draw
+from nanoengine.kernels.torch_kernels import draw_tokens
 from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys
 
 EULER_GAMMA = 0.5772156649015329

@@ -18,7 +18,7 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import compiler, native
 from nanoengine.kernels.interface import Kernels, choose_kernels
-from nanoengine.kernels.native import why_not
+from nanoengine.kernels.native_kernels import why_not
 from tests.support import QWEN3_06B, model_runner
 
 CPU = torch.device("cpu")

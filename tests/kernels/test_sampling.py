@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, sequence_seed
-from nanoengine.kernels import reference
+from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
-from nanoengine.kernels.native import NativeKernels
+from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.sampling import BLOCK, NOT_FINITE, Draw, choose_tokens, likeliest
 from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, unmix
 
@@ -35,7 +35,7 @@ def choose(
     logits: Tensor,
     rows: list[dict[str, float]],
     positions: list[int] | None = None,
-    draw: Draw = reference.draw_tokens,
+    draw: Draw = torch_kernels.draw_tokens,
     completion: int = 0,
 ) -> Tensor:
     """A token for each row of logits. Its settings stand anywhere in the table, between those of others."""
@@ -331,7 +331,7 @@ def test_the_only_token_left_is_drawn_whatever_the_random_bits(bits: int) -> Non
     logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
     one = torch.tensor([0], dtype=torch.int32)
     settings = columns([how(top_k=1)]).values()
-    tokens = choose_tokens(reference.draw_tokens, logits, *settings, keys_of([seed]), one, torch.tensor([position]))
+    tokens = choose_tokens(torch_kernels.draw_tokens, logits, *settings, keys_of([seed]), one, torch.tensor([position]))
     assert tokens.tolist() == [3]
 
 
@@ -380,6 +380,6 @@ def test_every_implementation_for_the_cpu_chooses_the_same() -> None:
         torch.arange(60),
     )
     chosen = [
-        kernels.choose_tokens(logits.clone(), *arguments) for kernels in (reference.TorchKernels(), NativeKernels())
+        kernels.choose_tokens(logits.clone(), *arguments) for kernels in (torch_kernels.TorchKernels(), NativeKernels())
     ]
     assert torch.equal(*chosen)

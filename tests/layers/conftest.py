@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.kernels import native
+from nanoengine.kernels import native_kernels
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.triton import launch
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     reason = None
     if request.param == "native":
-        reason = native.why_not(CPU, torch.float32)
+        reason = native_kernels.why_not(CPU, torch.float32)
     elif request.param == "triton":  # in its interpreter
         reason = launch.why_not(CPU)
     if reason is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.engine.messages import Phase
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.norm import RMSNorm
 

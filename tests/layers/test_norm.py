@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.norm import RMSNorm
 
 

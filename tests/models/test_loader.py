@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.native import NativeKernels, why_not
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
 from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json

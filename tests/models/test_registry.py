@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ARCHITECTURES
-from nanoengine.kernels.native import NativeKernels, why_not
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.registry import MODELS, build_model
 from tests.support import TOY
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.loader import read_json
 from nanoengine.runner.model_runner import ModelRunner
 from nanoengine.runner.stream import Stream

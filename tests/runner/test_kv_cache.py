@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.runner import kv_cache
 from nanoengine.runner.kv_cache import KVCache, available_ram, cpu_kv_bytes, gpu_kv_bytes
 from tests.support import QWEN3_06B

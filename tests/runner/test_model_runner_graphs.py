@@ -10,11 +10,11 @@ from torch import Tensor
 
 from nanoengine import SamplingParams
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner import model_runner as module
-from nanoengine.runner.cuda_graphs import bucket_sizes
+from nanoengine.runner.graphs import bucket_sizes
 from nanoengine.runner.model_runner import ModelRunner
 from tests.runner.batches import TABLES, chain, decode, execute, prefill
 from tests.runner.conftest import MakeRunner

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
-from nanoengine.engine.block_pool import NULL_BLOCK
+from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
 from nanoengine.engine.randomness import MASK, sequence_seed
 from nanoengine.runner.rows import Changes, Rows

@@ -15,7 +15,7 @@ from nanoengine import SamplingParams
 from nanoengine.engine.messages import UNKNOWN, Phase, SampledBatch, SamplingRow, ScheduledBatch
 from nanoengine.engine.randomness import sequence_seed
 from nanoengine.errors import NotFiniteLogits
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.sampler import Sampler, is_plain, read_samples
 from tests.runner.fake_stream import FakeStream

@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 from nanoengine import SamplingParams
 from nanoengine.engine.randomness import position_key, sequence_seed
 from nanoengine.kernels.gumbel import gumbel_noise
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import sampling
 from nanoengine.kernels.triton.filters import find_thresholds
 from nanoengine.kernels.triton.sampling import TILE, choose_tokens, size_of_parts

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
-from nanoengine.engine.block_pool import NULL_BLOCK
+from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.messages import UNKNOWN, Phase, SamplingRow, ScheduledBatch
-from nanoengine.kernels.reference import TorchKernels
-from nanoengine.runner.input_batch import InputBatch, Layout, Shape, pack, shape_of, unpack
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.runner.inputs import InputBatch, Layout, Shape, pack, shape_of, unpack
 from nanoengine.runner.rows import Rows
 from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream

@@ -11,9 +11,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from nanoengine.kernels.gpu import TritonKernels
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.triton_kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}

@@ -10,9 +10,9 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 
-from nanoengine.engine.block_pool import BlockPool, Prefix
-from nanoengine.engine.cache_stats import CacheStats
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.statistics import CacheStats
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from nanoengine.engine.block_pool import Prefix
+from nanoengine.engine.kv.block_pool import Prefix
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 

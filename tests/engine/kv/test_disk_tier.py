@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.engine.block_pool import Prefix
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.kv_file import write_kv_file
+from nanoengine.engine.kv.block_pool import Prefix
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.kv_file import write_kv_file
 
 BYTES = 64  # K/V of one block
 

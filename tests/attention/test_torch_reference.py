@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention import cpu
+from nanoengine.attention import torch_reference
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.messages import Phase
 from tests.engine.toys import FAST
 from tests.support import model_runner
@@ -267,7 +267,7 @@ def decode(paged: Paged) -> tuple[Tensor, Tensor]:
 def test_decode_of_very_mixed_lengths_is_right_in_groups_of_any_size(
     monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
-    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", limit)
+    monkeypatch.setattr(torch_reference, "MAX_GATHERED_TOKENS", limit)
     assert_equal(*decode(Paged(MIXED, 16)))
 
 
@@ -279,23 +279,26 @@ def test_decode_does_not_pad_short_sequences_to_a_long_one(attended: list[Shape]
 def test_decode_gathers_a_bounded_number_of_tokens_at_once(
     monkeypatch: pytest.MonkeyPatch, attended: list[Shape]
 ) -> None:
-    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", 250)
+    monkeypatch.setattr(torch_reference, "MAX_GATHERED_TOKENS", 250)
     assert_equal(*decode(Paged([100] * 7, 16)))
     assert [(num_seqs, seq_len) for num_seqs, _, seq_len in attended] == [(2, 100)] * 3 + [(1, 100)]
 
 
 @FAST
-@given(st.lists(st.integers(1, 5000), max_size=30), st.sampled_from([1, 64, 1000, 20_000, cpu.MAX_GATHERED_TOKENS]))
+@given(
+    st.lists(st.integers(1, 5000), max_size=30),
+    st.sampled_from([1, 64, 1000, 20_000, torch_reference.MAX_GATHERED_TOKENS]),
+)
 def test_groups_hold_every_sequence_once_within_both_bounds(seq_lens: list[int], limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "MAX_GATHERED_TOKENS", limit)
-        groups = list(cpu._groups(seq_lens))
+        patch.setattr(torch_reference, "MAX_GATHERED_TOKENS", limit)
+        groups = list(torch_reference._groups(seq_lens))
     assert sorted(i for group in groups for i in group) == list(range(len(seq_lens)))
     for group in groups:
         longest = seq_lens[group[-1]]
         assert longest == max(seq_lens[i] for i in group)
         assert len(group) * longest <= limit or len(group) == 1
-        assert longest <= max(2 * min(seq_lens[i] for i in group), cpu.SHORT)
+        assert longest <= max(2 * min(seq_lens[i] for i in group), torch_reference.SHORT)
 
 
 @pytest.mark.parametrize("max_scores", [1, 20, 45, 100])
@@ -303,7 +306,7 @@ def test_groups_hold_every_sequence_once_within_both_bounds(seq_lens: list[int],
 def test_prefill_in_slices_of_any_size_is_right(
     monkeypatch: pytest.MonkeyPatch, max_scores: int, history: list[int]
 ) -> None:
-    monkeypatch.setattr(cpu, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(torch_reference, "MAX_SCORES", max_scores)
     paged = Paged([12, 23, 9], 4)
     if any(history):
         paged.write([0, 0, 0], history)
@@ -314,7 +317,7 @@ def test_prefill_in_slices_of_any_size_is_right(
 def test_prefill_computes_a_bounded_number_of_scores_at_once(
     monkeypatch: pytest.MonkeyPatch, attended: list[Shape], history: int
 ) -> None:
-    monkeypatch.setattr(cpu, "MAX_SCORES", 90)
+    monkeypatch.setattr(torch_reference, "MAX_SCORES", 90)
     paged = Paged([30], 4)
     if history:
         paged.write([0], [history])
@@ -336,6 +339,6 @@ def test_tokens_do_not_depend_on_the_bounds(
         return [output.outputs[0].token_ids for output in tiny_llm.generate(prompts, params, use_tqdm=False)]
 
     expected = tokens()
-    monkeypatch.setattr(cpu, "MAX_SCORES", max_scores)
-    monkeypatch.setattr(cpu, "MAX_GATHERED_TOKENS", max_gathered_tokens)
+    monkeypatch.setattr(torch_reference, "MAX_SCORES", max_scores)
+    monkeypatch.setattr(torch_reference, "MAX_GATHERED_TOKENS", max_gathered_tokens)
     assert tokens() == expected

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.cache_stats import WINDOW, CacheStats
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.statistics import WINDOW, CacheStats
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import Tier
 from nanoengine.engine.sequence import Sequence
 from tests.engine.toys import ToyModel, add, drain, make_scheduler, make_sequence, tell

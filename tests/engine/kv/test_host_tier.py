@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.block_pool import Prefix
-from nanoengine.engine.host_tier import HostTier
+from nanoengine.engine.kv.block_pool import Prefix
+from nanoengine.engine.kv.host_tier import HostTier
 from tests.engine.toys import FAST
 
 

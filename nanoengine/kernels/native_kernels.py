@@ -14,8 +14,8 @@ from torch.library import Library
 from nanoengine.kernels.compiler import CannotCompile, load_libraries
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
-from nanoengine.kernels.reference import place_tokens
 from nanoengine.kernels.sampling import choose_tokens
+from nanoengine.kernels.torch_kernels import place_tokens
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that the kernels compute with, as simd.h numbers them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.runner.cuda_graphs import DecodeGraphs, bucket_for, bucket_sizes
+from nanoengine.runner.graphs import DecodeGraphs, bucket_for, bucket_sizes
 from tests.runner.fake_stream import FakeStream
 
 MAXIMA = [*range(1, 601), 1000, 1024, 2049]

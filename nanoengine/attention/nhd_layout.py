@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.cpu import TorchAttention
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not as why_not_triton
 from nanoengine.layers.norm import RMSNorm

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import xxhash
 
-from nanoengine.engine.kv_events import AllCleared, BlockRemoved, BlockStored, KVEvent
+from nanoengine.engine.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent
 
 NULL_BLOCK = 0
 """Never written, never freed: it fills entries of block tables that attention skips."""

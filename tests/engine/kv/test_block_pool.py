@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.block_pool import NULL_BLOCK, BlockPool, Prefix
+from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix
 from tests.engine.toys import FAST, free_order, snapshot
 
 

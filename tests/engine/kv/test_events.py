@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_events import AllCleared, BlockRemoved, BlockStored, KVEvent
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.toys import make_sequence

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from nanoengine.engine.block_pool import BlockPool, Prefix
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.host_tier import HostTier
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.messages import Place, Tier, Transfer
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.native import NativeKernels, why_not
-from nanoengine.kernels.reference import TorchKernels
+from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.torch_kernels import TorchKernels
 from tests.engine.toys import FAST
 from tests.kernels.draws import DRAWS, native_draw, random_keys
 from tests.kernels.formulas import (

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.block_pool import BlockPool
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.block_pool import BlockPool
 from nanoengine.engine.sequence import Sequence
 from tests.engine.toys import free_order, make_sequence, snapshot, tell
 

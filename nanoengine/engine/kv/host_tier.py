@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from nanoengine.engine.block_pool import Prefix
+from nanoengine.engine.kv.block_pool import Prefix
 
 
 class HostTier:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.block_pool import BlockPool
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_file import BadKVFile, read_kv_file, write_kv_file
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.block_pool import BlockPool
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.kv_file import BadKVFile, read_kv_file, write_kv_file
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import Place, SampledBatch, ScheduledBatch, Tier
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence

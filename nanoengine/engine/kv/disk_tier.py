@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
-from nanoengine.engine.block_pool import Prefix
-from nanoengine.engine.kv_file import BadKVFile, encode_header, file_bytes, read_kv_file
+from nanoengine.engine.kv.block_pool import Prefix
+from nanoengine.engine.kv.kv_file import BadKVFile, encode_header, file_bytes, read_kv_file
 
 logger = logging.getLogger("nanoengine")
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from nanoengine.attention import plain_layout
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.cpu import TorchAttention
 from nanoengine.attention.flash_attn import FlashAttention
-from nanoengine.attention.plain_layout import PlainLayout, key_starts
+from nanoengine.attention.nhd_layout import PlainLayout, key_starts
+from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.engine.messages import Phase
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended

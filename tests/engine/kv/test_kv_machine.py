@@ -14,7 +14,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
-from tests.engine.kv_life import KVLife
+from tests.engine.kv.kv_life import KVLife
 
 LONG = os.environ.get("NANOENGINE_LONG_TESTS") == "1"
 PROFILE = settings(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from nanoengine.engine.kv_file import MAGIC, BadKVFile, encode_header, read_kv_file, write_kv_file
+from nanoengine.engine.kv.kv_file import MAGIC, BadKVFile, encode_header, read_kv_file, write_kv_file
 
 HEADER = {"tokens": "00ff", "hash": "ab"}
 

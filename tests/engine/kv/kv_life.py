@@ -9,14 +9,14 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from nanoengine.engine.block_manager import BlockManager
-from nanoengine.engine.disk_tier import DiskTier
-from nanoengine.engine.host_tier import HostTier
-from nanoengine.engine.kv_file import write_kv_file
-from nanoengine.engine.kv_tiers import LowerTiers
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.kv_file import write_kv_file
+from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
-from tests.engine.slot_memory import SlotMemory
+from tests.engine.kv.slot_memory import SlotMemory
 from tests.engine.toys import tell
 
 

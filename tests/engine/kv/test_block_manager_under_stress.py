@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.block_manager import BlockManager
+from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.sequence import Sequence
-from tests.engine.test_block_manager import B, compute
+from tests.engine.kv.test_block_manager import B, compute
 from tests.engine.toys import FAST, make_sequence, snapshot, tell
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.kernels.interface import Weight
-from nanoengine.kernels.reference import RowMajor
+from nanoengine.kernels.torch_kernels import RowMajor
 from nanoengine.kernels.triton.activation import silu_and_multiply
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
 from nanoengine.kernels.triton.place_tokens import place_tokens
