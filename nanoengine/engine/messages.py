@@ -1,7 +1,8 @@
-"""The two messages between policy and tensors: ScheduledBatch goes down to the runner, SampledBatch comes back.
+"""The two messages between policy and tensors: a StepPlan goes down to the executor, a StepResult comes back.
 
-They hold ids, lengths and token ids only: no slots, no tensors. Both can be pickled. Several batches may be on their way; they
-are executed in the order in which they were made.
+They are plain data: ids, lengths and token ids, no slots and no tensors, so that an executor in another process computes the same
+tokens from their bytes. A plan states what changes; nothing is found out by comparing. What it changes counts from the moment at
+which the executor applies it, and if that raises, none of it does. Several plans may be on their way; they are executed in order.
 """
 
 from __future__ import annotations
@@ -10,18 +11,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
 
 UNKNOWN = -1
-"""In place of a token id: the one that a batch before this one samples, which nobody up here has seen yet."""
-
-
-class Phase(Enum):
-    """What a step does: prefill computes prompts or chunks of them, decode one token of each running sequence."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
+"""In place of a token id: going down, the last token of the row, which nobody up here may have seen yet; coming back, none."""
 
 
 class Tier(Enum):
@@ -33,18 +29,165 @@ class Tier(Enum):
 
 
 class Place(NamedTuple):
-    """One block's worth of room in a tier."""
+    """One block's worth of room."""
 
     tier: Tier
-    where: int | str  # a block id of the pool, a slot of the host tier, or the path of a file
+    where: int | str  # a block id of the pool, or a slot of host memory
 
 
 class Transfer(NamedTuple):
-    """Copy the K/V of one block from one place to another."""
+    """Copy the K/V of one block, before the step computes anything."""
 
     source: Place
     target: Place
-    header: bytes = b""  # what a file says about itself, before the K/V
+    header: bytes = b""
+
+
+class FileRead(NamedTuple):
+    """Read the K/V of one block into a slot of host memory, beside the steps. It may fail alone, and is answered by FileDone."""
+
+    path: str
+    header: bytes  # what the file must say of itself: any other content is as good as none
+    slot: int
+
+
+class FileWrite(NamedTuple):
+    """Write the K/V of one block to a file, beside the steps, as it is before this step computes. It may fail alone."""
+
+    path: str
+    header: bytes
+    source: Place
+
+
+class FileDone(NamedTuple):
+    """The end of a FileRead or FileWrite."""
+
+    path: str
+    problem: str | None = None  # None: it is done
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How the tokens of a row are sampled, from its first to its last."""
+
+    params: SamplingParams
+    seed: int  # of the request and the completion: with the position, the address of the randomness
+    num_prompt_tokens: int  # where its output begins
+    stop_token_ids: tuple[int, ...] = ()  # not to be sampled before min_tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # params.bad_words as token ids
+    prompt_logprobs: int | None = None  # how many per prompt token; None: not wanted, or there already
+
+
+class Started(NamedTuple):
+    """A row begins anew, whatever it held."""
+
+    row: int
+    token_ids: list[int]  # all so far, those on their way left out
+    tables: tuple[list[int], ...]  # block ids, a table per KV group
+    sampling: RowSampling
+
+
+class Grown(NamedTuple):
+    """A block table gets longer."""
+
+    row: int
+    group: int
+    block_ids: list[int]
+
+
+class Replaced(NamedTuple):
+    """One entry of a block table changes: a shared block was copied before it is written to."""
+
+    row: int
+    group: int
+    index: int
+    block_id: int
+
+
+class Decodes(NamedTuple):
+    """Runs of one new token: the last one of the row. Each samples the next."""
+
+    rows: np.ndarray  # [n] int32
+    num_computed: np.ndarray  # [n] int32: tokens before it
+
+
+class Chunk(NamedTuple):
+    """A run of any number of new tokens: those of its row from `num_computed` on."""
+
+    row: int
+    num_computed: int
+    num_new: int
+    samples: tuple[int, ...]  # rows that each sample a token behind the last; several after a fork, none before the end
+
+
+NO_DECODES = Decodes(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """One step: what changes, what is copied, what is computed. Whoever is given one must not change it.
+
+    A batch has its decodes first, then its chunks; its samples come in the same order.
+    """
+
+    started: list[Started] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
+    replaced: list[Replaced] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # rows that nobody has any more
+    masks: list[tuple[int, bytes | None]] = field(
+        default_factory=list
+    )  # (row, bits of the vocabulary that may be sampled)
+    decodes: Decodes = NO_DECODES
+    chunks: list[Chunk] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)  # in this order
+    reads: list[FileRead] = field(default_factory=list)
+    writes: list[FileWrite] = field(default_factory=list)
+    wait: bool = False  # until a file is done: there is nothing else to do
+
+    @property
+    def num_new_tokens(self) -> int:
+        return len(self.decodes.rows) + sum(chunk.num_new for chunk in self.chunks)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.decodes.rows) + sum(len(chunk.samples) for chunk in self.chunks)
+
+    @property
+    def computes(self) -> bool:
+        """Whether it has any tokens."""
+        return bool(self.chunks or len(self.decodes.rows))
+
+    def __bool__(self) -> bool:
+        return bool(self.computes or self.transfers or self.reads or self.writes or self.wait)
+
+
+class PromptLogprobs(NamedTuple):
+    """Of some tokens of a prompt, one after the other."""
+
+    row: int
+    start: int  # position of the first of these tokens
+    entries: list[TokenLogprobs]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a plan."""
+
+    token_ids: list[int]  # one per sample; UNKNOWN where none could be
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # number of the sample -> of those that asked
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    files: list[FileDone] = field(default_factory=list)  # that are done by now, of this plan or earlier ones
+    error: Exception | None = None  # why no token could be sampled where there is none
+
+
+# ---- the old messages
+
+
+class Phase(Enum):
+    """What a step does: prefill computes prompts or chunks of them, decode one token of each running sequence."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.attention import native as native_attention
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels import compiler, native
+from nanoengine.kernels import compiler, native_kernels
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_kernels import why_not
 from tests.support import QWEN3_06B, model_runner
@@ -35,10 +35,10 @@ def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    monkeypatch.setattr(native, "load_libraries", compiler.load_libraries.__wrapped__)
-    monkeypatch.setattr(native, "c_functions", native.c_functions.__wrapped__)
+    monkeypatch.setattr(native_kernels, "load_libraries", compiler.load_libraries.__wrapped__)
+    monkeypatch.setattr(native_kernels, "c_functions", native_kernels.c_functions.__wrapped__)
     for module in (native_attention, native):
-        monkeypatch.setattr(module, "operations", native.operations.__wrapped__)
+        monkeypatch.setattr(module, "operations", native_kernels.operations.__wrapped__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
