@@ -37,7 +37,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.setattr(native_kernels, "load_libraries", compiler.load_libraries.__wrapped__)
     monkeypatch.setattr(native_kernels, "c_functions", native_kernels.c_functions.__wrapped__)
-    for module in (native_attention, native):
+    for module in (native_attention, native_kernels):
         monkeypatch.setattr(module, "operations", native_kernels.operations.__wrapped__)
 
 
