@@ -3,6 +3,7 @@
 python bench.py throughput      all requests at once: output tokens per second
 python bench.py latency         one stream: TTFT, TPOT, ITL over prompt and output lengths
 python bench.py serve           requests that arrive on their own: latencies and goodput over load
+python bench.py interference    long prompts beside running streams: what becomes of the streams, under each policy
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
 python bench.py startup         process start to the first token; peak memory
@@ -33,7 +34,10 @@ from benchmarks.plots import check_plot, plot
 from benchmarks.report import Report
 from nanoengine.errors import NanoEngineError
 
-MODES = ("throughput", "latency", "serve", "prefix", "scheduler", "startup", "workloads", "profile", "compare")
+MODES = (
+    *("throughput", "latency", "serve", "interference", "prefix"),
+    *("scheduler", "startup", "workloads", "profile", "compare"),
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from time import perf_counter, sleep
 
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
+from nanoengine.engine.executor import Executor, ExecutorInfo, Launched
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
-from nanoengine.engine.pipeline import Executor, Launched
+from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
 
@@ -54,6 +55,23 @@ class RequestTimes:
         return self.token_times[-1] - self.due
 
 
+class Kind(Enum):
+    """What a step computes."""
+
+    PREFILL = "prefill"  # chunks alone
+    DECODE = "decode"  # one new token for each of its sequences
+    MIXED = "mixed"
+
+    @classmethod
+    def of_plan(cls, plan: StepPlan) -> Kind | None:
+        """None if it computes nothing, but copies blocks or waits for files."""
+        if not plan.computes:
+            return None
+        if not plan.chunks:
+            return cls.DECODE
+        return cls.MIXED if len(plan.decodes.rows) else cls.PREFILL
+
+
 @dataclass(slots=True)
 class Step:
     """One step of the engine: times in seconds since the start of the run."""
@@ -61,7 +79,7 @@ class Step:
     start: float
     end: float
     model_seconds: float  # of it, spent in the executor
-    phase: Phase
+    kind: Kind | None
     num_seqs: int
     num_waiting: int
     work: StepWork
@@ -107,18 +125,18 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class TappedStep:
-    """A batch that a Tap launched."""
+    """A plan that a Tap launched."""
 
     tap: Tap
-    batch: ScheduledBatch
+    plan: StepPlan
     launched: Launched
     seconds: float
 
-    def result(self) -> SampledBatch:
+    def result(self) -> StepResult:
         start = perf_counter()
-        sampled = self.launched.result()
-        self.tap.batch, self.tap.seconds = self.batch, self.seconds + perf_counter() - start
-        return sampled
+        result = self.launched.result()
+        self.tap.taken.append((self.plan, self.seconds + perf_counter() - start))
+        return result
 
 
 class Tap:
@@ -126,20 +144,35 @@ class Tap:
 
     def __init__(self, executor: Executor):
         self.executor = executor
-        self.batch: ScheduledBatch | None = None  # whose results were taken last
-        self.seconds = 0.0  # spent in the executor for its sake
+        self.taken: list[
+            tuple[StepPlan, float]
+        ] = []  # whose results were taken, with the seconds in the executor for each
 
-    def launch(self, batch: ScheduledBatch) -> TappedStep:
+    @property
+    def info(self) -> ExecutorInfo:
+        return self.executor.info
+
+    def launch(self, plan: StepPlan) -> TappedStep:
         start = perf_counter()
-        launched = self.executor.launch(batch)
-        return TappedStep(self, batch, launched, perf_counter() - start)
+        launched = self.executor.launch(plan)
+        return TappedStep(self, plan, launched, perf_counter() - start)
+
+    def take(self) -> list[tuple[StepPlan, float]]:
+        """What was taken since the last call."""
+        taken, self.taken = self.taken, []
+        return taken
 
     def close(self) -> None:
         self.executor.close()
 
 
 def drive(
-    engine: LLMEngine, workload: Workload, on_tokens: Callable[[int], object], temperature: float = TEMPERATURE
+    engine: LLMEngine,
+    workload: Workload,
+    on_tokens: Callable[[int], object],
+    temperature: float = TEMPERATURE,
+    *,
+    num_streams: int = 0,
 ) -> Run:
     """Run a workload to its end: open loop, each request submitted when it is due.
 
@@ -147,6 +180,8 @@ def drive(
         engine: idle.
         on_tokens: told after every step how many tokens it brought, for a progress bar.
         temperature: of every request.
+        num_streams: so many requests, the first ones, are there for the sake of the others: they are stopped one step after those
+            have ended, so that the last gap between their tokens is there too.
 
     Raises:
         Interrupted: Ctrl-C; the engine is idle again.
@@ -172,12 +207,15 @@ def drive(
             if not engine.has_unfinished:
                 sleep(max(pending[0][0] - (perf_counter() - start), 0.0))
                 continue
+            is_last = num_streams > 0 and all(request.finished for request in requests[num_streams:])
             began = perf_counter() - start
             advanced = engine.step()
             now = perf_counter() - start
             _record_tokens(advanced, times, now)
             _record_step(run, tap, engine.scheduler, began, now, preempted_before)
             on_tokens(len(advanced))
+            if is_last:
+                break
     except KeyboardInterrupt:
         raise Interrupted(run) from None
     finally:
@@ -200,8 +238,10 @@ def _record_tokens(advanced: list[Request], times: dict[str, RequestTimes], now:
 
 
 def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float, preempted_before: int) -> None:
-    batch = tap.batch
-    assert batch is not None
+    taken = tap.take()
+    if not taken:  # it failed, and was nobody's
+        return
+    [(plan, seconds)] = taken
     if len(run.steps) % STEPS_PER_WASTE_SAMPLE == 0:
         wasted, slots = count_wasted_slots(scheduler)
         run.wasted_slots += wasted
@@ -210,11 +250,11 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
         Step(
             began,
             now,
-            tap.seconds,
-            batch.phase,
-            len(batch),
+            seconds,
+            Kind.of_plan(plan),
+            len(plan.decodes.rows) + len(plan.chunks),
             len(scheduler.waiting),
-            StepWork.of_batch(batch),
+            StepWork.of_plan(plan),
             scheduler.block_manager.pool.usage,
             scheduler.num_preemptions - preempted_before,
         )

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from benchmarks.drive import RequestTimes, Run, Step
+from benchmarks.drive import Kind, RequestTimes, Run, Step
 from benchmarks.limit import Ceiling, ModelLimit
-from nanoengine.engine.messages import Phase
 
 Figures = dict[str, float]
 
@@ -65,17 +64,17 @@ def latency_figures(requests: Iterable[RequestTimes], *, detailed: bool = False)
     }
 
 
-def phase_figures(all_steps: Sequence[Step], limit: ModelLimit, ceiling: Ceiling) -> Figures:
-    """Where the time of the engine went: tokens per second of each phase, how near its steps came to the limit of steps
-    of their own size, and the share of the time spent outside the model (schedule, update, detokenize)."""
+def step_figures(all_steps: Sequence[Step], limit: ModelLimit, ceiling: Ceiling) -> Figures:
+    """Where the time of the engine went: tokens computed per second in steps of each kind, how near they came to the limit of
+    steps of their own size, and the share of the time spent outside the model (schedule, update, detokenize)."""
     figures: Figures = {}
-    for phase in Phase:
-        steps = [step for step in all_steps if step.phase is phase]
+    for kind in Kind:
+        steps = [step for step in all_steps if step.kind is kind]
         if steps:
             seconds = _seconds(steps)
-            figures[f"{phase.value}_tok_s"] = sum(step.work.num_tokens for step in steps) / seconds
+            figures[f"{kind.value}_tok_s"] = sum(step.work.num_tokens for step in steps) / seconds
             least = sum(limit.seconds(step.work, ceiling) for step in steps)
-            figures[f"{phase.value}_limit_share"] = least / seconds
+            figures[f"{kind.value}_limit_share"] = least / seconds
     figures["host_time_share"] = 1 - sum(step.model_seconds for step in all_steps) / _seconds(all_steps)
     return figures
 

@@ -80,8 +80,7 @@ summary() { # the last line of a log that is prose
 # Kernels are compiled by the CPU: side by side where pytest can do that. The engine's tests want the GPU to themselves.
 parallel=()
 "$python" -c 'import xdist' 2>/dev/null && parallel=(-n 8)
-triton_tests=(tests/kernels/triton tests/kernels/test_gpu.py)
-[[ -f tests/attention/test_triton.py ]] && triton_tests+=(tests/attention/test_triton.py)
+triton_tests=(tests/kernels/triton tests/kernels/test_triton_kernels.py tests/attention/test_triton.py)
 quiet=(-p no:cacheprovider --tb=short -rfEs)
 
 stage triton 65 "$python" -m pytest "${quiet[@]}" "${parallel[@]}" "${triton_tests[@]}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.workload import Workload
 from nanoengine.config import ModelConfig
-from nanoengine.engine.messages import ScheduledBatch
+from nanoengine.engine.messages import StepPlan
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,18 @@ class StepWork(NamedTuple):
     """What one step has to do, whatever engine does it."""
 
     num_tokens: int  # computed by the layers
-    num_sampled: int  # rows that need logits
-    num_context: int  # tokens whose K/V is read: of each sequence, all up to its last new one
+    num_sampled: int  # tokens, each from logits of its own
+    num_context: int  # tokens whose K/V is read: of each run, all up to its last new one
     num_pairs: int  # (query, key) pairs of attention
 
     @classmethod
-    def of_batch(cls, batch: ScheduledBatch) -> StepWork:
-        news, starts = batch.num_new_tokens, batch.num_computed_tokens
-        tokens = sum(news)
-        if tokens == len(news):  # decode: one query each
-            context = pairs = sum(starts) + tokens
-        else:
-            context = sum(starts) + tokens
-            pairs = sum(new * start + new * (new + 1) // 2 for new, start in zip(news, starts, strict=True))
-        return cls(tokens, len(batch.sampling), context, pairs)
+    def of_plan(cls, plan: StepPlan) -> StepWork:
+        decodes = plan.decodes
+        context = pairs = int(decodes.num_computed.sum()) + len(decodes.rows)  # one query each
+        for chunk in plan.chunks:
+            context += chunk.num_computed + chunk.num_new
+            pairs += chunk.num_new * chunk.num_computed + chunk.num_new * (chunk.num_new + 1) // 2
+        return cls(plan.num_new_tokens, plan.num_samples, context, pairs)
 
 
 class ModelLimit:
@@ -60,6 +58,8 @@ class ModelLimit:
         self.pair_flop = 4 * model.num_layers * model.num_heads * model.head_dim
 
     def seconds(self, work: StepWork, ceiling: Ceiling) -> float:
+        if not work.num_tokens:  # it only copies blocks, which an engine need not do
+            return 0.0
         num_bytes = self.weight_bytes + work.num_context * self.kv_bytes
         flop = work.num_tokens * self.token_flop + work.num_sampled * self.logits_flop + work.num_pairs * self.pair_flop
         return max(num_bytes / ceiling.read_bytes_s, flop / ceiling.flop_s)

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.drive import Kind
 from benchmarks.options import BadOption
 from benchmarks.report import ENGINE, Report
-from nanoengine.engine.messages import Phase
 
-PHASE_COLOURS = {Phase.PREFILL: "tab:orange", Phase.DECODE: "tab:blue"}
+KIND_COLOURS = {Kind.PREFILL: "tab:orange", Kind.DECODE: "tab:blue", Kind.MIXED: "tab:purple"}
 CURVES = {  # what is drawn over which key of a case; with its percentiles, where it has any
     "latency": ("input_len", ["ttft_ms", "tpot_ms"]),
     "serve": ("rate", ["output_tok_s", "goodput_req_s", "ttft_ms", "itl_ms"]),
@@ -23,9 +23,10 @@ BARS = {
     "throughput": ["output_tok_s"],
     "prefix": ["ttft_ms", "whole_run_ms"],
     "startup": ["first_token_s", "peak_memory_mb"],
+    "interference": ["slowdown", "slowdown_max", "ttft_ms"],
 }
 
-TIMELINES = ("throughput", "serve")  # elsewhere there is little to see in it
+TIMELINES = ("throughput", "serve", "interference")  # elsewhere there is little to see in it
 
 Draw = Callable[[Any, Report], None]
 
@@ -146,13 +147,15 @@ def _distribution(name: str) -> Draw:
 
 
 def _batch_timeline(axis: Any, report: Report) -> None:
-    """Sequences in each step, coloured by phase, and how many wait."""
-    for phase, colour in PHASE_COLOURS.items():
-        steps = [step for step in report.timeline if step.phase is phase]
+    """Sequences in each step, coloured by what it computes, and how many wait."""
+    for kind, colour in KIND_COLOURS.items():
+        steps = [step for step in report.timeline if step.kind is kind]
+        if not steps:
+            continue
         bars = [(step.start, step.end - step.start) for step in steps]
         axis.bar(
             [start for start, _ in bars], [step.num_seqs for step in steps], [width for _, width in bars],
-            align="edge", color=colour, label=f"{phase.value}: sequences in the step",
+            align="edge", color=colour, label=f"{kind.value}: sequences in the step",
         )  # fmt: skip
     ends = [step.end for step in report.timeline]
     axis.step(

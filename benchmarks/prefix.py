@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.drive import RequestTimes, Run
-from benchmarks.figures import Figures, latency_figures, phase_figures
+from benchmarks.figures import Figures, latency_figures, step_figures
 from benchmarks.options import add_model_options, add_run_options, positive_int
 from benchmarks.report import Case, Report
 from benchmarks.session import Session, open_session
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
                         runs = workload(session, args, args.seed + repetition)
                     if repetition >= 0:
                         steps = [step for run in runs for step in run.steps]
-                        figures = prefix_figures(runs) | phase_figures(steps, session.limit, ceiling)
+                        figures = prefix_figures(runs) | step_figures(steps, session.limit, ceiling)
                         report.add(case, figures, engine)
                         label = f"{name}, {'with' if engine != WITHOUT else 'without'} cache"
                         report.sample(

@@ -55,7 +55,7 @@ def _profile(session: Session, num_seqs: int, input_len: int, seed: int) -> dict
         engine.submit(request)
 
     def prefill() -> None:
-        while engine.scheduler.waiting:
+        while engine.scheduler.waiting or engine.scheduler.begun:
             engine.step()
 
     def decode() -> None:

@@ -1,10 +1,11 @@
 """The scheduler and the block manager alone, without a model: what the engine's own bookkeeping costs.
 
-nano-vllm's workload, all sequences at once, with blocks for all of them (`pool` plenty) and with a quarter of that, where
-sequences are preempted all the time; with --pool-blocks, with pools of those sizes instead. Timed are `Scheduler.schedule` and
-`Scheduler.update`: admission, block tables, hashing, prefix look-ups, preemption, appending tokens, finishing. The sampled
-tokens come from nowhere. --swap adds a host tier as large as the pool, to which victims are copied, and listens to the events of
-the cache: every feature on. The last row is the hashing of one long prompt.
+nano-vllm's workload, all sequences at once, under each policy, with blocks for all of them (`pool` plenty) and with a quarter of
+that, where sequences are preempted all the time; with --pool-blocks, with pools of those sizes instead. Timed are
+`Scheduler.schedule` and `Scheduler.update`: admission, block tables, hashing, prefix look-ups, preemption, appending tokens,
+finishing. The sampled tokens come from nowhere. --swap adds a host tier as large as the pool, to which victims are copied, and
+the events of the cache, which are drained after each step: every feature on. --depth 2 makes each plan before the results of the
+one before it are taken, as overlapping steps do. The last row is the hashing of one long prompt.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections import deque
+from itertools import product
 from time import perf_counter
 from typing import Any
 
@@ -24,12 +26,10 @@ from benchmarks.report import Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.events import KVEvent
 from nanoengine.engine.kv.host_tier import HostTier
-from nanoengine.engine.kv.tiers import LowerTiers
-from nanoengine.engine.messages import SampledBatch
+from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.engine.preemption import Preemption
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.scheduler import POLICIES, Scheduler
 from nanoengine.engine.sequence import Sequence
 
 SHARES = {"plenty": 1.0, "a quarter": 0.25}
@@ -47,11 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-len", type=positive_int, nargs=2, default=NANO_VLLM.output_len, metavar=("LOW", "HIGH")
     )
+    parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
+    parser.add_argument("--depth", **count, default=[1], help="plans in flight (default: 1)")
     parser.add_argument("--block-size", type=positive_int, default=16)
     parser.add_argument("--no-prefix-caching", action="store_true")
-    parser.add_argument(
-        "--swap", action="store_true", help="a host tier, preemption by swapping, and a listener of events"
-    )
+    parser.add_argument("--swap", action="store_true", help="a host tier, preemption by swapping, and events")
     add_run_options(parser, repeat=3)
 
 
@@ -63,12 +63,13 @@ def run(args: argparse.Namespace, report: Report) -> None:
     for repetition in range(args.repeat):
         for count in args.num_seqs:
             workload = random_workload(count, inputs, outputs, VOCAB_SIZE, args.seed)
-            for name, num_blocks in pool_sizes(workload, args).items():
-                case: Case = {"num_seqs": count, "pool": name}
-                scheduler = make_scheduler(workload, num_blocks, args)
-                label = f"{count} sequences, {name}, {repetition + 1} of {args.repeat}"
+            pools = pool_sizes(workload, args)
+            for name, policy, depth in product(pools, args.policy, args.depth):
+                case: Case = {"num_seqs": count, "policy": policy, "depth": depth, "pool": name}
+                scheduler = make_scheduler(workload, pools[name], policy, args)
+                label = f"{count} sequences, {policy}, {name}, {repetition + 1} of {args.repeat}"
                 with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-                    report.add(case, time_scheduler(scheduler, workload, bar))
+                    report.add(case, time_scheduler(scheduler, workload, depth, bar))
         report.add({"prompt_tokens": LONG_PROMPT}, time_hashing(args))
 
 
@@ -82,21 +83,20 @@ def pool_sizes(workload: Workload, args: argparse.Namespace) -> dict[str, int]:
     return {name: max(int(plenty * share), least) for name, share in SHARES.items()}
 
 
-def make_scheduler(workload: Workload, num_blocks: int, args: argparse.Namespace) -> Scheduler:
+def make_scheduler(workload: Workload, num_blocks: int, policy: str, args: argparse.Namespace) -> Scheduler:
     longest = max(len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)) + 1
     if longest > num_blocks * args.block_size:
         raise BadOption(f"--pool-blocks {num_blocks}: the longest sequence takes {-(-longest // args.block_size)}")
-    tiers = LowerTiers(HostTier(num_blocks)) if args.swap else None
-    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, tiers=tiers)
-    if args.swap:
-        last: deque[KVEvent] = deque(maxlen=1)
-        manager.pool.on_event = last.append
+    host = HostTier(num_blocks) if args.swap else None
+    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, host=host)
+    manager.collect_events = args.swap
     return Scheduler(
         manager,
         max_num_seqs=len(workload),
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_model_len=longest,
         preemption=Preemption("swap" if args.swap else "recompute"),
+        policy=policy,
     )
 
 
@@ -112,25 +112,30 @@ def time_hashing(args: argparse.Namespace) -> Figures:
     return {"hash_ms": 1000 * (admitted - start), "publish_ms": 1000 * (perf_counter() - admitted)}
 
 
-def time_scheduler(scheduler: Scheduler, workload: Workload, bar: tqdm) -> Figures:
-    """Run a workload to its end; microseconds of the two calls, over steps and over generated tokens."""
+def time_scheduler(scheduler: Scheduler, workload: Workload, depth: int, bar: tqdm) -> Figures:
+    """Run a workload to its end, with so many plans in flight; microseconds of the two calls, over steps and over generated
+    tokens."""
     for i, (prompt, count) in enumerate(zip(workload.prompts, workload.output_lens, strict=True)):
         scheduler.add(Sequence(i, prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count)))
+    in_flight: deque[StepPlan] = deque()
     times: list[float] = []
     wasted = slots = 0
     gc.collect()
     while scheduler.has_unfinished:
         start = perf_counter()
-        batch = scheduler.schedule()
+        while len(in_flight) < depth and (plan := scheduler.schedule()):
+            in_flight.append(plan)
         scheduled = perf_counter()
-        sampled = SampledBatch([SAMPLED_TOKEN] * len(batch.sampling))
+        plan = in_flight.popleft()
+        result = StepResult([SAMPLED_TOKEN] * plan.num_samples)
         executed = perf_counter()
-        scheduler.update(batch, sampled)
+        scheduler.update(plan, result)
+        scheduler.block_manager.drain_events()  # none without --swap
         times.append(1e6 * (perf_counter() - executed + scheduled - start))
         if len(times) % STEPS_PER_WASTE_SAMPLE == 0:
             more_wasted, more_slots = count_wasted_slots(scheduler)
             wasted, slots = wasted + more_wasted, slots + more_slots
-        bar.update(len(batch.sampling))
+        bar.update(plan.num_samples)
     return (
         {"us_per_token": sum(times) / workload.num_output_tokens}
         | percentiles("us_per_step", times, detailed=True)

@@ -2,16 +2,18 @@
 
 TTFT and end-to-end times count from the moment a request was due. Without --rate, the engine's capacity is measured with all
 requests at once, and the sweep goes from a quarter of it to beyond it. --slo turns latencies into goodput: the requests per
-second that met all objectives.
+second that met all objectives. --policy and --chunk compare ways to share out the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import product
 
 from benchmarks.drive import Run
-from benchmarks.figures import Figures, goodput, latency_figures, phase_figures
+from benchmarks.figures import Figures, goodput, latency_figures, step_figures
 from benchmarks.options import add_model_options, add_run_options, check_range, positive_float, positive_int
+from benchmarks.policies import add_policy_options, scheduling, variants
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.workload import CPU, Workload, constant_arrivals, poisson_arrivals, random_workload
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-seqs", type=positive_int, default=64, help="requests at each rate (default: 64)")
     parser.add_argument("--input-len", type=positive_int, nargs=2, default=CPU.input_len, metavar=("LOW", "HIGH"))
     parser.add_argument("--output-len", type=positive_int, nargs=2, default=CPU.output_len, metavar=("LOW", "HIGH"))
+    add_policy_options(parser)
     add_model_options(parser)
     add_run_options(parser, repeat=3)
 
@@ -56,15 +59,15 @@ def run(args: argparse.Namespace, report: Report) -> None:
         rates = args.rate or _sweep(session, workload)
         for repetition in range(args.repeat):
             ceiling = session.measure_ceiling()
-            for rate in rates:
+            for rate, variant in product(rates, variants(args, session.scheduler)):
                 arriving = workload.arriving(arrival_times(args.arrivals, rate, len(workload), args.seed + repetition))
-                run = session.run(arriving, f"{rate:.3g} requests/s, {repetition + 1} of {args.repeat}")
-                figures = serve_figures(run, args.slo) | phase_figures(run.steps, session.limit, ceiling)
-                report.add({"rate": round(rate, 3)}, figures)
-                report.sample("ttft_ms", f"{rate:.3g} req/s", (1000 * request.ttft for request in run.requests))
-                report.sample(
-                    "itl_ms", f"{rate:.3g} req/s", (1000 * gap for request in run.requests for gap in request.itls)
-                )
+                name = f"{rate:.3g} req/s, {variant.policy}, {variant.chunk}"
+                with scheduling(session.scheduler, variant):
+                    run = session.run(arriving, f"{name}, {repetition + 1} of {args.repeat}")
+                figures = serve_figures(run, args.slo) | step_figures(run.steps, session.limit, ceiling)
+                report.add(variant.case | {"rate": round(rate, 3)}, figures)
+                report.sample("ttft_ms", name, (1000 * request.ttft for request in run.requests))
+                report.sample("itl_ms", name, (1000 * gap for request in run.requests for gap in request.itls))
 
 
 def _sweep(session: Session, workload: Workload) -> list[float]:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from benchmarks.report import Report
 from benchmarks.workload import Workload, random_tokens
 from nanoengine import LLM
 from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.engine.scheduler import Scheduler
 from nanoengine.models.loader import find_model, read_json
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -33,25 +35,50 @@ class Session:
     llm: LLM
     report: Report
     runner: ModelRunner
-    limit: ModelLimit
     peers: list[Generate | ContinuousBatching] = field(default_factory=list)
 
     @property
     def vocab_size(self) -> int:
         return self.llm.model_config.vocab_size
 
-    def run(self, workload: Workload, label: str, *, keep_cache: bool = False, temperature: float = TEMPERATURE) -> Run:
-        """One workload through the engine, with a progress bar; the prefix cache is empty at its start unless told otherwise."""
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.llm.engine.scheduler
+
+    @property
+    def device(self) -> torch.device:
+        return self.runner.stream.torch_device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        assert self.runner.kv_cache is not None
+        return self.runner.kv_cache.layers[0][0].dtype
+
+    @cached_property
+    def limit(self) -> ModelLimit:
+        return ModelLimit(self.llm.model_config, self.dtype.itemsize)
+
+    def run(
+        self,
+        workload: Workload,
+        label: str,
+        *,
+        keep_cache: bool = False,
+        temperature: float = TEMPERATURE,
+        num_streams: int = 0,
+    ) -> Run:
+        """One workload through the engine, with a progress bar; see `drive`. The prefix cache is empty at its start unless told
+        otherwise."""
         if not keep_cache:
             self.llm.reset_prefix_cache()
         with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-            run = drive(self.llm.engine, workload, bar.update, temperature)
+            run = drive(self.llm.engine, workload, bar.update, temperature, num_streams=num_streams)
         self.report.timeline = run.steps
         return run
 
     def measure_ceiling(self) -> Ceiling:
         """What the device can do right now: shared machines change from minute to minute."""
-        ceiling = measure_ceiling(self.runner.device, self.runner.dtype)
+        ceiling = measure_ceiling(self.device, self.dtype)
         figures = {"read_gb_s": ceiling.read_bytes_s / 1e9, "matmul_tflop_s": ceiling.flop_s / 1e12}
         self.report.add({}, figures, "limit of this device")
         return ceiling
@@ -94,32 +121,32 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
         check_lengths(longest, llm.engine.scheduler.max_model_len, "max_model_len (lowered to what the KV pool holds)")
         runner = llm.engine.executor
         assert isinstance(runner, ModelRunner)
+        session = Session(llm, report, runner)
         report.facts |= {
-            "device": str(runner.device),
-            "dtype": str(runner.dtype).removeprefix("torch."),
+            "device": str(session.device),
+            "dtype": str(session.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "backend": runner.backend.name,
-            "kv_blocks": runner.num_blocks,
+            "kv_blocks": runner.info.num_blocks,
             "parameters": llm.model_config.num_parameters(),
         }
-        session = Session(llm, report, runner, ModelLimit(llm.model_config, runner.dtype.itemsize))
         _warn_of_slow_paths(session)
         if getattr(args, "vs", None):
-            kv_tokens = runner.num_blocks * llm.config.block_size
-            generate = Generate(str(find_model(model)), runner.dtype, runner.device, kv_tokens)
+            kv_tokens = runner.info.num_blocks * llm.config.block_size
+            generate = Generate(str(find_model(model)), session.dtype, session.device, kv_tokens)
             continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
             session.peers = [generate, continuous]
         yield session
 
 
 def _warn_of_slow_paths(session: Session) -> None:
-    runner, report = session.runner, session.report
-    if runner.backend.name == "torch":
+    report = session.report
+    if session.runner.backend.name == "torch":
         report.warn("attention runs as plain torch operations (backend torch), not in a kernel of its own")
-    if runner.device.type == "cpu":
+    if session.device.type == "cpu":
         if torch.get_num_threads() < report.facts["cores"]:
             report.warn(f"torch uses {torch.get_num_threads()} threads on {report.facts['cores']} cores")
-        if runner.dtype is not torch.float32:
-            native, full = (measure_ceiling(runner.device, dtype, 1) for dtype in (runner.dtype, torch.float32))
+        if session.dtype is not torch.float32:
+            native, full = (measure_ceiling(session.device, dtype, 1) for dtype in (session.dtype, torch.float32))
             if native.flop_s < full.flop_s:
                 report.warn(f"this device multiplies {report.facts['dtype']} more slowly than float32")

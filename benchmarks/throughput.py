@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.drive import Run
-from benchmarks.figures import Figures, latency_figures, phase_figures
+from benchmarks.figures import Figures, latency_figures, step_figures
 from benchmarks.limit import Ceiling
 from benchmarks.options import add_model_options, add_run_options, add_vs_option, check_range, positive_int
 from benchmarks.report import Case, Report
@@ -86,6 +86,6 @@ def _figures(session: Session, workload: Workload, run: Run, ceiling: Ceiling) -
     return (
         {"output_tok_s": workload.num_output_tokens / run.seconds, "output_tok_s_share": least / run.seconds}
         | latency_figures(run.requests)
-        | phase_figures(run.steps, session.limit, ceiling)
+        | step_figures(run.steps, session.limit, ceiling)
         | {"kv_waste": run.kv_waste, "preemptions": float(run.num_preemptions)}
     )

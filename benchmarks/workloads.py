@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks.drive import Run
-from benchmarks.figures import Figures, phase_figures
+from benchmarks.drive import Kind, Run
+from benchmarks.figures import Figures, step_figures
 from benchmarks.limit import Ceiling
 from benchmarks.options import add_model_options, add_run_options
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.workload import CPU, Workload, random_workload
-from nanoengine.engine.messages import Phase
 
 NAMES = ("one stream", "offline", "long prompt", "shared prefix", "streams")
 SHARED = 512  # tokens
@@ -63,7 +62,7 @@ def _workload(name: str, session: Session, seed: int) -> Workload:
 
 def _figures(name: str, session: Session, run: Run, ceiling: Ceiling) -> Figures:
     least = sum(session.limit.seconds(step.work, ceiling) for step in run.steps)
-    figures = {"limit_share": least / run.seconds} | phase_figures(run.steps, session.limit, ceiling)
+    figures = {"limit_share": least / run.seconds} | step_figures(run.steps, session.limit, ceiling)
     if name == "one stream":
         [request] = run.requests
         assert request.tpot is not None
@@ -73,7 +72,7 @@ def _figures(name: str, session: Session, run: Run, ceiling: Ceiling) -> Figures
     if name == "shared prefix":
         return {"seconds": run.seconds} | figures
     if name == "streams":
-        decodes = [step for step in run.steps if step.phase is Phase.DECODE]
+        decodes = [step for step in run.steps if step.kind is Kind.DECODE]
         seconds = decodes[-1].end - decodes[0].start
         return {"decode_tok_s": sum(step.num_seqs for step in decodes) / seconds} | figures
     return {"output_tok_s": run.num_output_tokens / run.seconds} | figures

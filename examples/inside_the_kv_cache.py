@@ -77,11 +77,11 @@ def preemption() -> None:
     for mode in ("recompute", "swap"):
         with LLM("demo", num_kv_blocks=40, preemption_mode=mode, **OPTIONS) as llm:
             texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
-            stats, scheduler = llm.cache_stats, llm.engine.scheduler
-            hits = ", ".join(f"{tier.value} {count}" for tier, count in stats.hits_by_tier.items())
+            metrics = llm.metrics
+            hits = ", ".join(f"{tier.value} {count}" for tier, count in metrics.cache.hits_by_tier.items())
             print(
-                f"   {mode}: {scheduler.num_preemptions} preemptions, {llm.engine.stats.prefill_tokens} tokens prefilled, "
-                f"hits in tokens: {hits}, blocks saved: {scheduler.block_manager.tiers.num_saved_blocks}"
+                f"   {mode}: {metrics.num_preemptions} preemptions, {metrics.steps.prefill_tokens} tokens prefilled, "
+                f"hits in tokens: {hits}, blocks saved: {metrics.cache.num_saved_blocks}"
             )
     assert texts[0] == texts[1]
 

@@ -114,10 +114,8 @@ def _plain(output: RequestOutput) -> str:
 
 
 def _open(args: argparse.Namespace) -> LLM:
-    options = {
-        name: getattr(args, name) for name in ("dtype", "device", "max_model_len") if getattr(args, name) is not None
-    }
-    return LLM(args.model, **options)
+    names = ("dtype", "device", "max_model_len", "scheduling_policy")
+    return LLM(args.model, **{name: getattr(args, name) for name in names if getattr(args, name) is not None})
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -126,6 +124,9 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
         top_k=args.top_k,
         top_p=args.top_p,
         min_p=args.min_p,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        repetition_penalty=args.repetition_penalty,
         seed=args.seed,
         max_tokens=args.max_tokens,
         stop=args.stop,
@@ -148,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--dtype", default=None, help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
+        command.add_argument("--scheduling-policy", default=None, help="prefill_first or mixed")
         command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
         command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
         command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
@@ -156,6 +158,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
         command.add_argument("--top-p", type=float, default=0.95, help="1 keeps all tokens")
         command.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
+        for kind, neutral, text in (
+            ("presence", 0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
+            ("frequency", 0.0, "the same, times how often the answer has them; 0 does nothing"),
+            ("repetition", 1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
+        ):
+            command.add_argument(f"--{kind}-penalty", type=float, default=neutral, help=text)
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt")

@@ -6,6 +6,7 @@ A message says which field or file is at fault, its value, the limit, and what t
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class NotFiniteLogits(NanoEngineError, ArithmeticError):
     """The model produced NaN or infinity, so that no token can be chosen."""
 
 
+class NoTokenLeft(NanoEngineError, ValueError):
+    """What a request forbids (allowed_token_ids, bad_words, min_tokens, a mask) leaves no token with a finite logit."""
+
+
 class StepFailed(NanoEngineError, RuntimeError):
     """An exception inside an engine step ended some of the requests of a `generate` call.
 
@@ -70,3 +75,22 @@ class StepFailed(NanoEngineError, RuntimeError):
     def __init__(self, message: str, outputs: list[RequestOutput]):
         super().__init__(message)
         self.outputs = outputs
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 8
+        self.maxstring = self.maxother = 200
+        self.maxlong = 60
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 4096:  # Python refuses to write the longest out
+            return f"a number of {x.bit_length()} bits"
+        return super().repr_int(x, level)
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: its repr, cut short if it is long or deep, so that any file's content can be quoted."""
+    return _Short().repr(value)

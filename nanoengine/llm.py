@@ -1,36 +1,26 @@
-"""LLM: the front door. It puts the engine together, runs it until its callers have what they asked for, and shows progress."""
+"""LLM: the front door. It runs an engine until its callers have what they asked for, and shows progress."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tqdm import tqdm
 
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.builder import build_engine
+from nanoengine.config import EngineConfig
 from nanoengine.engine.interrupts import InterruptGuard
-from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.events import KVEvent
-from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.kv.statistics import CacheStats
-from nanoengine.engine.kv.tiers import LowerTiers
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.preemption import Preemption
+from nanoengine.engine.metrics import EngineMetrics, EngineStats
 from nanoengine.engine.request import Request
-from nanoengine.engine.scheduler import Scheduler
-from nanoengine.engine.stats import EngineStats
-from nanoengine.errors import InvalidConfig, InvalidPrompt, InvalidSamplingParams, StepFailed, UnsupportedModel
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams
-from nanoengine.tokenizer import HFTokenizer, Message
-
-if TYPE_CHECKING:
-    from nanoengine.runner.model_runner import ModelRunner
+from nanoengine.tokenizer import Message
 
 logger = logging.getLogger("nanoengine")
 
@@ -54,7 +44,9 @@ class LLM:
 
     def __init__(self, model: str = "demo", *, use_tqdm: bool = True, **options: Any):
         self.config = EngineConfig.from_options(model, options)
-        self.engine, self.model_config, self.tokenizer = _build_engine(self.config, use_tqdm)
+        _show_log()
+        built = build_engine(self.config, use_tqdm)
+        self.engine, self.model_config, self.tokenizer = built.engine, built.model_config, built.tokenizer
 
     def generate(
         self,
@@ -138,13 +130,21 @@ class LLM:
         """How much of what was asked for the prefix cache had, and in which tier."""
         return self.engine.scheduler.block_manager.stats
 
+    @property
+    def metrics(self) -> EngineMetrics:
+        """All that the engine counts, as it stands now."""
+        return self.engine.metrics()
+
     def listen_to_kv_events(self, listener: Callable[[KVEvent], None] | None) -> None:
-        """Call `listener` with each block of the prefix cache that comes or goes, for a router of requests; None ends it."""
-        self.engine.scheduler.block_manager.pool.on_event = listener
+        """Call `listener` with each block of the prefix cache that comes or goes, for a router of requests; None ends it.
+
+        It hears first of all that is cached now, and after each step of what has changed in it.
+        """
+        self.engine.listen_to_kv_events(listener)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
-        return self.engine.scheduler.block_manager.reset_prefix_cache()
+        return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what runs and give the memory back. Closing twice is allowed."""
@@ -165,14 +165,15 @@ class LLM:
             with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm, miniters=0) as bar:
                 for request in requests:
                     self.engine.submit(request)
-                unfinished = list(requests)
+                unfinished = {request.request_id for request in requests}
                 while unfinished:
-                    self.engine.step()
-                    left = [request for request in unfinished if not request.finished]
+                    # A step that touched nobody is no step forward: somebody else may have ended the others.
+                    touched = self.engine.step() or requests
+                    ended = {request.request_id for request in touched if request.finished} & unfinished
+                    unfinished -= ended
                     if use_tqdm:
                         bar.set_postfix_str(self._progress(before), refresh=False)
-                        bar.update(len(unfinished) - len(left))
-                    unfinished = left
+                        bar.update(len(ended))
         finally:  # after Ctrl-C, nobody waits for the rest
             with InterruptGuard():  # a second Ctrl-C waits until all are gone
                 for request in requests:
@@ -209,78 +210,6 @@ class LLM:
             f"prefill {stats.prefill_rate:.0f} tok/s, decode {stats.decode_rate:.0f} tok/s, "
             f"KV {scheduler.block_manager.pool.usage:.0%}, running {len(scheduler.running)}, waiting {len(scheduler.waiting)}"
         )
-
-
-def _build_engine(config: EngineConfig, use_tqdm: bool) -> tuple[LLMEngine, ModelConfig, HFTokenizer]:
-    # torch is needed from here on, and not before: `import nanoengine` takes no time.
-    from nanoengine.models.loader import WEIGHT_FILES, find_model, read_json
-    from nanoengine.runner.model_runner import ModelRunner
-
-    _show_log()
-    folder = find_model(config.model)
-    hf_config = read_json(folder, "config.json")
-    model_config = ModelConfig.from_hf(hf_config)
-    tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
-    folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
-    runner = ModelRunner(config, model_config, folder, use_tqdm=use_tqdm)
-    stats = EngineStats()
-    disk = None if config.kv_disk_path is None else _disk_tier(config.kv_disk_path, config.kv_disk_bytes, runner)
-    scheduler = Scheduler(
-        BlockManager(
-            runner.num_blocks,
-            config.block_size,
-            config.enable_prefix_caching,
-            tiers=LowerTiers(HostTier(runner.num_host_blocks) if runner.num_host_blocks else None, disk),
-            # On disk, hashes are the names of files: they must be the same in every process.
-            hash_seed=None if disk is None else int(disk.fingerprint[:16], 16),
-        ),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=runner.max_model_len,
-        preemption=Preemption(
-            config.preemption_mode,
-            copy_bytes_per_second=runner.mover.measure_copy_rate() if config.preemption_mode == "auto" else 1.0,
-            bytes_per_token=runner.block_bytes // config.block_size,
-            prefill_rate=lambda: stats.prefill_rate,
-        ),
-    )
-    generation = read_json(folder, "generation_config.json") if (folder / "generation_config.json").is_file() else {}
-    engine = LLMEngine(
-        scheduler,
-        runner,
-        tokenizer,
-        vocab_size=model_config.vocab_size,
-        eos_token_ids=_eos_token_ids(
-            model_config.vocab_size,
-            generation.get("eos_token_id"),
-            hf_config.get("eos_token_id"),
-            tokenizer.eos_token_id,
-        ),
-        seed=config.seed,
-        stats=stats,
-        max_steps_in_flight=runner.max_steps_in_flight,
-    )
-    return engine, model_config, tokenizer
-
-
-def _disk_tier(folder: str, max_bytes: int, runner: ModelRunner) -> DiskTier:
-    try:
-        return DiskTier(Path(folder), runner.kv_fingerprint(), runner.block_bytes, max_bytes)
-    except OSError as error:
-        raise InvalidConfig(f"kv_disk_path is {folder!r}, which cannot be used: {error}") from error
-
-
-def _eos_token_ids(vocab_size: int, *sources: Any) -> list[int]:
-    """All tokens that any of the model's files calls end of text: they often disagree, and each means it."""
-    ids: set[int] = set()
-    for source in sources:
-        for token in source if isinstance(source, list) else [] if source is None else [source]:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise UnsupportedModel(
-                    f"eos_token_id is {source!r} in the model's files: it must be a token id or a list of them"
-                )
-            ids.add(token)
-    return sorted(token for token in ids if 0 <= token < vocab_size)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -17,7 +17,7 @@ class TokenLogprob:
 
 
 TokenLogprobs = dict[int, TokenLogprob]
-"""Token id -> logprob, at one position: the chosen token and the likeliest ones that were asked for."""
+"""Token id -> logprob, at one position: the token that stands there and the likeliest ones that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,10 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Result of one request: its prompt, its completions, how much of the prompt came from the prefix cache."""
+    """Result of one request: its prompt, its completions, how much of the prompt came from the prefix cache.
+
+    `prompt_logprobs` has one entry per token of the prompt, if they were asked for; the first is None, as nothing predicts it.
+    """
 
     request_id: str
     prompt: str | None
@@ -61,6 +64,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     metrics: RequestMetrics
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def finished(self) -> bool:

@@ -7,6 +7,7 @@ to import, is loaded for chat templates and for tokenizers that need more than t
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from nanoengine.errors import InvalidPrompt, ModelNotFound
+from nanoengine.errors import InvalidPrompt, ModelNotFound, shown
 
 Message = Mapping[str, str]
 """One turn of a chat: {"role": "user", "content": "..."}."""
+
+MAX_FILE_BYTES = 256 << 20
+"""Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
 
 class HFTokenizer:
@@ -29,12 +33,12 @@ class HFTokenizer:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        _check_sizes(folder)
         config = _read_config(folder)
         self._fast = _fast_tokenizer(folder, config)
         self.eos_token_id: int | None
         if self._fast is not None:
-            eos = _content(config["eos_token"])
-            self.eos_token_id = None if eos is None else self._fast.token_to_id(eos)
+            self.eos_token_id = _token_id(self._fast, config["eos_token"])
         else:
             self._fast = getattr(self.hf, "backend_tokenizer", None)
             self.eos_token_id = self.hf.eos_token_id
@@ -53,7 +57,8 @@ class HFTokenizer:
         """Token ids of a prompt, with whatever the tokenizer adds to one.
 
         Raises:
-            InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair.
+            InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair, or that the tokenizer has no
+                tokens for.
         """
         return self._encode(text, add_special_tokens=True)
 
@@ -62,9 +67,12 @@ class HFTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
-        if self._fast is not None:
-            return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
-        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
+        try:
+            if self._fast is not None:
+                return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+            return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
+        except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
+            raise InvalidPrompt(f"the tokenizer in {self.folder} cannot encode the prompt: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens have none."""
@@ -84,7 +92,7 @@ class HFTokenizer:
             )
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-                raise InvalidPrompt(f"a chat message must have a role and a content, not {message!r}")
+                raise InvalidPrompt(f"a chat message must have a role and a content, not {shown(message)}")
         try:
             text = self.hf.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs or {}
@@ -94,10 +102,19 @@ class HFTokenizer:
         return self._encode(text, add_special_tokens=False)
 
 
+def _check_sizes(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        path = folder / name
+        if os.path.exists(path) and (size := os.path.getsize(path)) > MAX_FILE_BYTES:
+            raise ModelNotFound(
+                f"{folder} has no tokenizer that can be read: {name} has {size} bytes, more than {MAX_FILE_BYTES}"
+            )
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # transformers will say what is wrong, or do without the file
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -111,13 +128,17 @@ def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None
     except Exception:  # the library raises nothing finer; transformers will say what is wrong, or do without the file
         return None
     added = config.get("added_tokens_decoder") or {}
-    if any(tokenizer.token_to_id(_content(token) or "") != int(number) for number, token in added.items()):
+    if not isinstance(added, Mapping) or any(str(_token_id(tokenizer, added[number])) != number for number in added):
         return None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _content(token: Any) -> str | None:
-    """The text of a token, which files write as a string or as a table."""
-    return token.get("content") if isinstance(token, Mapping) else token
+def _token_id(tokenizer: Tokenizer, token: Any) -> int | None:
+    """The id of a token, which files write as a string or as a table; None if the tokenizer has no such token."""
+    text: Any = token.get("content") if isinstance(token, Mapping) else token
+    try:
+        return tokenizer.token_to_id(text)
+    except (TypeError, UnicodeEncodeError):  # it is no text at all
+        return None

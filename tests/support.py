@@ -7,14 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from nanoengine import LLM
+from nanoengine import LLM, SamplingParams
 from nanoengine.config import ModelConfig
-from nanoengine.engine.messages import Phase, ScheduledBatch
+from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -137,33 +138,30 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, ch
     table = (
         [1 + (7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks, 0, -1))
     )
+    how = RowSampling(SamplingParams(), seed=0, num_prompt_tokens=num_prompt_tokens)
     logits = []
     start = 0
     while start < len(token_ids):
-        decoding = start >= num_prompt_tokens
-        count = 1 if decoding else min(chunk, num_prompt_tokens - start)
-        batch = ScheduledBatch(
-            Phase.DECODE if decoding else Phase.PREFILL,
-            seq_ids=[0],
-            rows=[0],
-            token_ids=list(token_ids[start : start + count]),
-            num_computed_tokens=[start],
-            num_new_tokens=[count],
-            block_tables=[table[: -(-(start + count) // block_size)]],
-        )
-        inputs = input_batch(runner, batch)
+        if start < num_prompt_tokens:
+            count = min(chunk, num_prompt_tokens - start)
+            begun = [] if start else [Started(0, list(token_ids[:num_prompt_tokens]), (table,), how)]
+            plan = StepPlan(started=begun, chunks=[Chunk(0, start, count, ())])
+        else:  # begun anew, since nobody samples what was given
+            count = 1
+            begun = [Started(0, list(token_ids[: start + 1]), (table,), how)]
+            plan = StepPlan(started=begun, decodes=Decodes(np.array([0], np.int32), np.array([start], np.int32)))
+        inputs = input_batch(runner, plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden))
         start += count
     return torch.cat(logits)
 
 
-def input_batch(runner: ModelRunner, batch: ScheduledBatch) -> InputBatch:
-    """The tensors of a batch, as a step has them."""
+def input_batch(runner: ModelRunner, plan: StepPlan) -> InputBatch:
+    """The tensors of a plan, as a step has them."""
     assert runner.kv_cache is not None
-    runner.rows.apply(runner.rows.find_changes(batch))
-    layout, numbers = pack(batch, runner.rows, runner.stream)
-    shape = shape_of(batch, layout, runner.config.block_size)
-    return unpack(
-        shape, numbers.to(runner.device), runner.rows, runner.kernels, runner.kv_cache.layers, runner.config.block_size
-    )
+    runner.rows.apply(plan)
+    packed = pack(plan, runner.rows, runner.stream)
+    shape = shape_of(plan, packed.layout, runner.block_size)
+    numbers = packed.numbers.to(runner.stream.torch_device)
+    return unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache.layers, runner.block_size)

@@ -36,6 +36,14 @@ def test_generate_takes_several_prompts_and_completions(tiny: Path, capsys: pyte
     assert [shown.count(f"--- {prompt!r}") for prompt in ("one", "two")] == [2, 2]
 
 
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+def test_generate_takes_a_policy_and_penalties(policy: str, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    penalties = ["--presence-penalty", "0.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2"]
+    options = ["--model", str(tiny), "--max-tokens", "3", "--scheduling-policy", policy, *penalties]
+    assert main(["generate", *options, "one", "two"]) == 0
+    assert capsys.readouterr().out.count("---") == 2
+
+
 def test_generate_reads_standard_input(
     tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +83,7 @@ def test_chat_goes_on_after_a_message_that_the_model_has_no_room_for(
         (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
         (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
         (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
+        (["generate", "--scheduling-policy", "fcfs", "hi"], "InvalidConfig"),
         (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,7 +151,22 @@ def test_other_dtypes_are_refused_by_name() -> None:
 # ---- ModelConfig: what is refused
 
 
-@pytest.mark.parametrize("architectures", [["LlamaForCausalLM"], ["Qwen3MoeForCausalLM"], [], None, "Qwen3Model"])
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        ["LlamaForCausalLM"],
+        ["Qwen3MoeForCausalLM"],
+        [],
+        None,
+        "Qwen3Model",
+        "Qwen3ForCausalLM",
+        {"Qwen3ForCausalLM": 1},
+        [["Qwen3ForCausalLM"]],
+        7,
+        True,
+    ],
+    ids=str,
+)
 def test_other_architectures_are_refused_with_the_supported_ones(architectures: object) -> None:
     with pytest.raises(UnsupportedModel, match="supported are Qwen3ForCausalLM"):
         ModelConfig.from_hf(QWEN3_06B | {"architectures": architectures})
@@ -196,6 +212,26 @@ def test_a_size_that_is_no_positive_integer_is_named(key: str, value: object) ->
 def test_a_norm_epsilon_that_is_no_number_is_named(eps: object) -> None:
     with pytest.raises(UnsupportedModel, match="rms_norm_eps"):
         ModelConfig.from_hf(QWEN3_06B | {"rms_norm_eps": eps})
+
+
+@pytest.mark.parametrize("key", [*SIZES, "head_dim"])
+def test_a_size_beyond_all_limits_is_named(key: str) -> None:
+    for size in (10**11, 10**100):
+        with pytest.raises(
+            UnsupportedModel, match=rf"{key} is \d+.* in the model's config.json: it must be at most \d+"
+        ):
+            ModelConfig.from_hf(QWEN3_06B | {key: size})
+
+
+def test_sizes_that_are_too_large_together_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match=r"make \d+ weights: they must be at most \d+"):
+        ModelConfig.from_hf(QWEN3_06B | {"hidden_size": 2**30, "intermediate_size": 2**30})
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+def test_a_number_that_no_float_holds_is_named(key: str) -> None:
+    with pytest.raises(UnsupportedModel, match=key):
+        ModelConfig.from_hf(QWEN3_06B | {key: 10**400})
 
 
 def test_an_odd_head_dim_is_refused() -> None:
@@ -244,6 +280,9 @@ def test_the_defaults_are_valid() -> None:
         "num_kv_blocks",
         "kv_cache_memory",
         "num_threads",
+        "long_prefill_token_threshold",
+        "kv_host_memory",
+        "kv_disk_bytes",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
@@ -282,6 +321,14 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("enable_prefix_caching", "yes"),
         ("enforce_eager", None),
         ("tensor_parallel_size", 2),
+        ("scheduling_policy", "fcfs"),
+        ("scheduling_policy", None),
+        ("long_prefill_token_threshold", 0),
+        ("long_prefill_token_threshold", 1.5),
+        ("device", "cuda:\u0661"),
+        ("async_scheduling", "yes"),
+        ("tokenizer", 7),
+        ("model", 7),
         ("seed", 1.5),
         ("seed", "7"),
         ("seed", True),
@@ -293,9 +340,58 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
 )
 def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, value: object) -> None:
     with pytest.raises(InvalidConfig) as raised:
-        EngineConfig(model="demo", **{name: value})  # type: ignore[arg-type]
+        EngineConfig(**{"model": "demo", name: value})  # type: ignore[arg-type]
     assert name in str(raised.value)
     assert str(value) in str(raised.value)
+
+
+LIMITS = {
+    "max_model_len": 2**24,
+    "max_num_seqs": 2**16,
+    "max_num_batched_tokens": 2**20,
+    "long_prefill_token_threshold": 2**20,
+    "block_size": 2**16,
+    "num_kv_blocks": 2**31 - 2,
+    "kv_cache_memory": 2**50,
+    "kv_host_memory": 2**50,
+    "kv_disk_bytes": 2**60,
+    "num_threads": 1024,
+}
+
+
+@pytest.mark.parametrize(("name", "limit"), LIMITS.items(), ids=LIMITS)
+def test_counts_are_limited_to_what_the_layers_below_can_hold(name: str, limit: int) -> None:
+    EngineConfig(model="demo", **{name: limit})  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match=f"{name} is {limit + 1}: it must be at most {limit}; lower it"):
+        EngineConfig(model="demo", **{name: limit + 1})  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match=f"{name} is a number of 33220 bits"):
+        EngineConfig(model="demo", **{name: 10**10_000})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1, 10**10_000], ids=lambda seed: f"{seed.bit_length()} bits")
+def test_a_seed_has_64_bits_like_that_of_a_request(seed: int) -> None:
+    with pytest.raises(
+        InvalidConfig, match=r"seed is .*at least -9223372036854775808 and at most 18446744073709551615"
+    ):
+        EngineConfig(model="demo", seed=seed)
+
+
+def test_a_value_is_shown_in_a_line_whatever_it_is() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    for value in (deep, "x" * 10**6, -(10**10_000), dict.fromkeys(range(1000), deep), float("nan")):
+        with pytest.raises(InvalidConfig, match="dtype is ") as raised:
+            EngineConfig(model="demo", dtype=value)  # type: ignore[arg-type]
+        assert len(str(raised.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "tiers", [{}, {"preemption_mode": "swap"}, {"kv_host_memory": 9}, {"kv_disk_path": "x"}], ids=str
+)
+@pytest.mark.parametrize("wanted", [True, False, None])
+def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | None) -> None:
+    assert EngineConfig(model="demo", async_scheduling=wanted, **tiers).async_scheduling is wanted
 
 
 @pytest.mark.parametrize(
@@ -307,6 +403,11 @@ def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, val
         ("kernels", "torch"),
         ("num_threads", None),
         ("num_threads", 3),
+        ("scheduling_policy", "prefill_first"),
+        ("scheduling_policy", "mixed"),
+        ("long_prefill_token_threshold", None),
+        ("long_prefill_token_threshold", 512),
+        ("tokenizer", Path("some/folder")),
         ("device", "cuda:1"),
         ("gpu_memory_utilization", 1),
         ("gpu_memory_utilization", 0.01),
@@ -314,7 +415,8 @@ def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, val
         ("max_model_len", 4096),
         ("block_size", 256),
         ("seed", -3),
-        ("seed", 2**70),
+        ("seed", 2**64 - 1),
+        ("seed", -(2**63)),
     ],
 )
 def test_a_value_that_works_is_kept(name: str, value: object) -> None:

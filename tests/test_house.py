@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,42 @@ def test_importing_the_package_or_its_engine_imports_neither_torch_nor_transform
     imports = "; ".join(f"import {'.'.join(path.with_suffix('').parts)}" for path in paths if path.stem != "__init__")
     result = run("-c", f"import sys, nanoengine; {imports}; print({{'torch', 'transformers'}} & set(sys.modules))")
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
+def imports_of(module: Path) -> set[str]:
+    """Names of the modules of the package that a module imports as it is loaded, types' own excepted."""
+    found: set[str] = set()
+    for node in ast.parse(module.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+    return {name for name in found if name.startswith("nanoengine.")}
+
+
+def modules() -> dict[str, set[str]]:
+    """Every module of the package, and which others it imports."""
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (ROOT / "nanoengine").rglob("*.py")
+    }
+    return {name: imports_of(path) & set(names) - {name} for name, path in names.items()}
+
+
+def test_attention_knows_nothing_of_layers() -> None:
+    found = {name: imports for name, imports in modules().items() if name.startswith("nanoengine.attention.")}
+    assert found
+    for name, imports in found.items():
+        above = {other for other in imports if other.startswith(("nanoengine.layers", "nanoengine.models"))}
+        assert not above, f"{name} imports {sorted(above)}"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = modules()
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+    assert set(order) == set(graph)
 
 
 def test_every_module_of_the_engine_has_its_tests() -> None:

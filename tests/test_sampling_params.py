@@ -2,12 +2,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nanoengine.errors import InvalidSamplingParams, NanoEngineError
-from nanoengine.sampling_params import MAX_COMPLETIONS, MAX_LOGPROBS, SamplingParams
+from nanoengine.sampling_params import (
+    LEAST_REPETITION_PENALTY,
+    MAX_BAD_WORDS,
+    MAX_CANDIDATES,
+    MAX_COMPLETIONS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    BeamSearchParams,
+    SamplingParams,
+)
+
+FLOATS = ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"]
+INTEGERS = ["top_k", "n", "best_of", "min_tokens", "max_tokens", "seed", "logprobs", "prompt_logprobs"]
 
 
 def test_defaults_sample_from_the_whole_distribution() -> None:
@@ -15,6 +29,13 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (1.0, 0, 1.0, 0.0)
     assert (params.seed, params.max_tokens, params.min_tokens, params.n) == (None, 64, 0, 1)
     assert (params.stop, params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), (), False, None)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
+    assert (params.logit_bias, params.allowed_token_ids, params.bad_words, params.prompt_logprobs) == (
+        (),
+        None,
+        (),
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,6 +62,20 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
         ("logprobs", None),
         ("logprobs", 0),
         ("logprobs", MAX_LOGPROBS),
+        ("prompt_logprobs", None),
+        ("prompt_logprobs", 0),
+        ("prompt_logprobs", MAX_LOGPROBS),
+        ("top_k", 2**31 - 1),
+        ("max_tokens", 2**31 - 1),
+        ("presence_penalty", -2.0),
+        ("presence_penalty", 2),
+        ("frequency_penalty", -2),
+        ("frequency_penalty", 2.0),
+        ("repetition_penalty", LEAST_REPETITION_PENALTY),
+        ("repetition_penalty", 2),
+        ("allowed_token_ids", None),
+        ("allowed_token_ids", (0,)),
+        ("bad_words", ("a",)),
         ("n", MAX_COMPLETIONS),
         ("stop_token_ids", (0,)),
         ("ignore_eos", True),
@@ -63,17 +98,31 @@ def test_values_at_the_limits_are_allowed(field: str, value: Any) -> None:
         ("top_p", math.nan, "at most 1"),
         ("min_p", -0.01, "at least 0"),
         ("min_p", 1.01, "at most 1"),
-        ("top_k", -2, "at least -1"),
+        ("top_k", -2, "between -1"),
+        ("top_k", 2**31, "between -1"),
         ("n", 0, "between 1"),
         ("n", -1, "between 1"),
         ("n", MAX_COMPLETIONS + 1, str(MAX_COMPLETIONS)),
-        ("min_tokens", -1, "at least 0"),
-        ("max_tokens", 0, "at least 1"),
-        ("max_tokens", -5, "at least 1"),
+        ("min_tokens", -1, "between 0"),
+        ("min_tokens", 2**31, "between 0"),
+        ("max_tokens", 0, "between 1"),
+        ("max_tokens", -5, "between 1"),
+        ("max_tokens", 2**31, "between 1"),
         ("seed", 2**64, "between"),
         ("seed", -(2**63) - 1, "between"),
         ("logprobs", -1, "between 0"),
         ("logprobs", MAX_LOGPROBS + 1, str(MAX_LOGPROBS)),
+        ("prompt_logprobs", -1, "between 0"),
+        ("prompt_logprobs", MAX_LOGPROBS + 1, str(MAX_LOGPROBS)),
+        ("presence_penalty", -2.1, "at least -2"),
+        ("presence_penalty", 2.1, "at most 2"),
+        ("presence_penalty", math.nan, "at most 2"),
+        ("frequency_penalty", -2.1, "at least -2"),
+        ("frequency_penalty", math.inf, "at most 2"),
+        ("repetition_penalty", 0.0, "at least 1e-05"),
+        ("repetition_penalty", 1e-50, "at least 1e-05"),  # 0 in float32
+        ("repetition_penalty", 2.1, "at most 2"),
+        ("repetition_penalty", math.nan, "at most 2"),
     ],
 )
 def test_a_value_outside_its_range_names_field_value_and_limit(field: str, value: Any, limit: str) -> None:
@@ -83,14 +132,14 @@ def test_a_value_outside_its_range_names_field_value_and_limit(field: str, value
     assert limit in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("field", FLOATS)
 @pytest.mark.parametrize("value", ["0.5", None, True, [1.0], 1j])
 def test_a_number_of_the_wrong_type_is_an_error(field: str, value: Any) -> None:
     with pytest.raises(InvalidSamplingParams, match=f"^{field} must be a number, not "):
         SamplingParams(**{field: value})
 
 
-@pytest.mark.parametrize("field", ["top_k", "n", "min_tokens", "max_tokens", "seed", "logprobs"])
+@pytest.mark.parametrize("field", INTEGERS)
 @pytest.mark.parametrize("value", ["1", 1.0, True, [1]])
 def test_an_integer_of_the_wrong_type_is_an_error(field: str, value: Any) -> None:
     with pytest.raises(InvalidSamplingParams, match=f"^{field} must be an integer, not "):
@@ -184,9 +233,123 @@ def test_an_unknown_field_is_an_error() -> None:
         SamplingParams(temprature=0.5)
 
 
-@pytest.mark.parametrize(("temperature", "greedy"), [(0, True), (0.0, True), (0.01, False), (1.0, False)])
-def test_temperature_zero_is_greedy(temperature: float, greedy: bool) -> None:
-    assert SamplingParams(temperature=temperature).greedy is greedy
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+def test_integers_of_numpy_become_plain_ones(dtype: Any) -> None:
+    params = SamplingParams(
+        **{field: dtype(7) for field in INTEGERS},
+        stop_token_ids=np.array([3, 4], dtype=dtype),
+        allowed_token_ids=[dtype(5)],
+        logit_bias={dtype(6): 1},
+    )
+    assert params == SamplingParams(
+        **dict.fromkeys(INTEGERS, 7), stop_token_ids=(3, 4), allowed_token_ids=(5,), logit_bias={6: 1}
+    )
+    numbers = [
+        *(getattr(params, field) for field in INTEGERS),
+        *params.stop_token_ids,
+        *(params.allowed_token_ids or ()),
+    ]
+    assert all(type(number) is int for number in (*numbers, *dict(params.logit_bias)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int64, int])
+def test_numbers_of_other_kinds_become_plain_floats(dtype: Any) -> None:
+    params = SamplingParams(**{field: dtype(1) for field in FLOATS}, logit_bias={3: dtype(-2)})
+    assert params == SamplingParams(**dict.fromkeys(FLOATS, 1.0), logit_bias={3: -2.0})
+    assert all(type(getattr(params, field)) is float for field in FLOATS)
+    assert type(dict(params.logit_bias)[3]) is float
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.array([1, 2]), np.str_("1"), np.datetime64(1, "s")])
+def test_what_is_no_number_in_numpy_is_none_here(value: Any) -> None:
+    for field in (*FLOATS, *INTEGERS):
+        with pytest.raises(InvalidSamplingParams, match=f"^{field} must be"):
+            SamplingParams(**{field: value})
+
+
+def test_a_number_too_large_for_a_float_is_outside_of_every_range() -> None:
+    with pytest.raises(InvalidSamplingParams, match="temperature is 1000"):
+        SamplingParams(temperature=10**400)
+
+
+def test_params_with_everything_are_plain_data() -> None:
+    params = SamplingParams(
+        logit_bias={5: 1.5, 3: -100},
+        allowed_token_ids=[1, 2, 1],
+        bad_words=["b", "a", "b"],
+        stop_token_ids=[4, 4, 2],
+        prompt_logprobs=2,
+        repetition_penalty=1.1,
+    )
+    assert params.logit_bias == ((3, -100.0), (5, 1.5))
+    assert params.allowed_token_ids == (1, 2)
+    assert params.bad_words == ("b", "a")
+    assert params.stop_token_ids == (4, 2)
+    assert pickle.loads(pickle.dumps(params)) == params == dataclasses.replace(params)
+    assert len({params, dataclasses.replace(params)}) == 1
+
+
+def test_the_order_of_a_bias_is_of_no_account() -> None:
+    assert SamplingParams(logit_bias={1: 2, 3: 4}) == SamplingParams(logit_bias={3: 4, 1: 2})
+    assert SamplingParams(logit_bias=None).logit_bias == ()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        ({5: 100.5}, "bias of token 5 is 100.5"),
+        ({5: -100.5}, "bias of token 5 is -100.5"),
+        ({5: math.nan}, "bias of token 5 is nan"),
+        ({5: -math.inf}, "bias of token 5 is -inf"),
+        ({5: "1"}, "bias of token 5 must be a number"),
+        ({"5": 1}, "token id must be an integer, not '5'"),
+        ({-1: 1}, "token id is -1"),
+        ({2**31: 1}, "token id is 2147483648"),
+        ({1.0: 1}, "token id must be an integer"),
+        ([(1, 1), (1, 2)], "token id 1 twice"),
+        ([1, 2], "holds 1: it must be"),
+        (5, "must be a list, not 5"),
+        (dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0), f"at most {MAX_LOGIT_BIAS}"),
+    ],
+)
+def test_a_logit_bias_out_of_order_is_an_error(bias: Any, message: str) -> None:
+    with pytest.raises(InvalidSamplingParams, match=r"^logit_bias") as caught:
+        SamplingParams(logit_bias=bias)
+    assert message in str(caught.value)
+
+
+def test_to_allow_nothing_is_an_error() -> None:
+    with pytest.raises(InvalidSamplingParams, match="allowed_token_ids is empty"):
+        SamplingParams(allowed_token_ids=[])
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**31], ["1"], [1.5], [True], 7, "12", [None]])
+def test_allowed_token_ids_are_token_ids(ids: Any) -> None:
+    with pytest.raises(InvalidSamplingParams, match=r"^allowed_token_ids"):
+        SamplingParams(allowed_token_ids=ids)
+
+
+@pytest.mark.parametrize("words", [[""], ["a", ""], [5], [None], "word", 7])
+def test_bad_words_are_strings(words: Any) -> None:
+    with pytest.raises(InvalidSamplingParams, match=r"^bad_words"):
+        SamplingParams(bad_words=words)
+
+
+def test_there_are_not_too_many_bad_words() -> None:
+    words = [f"word {i}" for i in range(MAX_BAD_WORDS)]
+    assert len(SamplingParams(bad_words=words * 2).bad_words) == MAX_BAD_WORDS
+    with pytest.raises(
+        InvalidSamplingParams, match=f"bad_words holds {MAX_BAD_WORDS + 1} words: at most {MAX_BAD_WORDS}"
+    ):
+        SamplingParams(bad_words=[*words, "one more"])
+
+
+def test_beams_may_ask_for_more_log_probabilities_than_a_request() -> None:
+    params = BeamSearchParams(beam_width=30).sampling(60)
+    assert (params.logprobs, params.num_logprobs, params.n, params.temperature) == (60, 60, 30, 0.0)
+    assert pickle.loads(pickle.dumps(params)) == params
+    with pytest.raises(InvalidSamplingParams, match=f"beam_width is 51: its 102 candidates .* {MAX_CANDIDATES}"):
+        BeamSearchParams(beam_width=51).sampling(102)
 
 
 @pytest.mark.parametrize("kind", [ValueError, NanoEngineError])

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from nanoengine.errors import InvalidPrompt, ModelNotFound
 from nanoengine.tokenizer import HFTokenizer
@@ -94,6 +97,25 @@ def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenize
     slow.hf, slow._fast = Wrapper(), None
     ids = [*plain.encode("x , y ."), END_OF_TEXT]
     assert slow.decode(ids) == plain.decode(ids) == "x , y ."
+
+
+def test_text_that_a_tokenizer_has_no_tokens_for_is_a_named_error(tmp_path: Path) -> None:
+    """This one knows a single word, and none that stands for the others."""
+    tokenizer = Tokenizer(WordLevel(vocab={"hello": 0}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="hello").save_pretrained(tmp_path)
+    loaded = HFTokenizer(tmp_path)
+    assert loaded.encode("hello") == [0]
+    with pytest.raises(InvalidPrompt, match=r"cannot encode the prompt: .*Missing"):
+        loaded.encode("goodbye")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+def test_a_file_too_large_to_be_sound_is_never_read(tmp_path: Path, plain_folder: Path, name: str) -> None:
+    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
+    with open(folder / name, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ModelNotFound, match=f"no tokenizer that can be read: {name} has {2**40} bytes"):
+        HFTokenizer(folder)
 
 
 # ---- chats

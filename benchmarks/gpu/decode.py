@@ -28,7 +28,7 @@ def decode(bench: Bench, session: Session) -> None:
         for mode in modes[:3]:
             with running_in(session.llm, mode):
                 _decode(bench, session, num_seqs, mode, show_kernels=mode == modes[0])
-    if session.runner.device.type != "cuda":
+    if session.device.type != "cuda":
         bench.report.warn("left out: how busy the device is, and with which kernels, which only a GPU says")
 
 
@@ -45,7 +45,7 @@ def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_k
         return perf_counter() - start
 
     try:
-        while engine.scheduler.waiting:
+        while engine.scheduler.waiting or engine.scheduler.begun:
             engine.step()
         steps(SETTLING_STEPS)
         seconds = steps(count) / count
@@ -55,7 +55,7 @@ def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_k
         least = session.limit.seconds(StepWork(num_seqs, num_seqs, context, context), bench.ceiling)
         figures = {"step_ms": 1000 * seconds, "limit_share": least / seconds}
         case = {"work": "decode", "mode": str(mode), "num_seqs": num_seqs}
-        if session.runner.device.type == "cuda":
+        if session.device.type == "cuda":
             activities = record(lambda: _wait_after(lambda: steps(count)))
             figures |= _shares(activities, count)
             if show_kernels:

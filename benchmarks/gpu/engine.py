@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.drive import Run
-from benchmarks.figures import Figures, latency_figures, phase_figures
+from benchmarks.figures import Figures, latency_figures, step_figures
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.decode import decode
 from benchmarks.gpu.kernels import PACKAGE_BLOCK
@@ -202,7 +202,7 @@ def _workload_figures(bench: Bench, session: Session, work: Workload, run: Run) 
     return (
         {"output_tok_s": work.num_output_tokens / run.seconds, "output_tok_s_share": least / run.seconds}
         | latency_figures(run.requests)
-        | phase_figures(run.steps, session.limit, bench.ceiling)
+        | step_figures(run.steps, session.limit, bench.ceiling)
     )
 
 

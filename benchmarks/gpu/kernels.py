@@ -27,13 +27,15 @@ from benchmarks.gpu.parts import kept_going
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, choose_backend
+from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec, choose_backend
 from nanoengine.config import ModelConfig
-from nanoengine.engine.messages import Phase
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.interface import Kernels, choose_kernels
+from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.layers.attention import Attention
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import rotary_angles
+from nanoengine.layers.rotary import RotaryEmbedding
 
 BACKENDS = {"cuda": ("triton", "flash_attn", "torch_varlen"), "cpu": ("torch", "native")}
 PACKAGE_BLOCK = 256
@@ -142,20 +144,20 @@ def caches(bench: Bench, backend: AttentionBackend, memory: Tensor, block_size: 
 
 
 def step(
-    bench: Bench, phase: Phase, cache: tuple[Tensor, Tensor], block_size: int, query_lens: list[int], lens: list[int]
+    bench: Bench, cache: tuple[Tensor, Tensor], block_size: int, query_lens: list[int], lens: list[int]
 ) -> AttentionMetadata:
-    """A step of sequences whose blocks lie anywhere in the cache."""
+    """A step of decodes if every sequence has one new token, otherwise of chunks; their blocks lie anywhere in the cache."""
     width = -(-max(lens) // block_size)
     num_blocks = cache[0].shape[0]
     tables = torch.randperm(num_blocks, device=bench.device)[: len(lens) * width].view(len(lens), width)
     starts = list(accumulate(query_lens, initial=0))
     return AttentionMetadata(
-        phase=phase,
         kv_cache=[cache],
+        slot_mapping=torch.zeros(sum(query_lens), dtype=torch.int64, device=bench.device),
+        num_decodes=len(lens) if max(query_lens) == 1 else 0,
         query_start_loc=torch.tensor(starts, dtype=torch.int32, device=bench.device),
         seq_lens=torch.tensor(lens, dtype=torch.int32, device=bench.device),
         block_tables=tables.to(torch.int32),
-        slot_mapping=torch.zeros(sum(query_lens), dtype=torch.int64, device=bench.device),
         query_lens_list=query_lens,
         seq_lens_list=lens,
     )
@@ -164,55 +166,55 @@ def step(
 def decode_attention(bench: Bench) -> None:
     """One query for each sequence: K and V of all its tokens are read."""
     args, model = bench.args, bench.model
-    scale = model.head_dim**-0.5
+    spec = AttentionSpec(model.head_dim**-0.5)
     with memory_for(bench, max(args.batch) * -(-max(args.context) // PACKAGE_BLOCK) * PACKAGE_BLOCK) as memory:
         for backend, block_size in backends(bench):
             cache = caches(bench, backend, memory, block_size)
             for batch in args.batch:
                 for context in args.context:
-                    metadata = step(bench, Phase.DECODE, cache, block_size, [1] * batch, [context] * batch)
+                    metadata = step(bench, cache, block_size, [1] * batch, [context] * batch)
                     q = bench.random(batch, model.num_heads, model.head_dim)
                     num_bytes = 2 * batch * (context * model.num_kv_heads + model.num_heads) * model.head_dim
                     case = {"kernel": "decode attention", "backend": backend.name, "block_size": block_size}
                     case |= {"batch": batch, "context": context}
-                    work = partial(backend.decode, q, *cache, metadata, scale)
+                    work = partial(backend.attend, q, *cache, metadata, spec)
                     bench.add(case, work, num_bytes * bench.dtype.itemsize)
 
 
 def prefill_attention(bench: Bench) -> None:
     """All queries of one sequence, each over the tokens up to itself."""
     args, model = bench.args, bench.model
-    scale = model.head_dim**-0.5
+    spec = AttentionSpec(model.head_dim**-0.5)
     with memory_for(bench, 2 * max(*args.prompt, PACKAGE_BLOCK)) as memory:
         for backend, block_size in backends(bench):
             cache = caches(bench, backend, memory, block_size)
             for length in args.prompt:
-                metadata = step(bench, Phase.PREFILL, cache, block_size, [length], [length])
+                metadata = step(bench, cache, block_size, [length], [length])
                 q = bench.random(length, model.num_heads, model.head_dim)
                 num_bytes = 2 * length * (model.num_kv_heads + model.num_heads) * model.head_dim * bench.dtype.itemsize
                 flop = 4 * model.num_heads * model.head_dim * length * (length + 1) / 2
                 case = {"kernel": "prefill attention", "backend": backend.name, "block_size": block_size}
-                work = partial(backend.prefill, q, *cache, metadata, scale)
+                work = partial(backend.attend, q, *cache, metadata, spec)
                 bench.add(case | {"prompt": length}, work, num_bytes, flop)
 
 
 def rotate_and_write(bench: Bench) -> None:
     """The norms and rotations of q and k, and the write of k and v."""
     model = bench.model
-    q_norm, k_norm = (_norm(bench, model.head_dim) for _ in range(2))
+    norms = [_norm(bench, model.head_dim) for _ in range(2)]
+    rotary = RotaryEmbedding(model.head_dim, model.rope_theta, bench.device)
     with memory_for(bench, 2 * max(*bench.args.rows, PACKAGE_BLOCK)) as memory:
         for backend, block_size in backends(bench):
             cache = caches(bench, backend, memory, block_size)
+            layer = Attention(0, model.num_kv_heads, model.head_dim, AttentionSpec(1.0), backend, *norms)
             num_slots = cache[0].shape[0] * block_size
             for rows in bench.args.rows:
                 qkv = bench.random(rows, bench.qkv_width)
-                angles = rotary_angles(torch.arange(rows, device=bench.device), model.head_dim, model.rope_theta)
+                angles = rotary(torch.arange(rows, device=bench.device))
                 slots = torch.randperm(num_slots, device=bench.device)[:rows]
                 case = {"kernel": "rotate_and_write", "backend": backend.name, "rows": rows}
                 num_bytes = 2 * qkv.nbytes + 2 * angles[0].nbytes + slots.nbytes
-                bench.add(
-                    case, partial(backend.rotate_and_write, qkv, q_norm, k_norm, angles, *cache, slots), num_bytes
-                )
+                bench.add(case, partial(layer.write, qkv, angles, *cache, slots), num_bytes)
 
 
 # ---- the rest of a layer
@@ -255,7 +257,7 @@ def products(bench: Bench) -> None:
         "logits": (model.vocab_size, hidden),
     }
     for name, (outputs, inputs) in shapes.items():
-        weight = bench.kernels.new_weight(outputs, inputs)
+        weight = bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device)
         weight.tensor = bench.random(outputs, inputs)  # type: ignore[attr-defined]
         for rows in bench.args.batch if name == "logits" else bench.args.rows:
             x = bench.random(rows, inputs)
@@ -278,10 +280,10 @@ def placing(bench: Bench) -> None:
         rows = torch.arange(batch, dtype=torch.int32, device=bench.device)
         starts = torch.arange(batch + 1, dtype=torch.int32, device=bench.device)
         tables = torch.randint(1, 1000, (batch + 1, width), dtype=torch.int32, device=bench.device)
-        newest = torch.zeros(batch + 1, dtype=torch.int64, device=bench.device)
+        last_tokens = torch.zeros(batch + 1, dtype=torch.int64, device=bench.device)
         unknown, computed = torch.full_like(rows, -1), torch.full_like(rows, block_size)
-        work = partial(bench.kernels.place_tokens, unknown, rows, starts, computed, newest, tables, block_size, 1)
-        num_bytes = batch * (5 * rows.itemsize + 4 * newest.itemsize + rows.itemsize)  # of a block table one number
+        work = partial(bench.kernels.place_tokens, unknown, rows, starts, computed, last_tokens, tables, block_size, 1)
+        num_bytes = batch * (6 * rows.itemsize + 4 * last_tokens.itemsize)  # of a block table one number
         bench.add({"kernel": "place_tokens", "rows": batch}, work, num_bytes)
 
 
@@ -290,7 +292,7 @@ def sampling(bench: Bench) -> None:
     for kind, params in SAMPLING.items():
         for batch in bench.args.batch:
             logits = 3 * torch.randn(batch, bench.model.vocab_size, device=bench.device)
-            tables = (
+            table = SamplingTable(
                 torch.full((batch,), params["temperature"], device=bench.device),
                 torch.full((batch,), int(params.get("top_k", 0)), dtype=torch.int32, device=bench.device),
                 torch.full((batch,), params.get("top_p", 1.0), device=bench.device),
@@ -299,13 +301,13 @@ def sampling(bench: Bench) -> None:
             )
             rows = torch.arange(batch, dtype=torch.int32, device=bench.device)
             positions = torch.full((batch,), 100, dtype=torch.int64, device=bench.device)
-            work = partial(bench.kernels.choose_tokens, logits, *tables, rows, positions)
+            work = partial(bench.kernels.choose_tokens, logits, table, rows, positions)
             bench.add({"kernel": f"choose_tokens: {kind}", "rows": batch}, work, logits.nbytes)
 
 
 def _norm(bench: Bench, size: int) -> RMSNorm:
-    norm = RMSNorm(bench.kernels, size, 1e-6)
-    norm.weight = torch.nn.Parameter(torch.ones(size, dtype=bench.dtype, device=bench.device), requires_grad=False)
+    norm = RMSNorm(Factory(bench.kernels, bench.dtype, bench.device), size, 1e-6)
+    norm.weight.fill_(1.0)
     return norm
 
 

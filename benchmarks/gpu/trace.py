@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.spans import merge
+
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of the trace's events that keep a GPU busy."""
 
 LONG_GAP = 5.0
 """Microseconds. Kernels of one CUDA graph follow each other faster; in longer gaps the device waits for the host."""
-
-Span = tuple[float, float]
 
 
 class Activity(NamedTuple):
@@ -63,17 +63,6 @@ def read_trace(trace: Mapping[str, Any]) -> list[Activity]:
     events = (event for event in trace["traceEvents"] if event.get("cat") in ON_DEVICE and event.get("ph") == "X")
     activities = (Activity(e["name"], float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in events)
     return sorted(activities, key=lambda activity: activity.start)
-
-
-def merge(spans: Iterable[Span]) -> list[Span]:
-    """The spans that cover the same points, ascending and apart from each other."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
 
 
 def busy(activities: Sequence[Activity], long_gap: float = LONG_GAP) -> Busy:

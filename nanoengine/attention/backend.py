@@ -1,55 +1,141 @@
-"""The attention protocol: what a step tells a backend, what a backend can do, and how one is chosen."""
+"""The attention protocol: what a layer asks for, what a step tells a backend, what a backend can do, and how one is chosen."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nanoengine.config import ModelConfig
-from nanoengine.engine.messages import Phase
 from nanoengine.errors import InvalidConfig
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
 
 KVLayer = tuple[Tensor, Tensor]
 """K and V of one layer, each of the shape that the backend asked for."""
 
 
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The attention that a layer computes, over the tokens up to each query. It is stated once, when the layer is built."""
+
+    scale: float  # factor of the scores, before the softmax
+    window: int | None = None  # tokens that a query sees, its own included; None: all up to it
+    sinks: bool = (
+        False  # whether every query head has a score of its own, which takes weight from the tokens and adds no value
+    )
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
+
+
 @dataclass
-class AttentionMetadata:
-    """Where the K/V of one step are written, and what each of its sequences reads.
+class Runs:
+    """Runs of new tokens that are computed together: those of one sequence after those of another.
 
     Everything is computed from (tokens in the cache, new tokens) of this step alone. The lists repeat what the tensors say,
     so that no backend must read a tensor back from the device to know a shape.
     """
 
-    phase: Phase
-    kv_cache: list[KVLayer]
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
-    seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included
+    seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
     block_tables: Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, any blocks of the pool
-    slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     query_lens_list: list[int]
     seq_lens_list: list[int]
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
 
+@dataclass
+class AttentionMetadata:
+    """Where the K/V of one step are written, and what each of its runs reads.
+
+    The leading runs are decodes: one new token each. The rest are chunks of any length. Most fields are those of `Runs`, for
+    all runs of the step; `decodes` and `chunks` are its two parts, cut once per step.
+    """
+
+    kv_cache: list[KVLayer]
+    slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
+    num_decodes: int
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    query_lens_list: list[int]
+    seq_lens_list: list[int]
+
+    @cached_property
+    def decodes(self) -> Runs | None:
+        """The leading runs, of one new token each; None if there are none."""
+        return self._runs(0, self.num_decodes)
+
+    @cached_property
+    def chunks(self) -> Runs | None:
+        """The runs behind the decodes, whose first token is token 0 here; None if there are none."""
+        return self._runs(self.num_decodes, len(self.query_lens_list))
+
+    def _runs(self, first: int, last: int) -> Runs | None:
+        """Runs [first, last); each run before them has one token."""
+        if first == last:
+            return None
+        starts, tables, lens = self.query_start_loc, self.block_tables, self.seq_lens
+        if last - first == len(self.query_lens_list):
+            return Runs(starts, lens, tables, self.query_lens_list, self.seq_lens_list)
+        starts = starts[first : last + 1]
+        return Runs(
+            query_start_loc=starts - first if first else starts,
+            seq_lens=lens[first:last],
+            block_tables=tables[first:last],
+            query_lens_list=self.query_lens_list[first:last],
+            seq_lens_list=self.seq_lens_list[first:last],
+        )
+
+
+class RotateAndWrite(Protocol):
+    """Norms and rotations of q and k, and the write of K and V, in one go."""
+
+    def __call__(
+        self,
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> Tensor:
+        """Norm (RMSNorm) and rotate (half-split layout) every head of q and k, write k and v, and return q.
+
+        Args:
+            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: all heads of q, then of k, then of v.
+            q_weight, k_weight: [head_dim], of the norms; if both are None, nothing is normed.
+            eps: of both norms.
+            cos, sin: [num_tokens, 1, head_dim / 2] float32; if both are None, nothing is rotated.
+            k_cache, v_cache: the cache of the layer, of the shape that the backend asked for.
+            slot_mapping: [num_tokens] int64; -1 is not written.
+
+        Returns:
+            [num_tokens, num_heads, head_dim].
+        """
+        ...
+
+
 class AttentionBackend(Protocol):
     """One way to compute paged attention.
 
-    `rotate_and_write` is called with the whole batch before any attention of the same layer: sequences of one step may read
-    each other's blocks. Queries and results are [num_tokens, num_heads, head_dim].
+    K and V of the whole batch are written before any attention of the same layer: sequences of one step may read each other's
+    blocks.
     """
 
     name: str
     description: str
+    features: frozenset[str]
+    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
     block_major: bool
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
     capturable: bool
-    """Whether a CUDA graph can record `decode`: it never waits for the device, and launches the same whatever it holds."""
+    """Whether a CUDA graph can record a batch of decodes: it never waits for the device, and launches the same whatever it
+    holds."""
 
     def __init__(self, block_size: int) -> None: ...
 
@@ -62,38 +148,40 @@ class AttentionBackend(Protocol):
         """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""
         ...
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        """Norm and rotate q and k by head, write k and v into the cache, and return q.
+    @property
+    def rotate_and_write(self) -> RotateAndWrite | None:
+        """What it offers in place of norms, rotations and `write_kv` one after the other; None if nothing."""
+        ...
 
-        qkv is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: all heads of q, then of k, then of v.
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim], into the slots of `slot_mapping`.
+
+        Between two tokens of k or v there may be a gap.
         """
         ...
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
-    ) -> Tensor: ...
-
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
-    ) -> Tensor: ...
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Tensor:
+        """What each new token sees: q and the result are [num_tokens, num_heads, head_dim]; a padding row may get anything."""
+        ...
 
 
 def choose_backend(
-    name: str, device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    model: ModelConfig,
+    block_size: int,
+    specs: Sequence[AttentionSpec] = (),
 ) -> tuple[AttentionBackend, str]:
     """The backend of that name, or for "auto" the fastest that can run here; and why faster ones cannot.
 
+    Args:
+        specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
+
     Raises:
-        InvalidConfig: no such backend, or it cannot run here; the message says why.
+        InvalidConfig: no such backend, or it cannot run here, or not for these layers; the message says why.
     """
     from nanoengine.attention.flash_attn import FlashAttention
     from nanoengine.attention.native import NativeAttention
@@ -114,11 +202,21 @@ def choose_backend(
     best_first = on_cuda if device.type == "cuda" else on_cpu
     reasons: dict[str, str] = {}
     for backend in best_first if name == "auto" else [backends[name]]:
-        reason = backend.why_not(device, dtype, model, block_size)
+        reason = backend.why_not(device, dtype, model, block_size) or _missing_feature(backend, specs)
         if reason is None:
             return backend(block_size), _list(reasons)
         reasons[backend.name] = reason
     raise InvalidConfig(f"no attention backend can run: {_list(reasons)}")
+
+
+def _missing_feature(backend: type[AttentionBackend], specs: Sequence[AttentionSpec]) -> str | None:
+    """What a layer asks for and a backend does not compute."""
+    for spec in specs:
+        for field in fields(spec):
+            value = getattr(spec, field.name)
+            if field.name not in ("scale", *backend.features) and value != field.default:
+                return f"it has no {field.name}, and a layer of the model asks for {field.name}={value}"
+    return None
 
 
 def _list(reasons: dict[str, str]) -> str:

@@ -14,8 +14,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.nhd_layout import PlainLayout, capability, key_starts, why_not_pages, why_not_plain
+from nanoengine.attention.backend import AttentionSpec, Runs
+from nanoengine.attention.nhd_layout import NHDLayout, capability, key_starts, why_not_nhd, why_not_pages
 from nanoengine.config import ModelConfig
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
@@ -25,7 +25,7 @@ HOPPER = 9
 """The only major compute capability that version 3 is written for."""
 
 
-class FlashAttention(PlainLayout):
+class FlashAttention(NHDLayout):
     """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors."""
 
     name = "flash_attn"
@@ -39,17 +39,17 @@ class FlashAttention(PlainLayout):
     def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         if all(_load(version) is None for version in MODULES):
             return "the package flash-attn is not installed"
-        reason = why_not_plain(device, dtype, model)
+        reason = why_not_nhd(device, dtype, model)
         if reason is not None:
             return reason
         reasons = [_why_not_version(version, device, block_size) for version in MODULES]
         return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return self._on(q.device).prefill(q, k_cache, v_cache, metadata, scale)
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return self._on(q.device).decode(q, k_cache, v_cache, metadata, scale)
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec)
 
     def _on(self, device: torch.device) -> _Version2 | _Version3:
         """The functions of the best version that runs on a device."""
@@ -69,15 +69,15 @@ class _Version:
     def __init__(self, module: ModuleType):
         self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         attended = self._with_cache(
             q[:, None],
             k_cache,
             v_cache,
-            cache_seqlens=metadata.seq_lens,
-            softmax_scale=scale,
+            cache_seqlens=runs.seq_lens,
+            softmax_scale=spec.scale,
             causal=True,
-            **{self.table: metadata.block_tables},
+            **{self.table: runs.block_tables},
         )
         return attended[:, 0]
 
@@ -89,34 +89,34 @@ class _Version2(_Version):
         super().__init__(module)
         self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         return self._packed(
             q,
             k_cache,
             v_cache,
-            cu_seqlens_q=metadata.query_start_loc,
-            cu_seqlens_k=key_starts(metadata),
-            max_seqlen_q=max(metadata.query_lens_list),
-            max_seqlen_k=max(metadata.seq_lens_list),
-            softmax_scale=scale,
+            cu_seqlens_q=runs.query_start_loc,
+            cu_seqlens_k=key_starts(runs),
+            max_seqlen_q=max(runs.query_lens_list),
+            max_seqlen_k=max(runs.seq_lens_list),
+            softmax_scale=spec.scale,
             causal=True,
-            block_table=metadata.block_tables,
+            block_table=runs.block_tables,
         )
 
 
 class _Version3(_Version):
     table = "page_table"
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         return self._with_cache(
             q,
             k_cache,
             v_cache,
-            cache_seqlens=metadata.seq_lens,
-            page_table=metadata.block_tables,
-            cu_seqlens_q=metadata.query_start_loc,
-            max_seqlen_q=max(metadata.query_lens_list),
-            softmax_scale=scale,
+            cache_seqlens=runs.seq_lens,
+            page_table=runs.block_tables,
+            cu_seqlens_q=runs.query_start_loc,
+            max_seqlen_q=max(runs.query_lens_list),
+            softmax_scale=spec.scale,
             causal=True,
         )
 

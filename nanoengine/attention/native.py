@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionSpec, Runs
+from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.config import ModelConfig
-from nanoengine.kernels.native_kernels import operations, why_not
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
+from nanoengine.kernels.native_operations import operations, why_not
 
 TILE = 16
 """Tokens in a tile of K or V."""
@@ -20,7 +19,7 @@ COLUMNS = 32
 MAX_HEAD_DIM = 256
 
 
-class NativeAttention:
+class NativeAttention(TwoKernels):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32."""
 
     name = "native"
@@ -32,7 +31,7 @@ class NativeAttention:
         operations()
         self.block_size = block_size
         ops = torch.ops.nanoengine
-        self._write = ops.attention_write.default
+        self._rotate_and_write, self._write = ops.attention_rotate_and_write.default, ops.attention_write.default
         self._prefill, self._decode = ops.attention_prefill.default, ops.attention_decode.default
 
     @staticmethod
@@ -49,22 +48,26 @@ class NativeAttention:
     def rotate_and_write(
         self,
         qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
+        changes, where = (q_weight, k_weight, eps, cos, sin), (k_cache, v_cache, slot_mapping)
         kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3] // TILE
-        cos, sin = angles
-        weights, sizes = (q_norm.weight, k_norm.weight), (kv_heads, head_dim, self.block_size)
-        return self._write(qkv, *weights, q_norm.eps, cos, sin, slot_mapping, k_cache, v_cache, *sizes)
+        return self._rotate_and_write(qkv, *changes, *where, kv_heads, head_dim, self.block_size)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        tables, starts, lens = metadata.block_tables, metadata.query_start_loc, metadata.seq_lens
-        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, scale)
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self._write(k, v, k_cache, v_cache, slot_mapping, self.block_size)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        tables, lens = metadata.block_tables, metadata.seq_lens
-        return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, scale)
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        tables, lens = runs.block_tables, runs.seq_lens
+        return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, spec.scale)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
+        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, spec.scale)

@@ -1,4 +1,4 @@
-"""What backends share whose kernels come from a package and read K/V as [block, token, head, dimension].
+"""What backends share whose kernels come from a package and read K/V as [block, token, head, dimension], the NHD layout.
 
 It knows how K/V are written and where such kernels run, but no kernel.
 """
@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import RotateAndWrite, Runs
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not as why_not_triton
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
 
 MAX_HEAD_DIM = 256
 
@@ -25,36 +24,27 @@ DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 """What the tensor cores multiply that these kernels are written for."""
 
 
-class PlainLayout:
-    """The cache of one layer as a tensor of the shape that indexing suggests, written by one kernel."""
+class NHDLayout(TwoKernels):
+    """The cache of one layer as a tensor of the shape that indexing suggests, written by Triton's kernels where there are any."""
 
     block_major = False
     capturable = True
 
     def __init__(self, block_size: int):
         self.block_size = block_size
-        self._torch = TorchAttention(block_size)
+        self.rotate_and_write: RotateAndWrite | None = None
+        self._write = TorchAttention(block_size).write_kv
+        if why_not_triton(torch.device("cuda")) is None:
+            from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+            from nanoengine.kernels.triton.write_kv import write_kv
+
+            self.rotate_and_write, self._write = rotate_and_write, write_kv
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        if why_not_triton(qkv.device) is not None:
-            return self._torch.rotate_and_write(qkv, q_norm, k_norm, angles, k_cache, v_cache, slot_mapping)
-        from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-
-        cos, sin = angles
-        weights = (q_norm.weight, k_norm.weight)
-        return rotate_and_write(qkv, *weights, q_norm.eps, cos, sin, slot_mapping, k_cache, v_cache)
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self._write(k, v, k_cache, v_cache, slot_mapping)
 
 
 def capability(device: torch.device) -> tuple[int, int] | None:
@@ -62,7 +52,7 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def why_not_plain(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+def why_not_nhd(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
     """The reason that no version of FlashAttention can run here; None if one may."""
     found = capability(device)
     if found is None:
@@ -89,8 +79,8 @@ def why_not_pages(reader: str, block_size: int) -> str | None:
     )
 
 
-def key_starts(metadata: AttentionMetadata) -> Tensor:
+def key_starts(runs: Runs) -> Tensor:
     """[num_seqs + 1] int32: where the keys of each sequence would start if all stood in one row. Worked out once per step."""
-    if metadata.plan is None:
-        metadata.plan = F.pad(metadata.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
-    return metadata.plan
+    if runs.plan is None:
+        runs.plan = F.pad(runs.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+    return runs.plan

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionSpec, Runs
+from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.config import ModelConfig
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles, apply_rotary
 
 MAX_SCORES = 1 << 24
 """Most scores per head that a prefill computes at once: it bounds memory, however long the history."""
@@ -26,13 +25,14 @@ SHORT = 64
 """Sequences up to this length are never worth a group of their own."""
 
 
-class TorchAttention:
+class TorchAttention(TwoKernels):
     """The reference. It gathers K/V from their blocks, then calls `scaled_dot_product_attention`."""
 
     name = "torch"
     description = "plain torch gather + scaled_dot_product_attention"
     capturable = False
     block_major = False  # it looks tokens up in one flat list of slots
+    rotate_and_write = None
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -44,22 +44,6 @@ class TorchAttention:
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        num_kv_heads, head_dim = k_cache.shape[-2:]
-        heads = qkv.unflatten(-1, (-1, head_dim))
-        q, k, v = heads.split((heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads), dim=1)
-        self.write_kv(apply_rotary(k_norm(k), angles), v, k_cache, v_cache, slot_mapping)
-        return apply_rotary(q_norm(q), angles)
-
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         if slot_mapping.numel() and slot_mapping.min() < 0:
             written = slot_mapping >= 0
@@ -67,50 +51,52 @@ class TorchAttention:
         k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
         v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         """Each sequence by itself: its new tokens against all that is in the cache up to them."""
-        if metadata.plan is None:
-            metadata.plan = [
+        if runs.plan is None:
+            runs.plan = [
                 self._slots(table, torch.arange(seq_len, device=q.device))
-                for table, seq_len in zip(metadata.block_tables, metadata.seq_lens_list, strict=True)
+                for table, seq_len in zip(runs.block_tables, runs.seq_lens_list, strict=True)
             ]
         out = torch.empty_like(q)
         start = 0
-        for slots, query_len in zip(metadata.plan, metadata.query_lens_list, strict=True):
+        for slots, query_len in zip(runs.plan, runs.query_lens_list, strict=True):
             seq_len = len(slots)
             k, v = (_gather(cache, slots[None]) for cache in (k_cache, v_cache))
-            for first, last in _slices(query_len, max(1, MAX_SCORES // seq_len)):
+            for first, last in _slices(query_len, max(1, MAX_SCORES // max(1, seq_len))):
                 rows = slice(start + first, start + last)
                 visible = seq_len - query_len + last  # what the last query of the slice sees
-                attended = _causal_attention(q[rows].transpose(0, 1)[None], k[:, :, :visible], v[:, :, :visible], scale)
+                attended = _causal_attention(
+                    q[rows].transpose(0, 1)[None], k[:, :, :visible], v[:, :, :visible], spec.scale
+                )
                 out[rows] = attended[0].transpose(0, 1)
             start += query_len
         return out
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         """One query per sequence; sequences of like length at once, padded to the longest of them."""
-        if metadata.plan is None:
-            metadata.plan = self._plan_decode(metadata)
+        if runs.plan is None:
+            runs.plan = self._plan_decode(runs)
         out = torch.empty_like(q)
-        for rows, slots, visible in metadata.plan:
+        for rows, slots, visible in runs.plan:
             k, v = (_gather(cache, slots) for cache in (k_cache, v_cache))
             # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
             grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible, scale=scale)
+            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible, scale=spec.scale)
             out[rows] = attended.flatten(1, 2)
         return out
 
-    def _plan_decode(self, metadata: AttentionMetadata) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
+    def _plan_decode(self, runs: Runs) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
         """For each group of sequences: its rows, the slots that it reads, and which of them each sequence sees."""
-        groups = list(_groups(metadata.seq_lens_list))
+        groups = list(_groups(runs.seq_lens_list))
         plan: list[tuple[Tensor | slice, Tensor, Tensor]] = []
         for group in groups:
-            rows = torch.tensor(group, device=metadata.seq_lens.device) if len(groups) > 1 else slice(None)
-            seq_lens = metadata.seq_lens[rows][:, None]
-            positions = torch.arange(metadata.seq_lens_list[group[-1]], device=seq_lens.device)
+            rows = torch.tensor(group, device=runs.seq_lens.device) if len(groups) > 1 else slice(None)
+            seq_lens = runs.seq_lens[rows][:, None]
+            positions = torch.arange(runs.seq_lens_list[group[-1]], device=seq_lens.device)
             # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN. A sequence of
-            # length 0 is padding itself: whatever it gets, nobody looks at.
-            slots = self._slots(metadata.block_tables[rows], torch.minimum(positions, (seq_lens - 1).clamp(min=0)))
+            # length 0 is a padding row: it may get anything.
+            slots = self._slots(runs.block_tables[rows], torch.minimum(positions, (seq_lens - 1).clamp(min=0)))
             visible = (positions < seq_lens)[:, None, None]  # [num_seqs, 1, 1, max_seq_len]
             plan.append((rows, slots, visible))
         return plan
@@ -141,7 +127,7 @@ def _slices(count: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _groups(seq_lens: list[int]) -> Iterator[list[int]]:
-    """Indices of sequences, shortest first, cut so that nobody is padded to more than twice its length."""
+    """Indices of sequences, shortest first, cut so that none is padded to more than twice its length."""
     group: list[int] = []
     for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__):
         too_long = group and seq_lens[i] > max(2 * seq_lens[group[0]], SHORT)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.attention.nhd_layout import PlainLayout, key_starts, why_not_pages, why_not_plain
+from nanoengine.attention.backend import AttentionSpec, Runs
+from nanoengine.attention.nhd_layout import NHDLayout, key_starts, why_not_nhd, why_not_pages
 from nanoengine.config import ModelConfig
 
 SINCE = (2, 12)
@@ -24,7 +24,7 @@ CAUSAL, ALL = (-1, 0), (-1, -1)
 """Windows to the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
 
 
-class TorchVarlenAttention(PlainLayout):
+class TorchVarlenAttention(NHDLayout):
     """Prefill packs the queries of all sequences; decode does the same with one query for each."""
 
     name = "torch_varlen"
@@ -47,27 +47,27 @@ class TorchVarlenAttention(PlainLayout):
 
         if current_flash_attention_impl() is not None:
             return f"flash attention in torch was replaced by {current_flash_attention_impl()}: restore torch's own"
-        reason = why_not_plain(device, dtype, model)
+        reason = why_not_nhd(device, dtype, model)
         return reason if reason is not None else why_not_pages("torch's varlen_attn", block_size)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         return self._attend(
             q,
             k_cache,
             v_cache,
-            metadata.query_start_loc,
-            key_starts(metadata),
-            max(metadata.query_lens_list),
-            max(metadata.seq_lens_list),
-            scale=scale,
+            runs.query_start_loc,
+            key_starts(runs),
+            max(runs.query_lens_list),
+            max(runs.seq_lens_list),
+            scale=spec.scale,
             window_size=CAUSAL,
             enable_gqa=True,
-            seqused_k=metadata.seq_lens,
-            block_table=metadata.block_tables,
+            seqused_k=runs.seq_lens,
+            block_table=runs.block_tables,
             **self._unsplit,
         )
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         """One query sees all of its sequence.
 
         Without a window, the query heads that share a K/V head stand where queries stand, and sequences are split rightly.
@@ -77,15 +77,15 @@ class TorchVarlenAttention(PlainLayout):
             q,
             k_cache,
             v_cache,
-            metadata.query_start_loc,
-            key_starts(metadata),
+            runs.query_start_loc,
+            key_starts(runs),
             1,
-            metadata.block_tables.shape[1] * self.block_size,  # what a captured graph may meet, not what it met
-            scale=scale,
+            runs.block_tables.shape[1] * self.block_size,  # what a captured graph may meet, not what it met
+            scale=spec.scale,
             window_size=ALL,
             enable_gqa=True,
-            seqused_k=metadata.seq_lens,
-            block_table=metadata.block_tables,
+            seqused_k=runs.seq_lens,
+            block_table=runs.block_tables,
             **({} if grouped else self._unsplit),
         )
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionSpec, Runs
+from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = tuple(1 << i for i in range(4, 9))
@@ -19,7 +18,7 @@ CAPABILITY = (8, 0)
 """The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
 
 
-class TritonAttention:
+class TritonAttention(TwoKernels):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
 
     In a block, all tokens of a head lie together: a head is read in pieces as large as they can be.
@@ -35,9 +34,11 @@ class TritonAttention:
         from nanoengine.kernels.triton.paged_decode import paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+        from nanoengine.kernels.triton.write_kv import write_kv
 
         self.block_size = block_size
-        self._write, self._prefill, self._decode = rotate_and_write, paged_prefill, paged_decode
+        self._rotate_and_write, self._write = rotate_and_write, write_kv
+        self._prefill, self._decode = paged_prefill, paged_decode
 
     @staticmethod
     def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
@@ -60,21 +61,26 @@ class TritonAttention:
     def rotate_and_write(
         self,
         qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        weights, caches = (q_norm.weight, k_norm.weight), (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        return self._write(qkv, *weights, q_norm.eps, *angles, slot_mapping, *caches)
+        changes, caches = (q_weight, k_weight, eps, cos, sin), (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        return self._rotate_and_write(qkv, *changes, *caches, slot_mapping)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        tables, starts, lens = metadata.block_tables, metadata.query_start_loc, metadata.seq_lens
-        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(metadata.query_lens_list)
-        return self._prefill(q, *caches, tables, starts, lens, longest, scale)
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self._write(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slot_mapping)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        return self._decode(q, *caches, metadata.block_tables, metadata.seq_lens, scale)
+        return self._decode(q, *caches, runs.block_tables, runs.seq_lens, spec.scale)
+
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
+        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(runs.query_lens_list)
+        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale)

@@ -8,7 +8,7 @@ The scores, the bookkeeping of finished beams and the rule for stopping are thos
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nanoengine.engine.request import Request
 from nanoengine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
@@ -51,7 +51,6 @@ class BeamSearch:
         self.outputs: list[list[int]] = [[] for _ in range(params.beam_width)]  # generated so far, per beam
         # All beams begin equal: only the first may count in the first step.
         self.scores = [0.0] + [float("-inf")] * (params.beam_width - 1)
-        self.done = False
 
     def select(self, logprobs: Sequence[TokenLogprobs]) -> list[Choice]:
         """Go one token on, from the likeliest next tokens of every beam; empty when the search is over."""
@@ -76,8 +75,7 @@ class BeamSearch:
                 self.finished.append(Beam(tokens, score, score / length**self.params.length_penalty, stops))
         self.finished = sorted(self.finished, key=lambda beam: -beam.score)[:width]
         going = going[:width]
-        self.done = not going or self._is_over(going[0][0], length)
-        if self.done:
+        if not going or self._is_over(going[0][0], length):
             return []
         self.scores = [score for score, _ in going]
         self.outputs = [[*self.outputs[choice.parent], choice.token] for _, choice in going]
@@ -106,23 +104,29 @@ class BeamRequest(Request):
 
     search: BeamSearch
     decode: Callable[[Sequence[int]], str]
+    texts: list[str] = field(default_factory=list)  # of the finished beams
+
+    def make_texts(self) -> None:
+        """The search is over: decode what it found."""
+        beams = self.search.finished
+        self.texts = [self.decode(beam.token_ids[:-1] if beam.stopped else beam.token_ids) for beam in beams]
 
     def output(self) -> RequestOutput:
-        """The finished beams, best first."""
+        """The finished beams, best first; none before the search is over."""
+        found = zip(self.search.finished, self.texts, strict=False)
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[self._beam_output(index, beam) for index, beam in enumerate(self.search.finished)],
+            outputs=[self._beam_output(index, beam, text) for index, (beam, text) in enumerate(found)],
             num_cached_tokens=self.completions[0].seq.num_cached_tokens or 0,
             metrics=self._metrics(),
         )
 
-    def _beam_output(self, index: int, beam: Beam) -> CompletionOutput:
-        text = beam.token_ids[:-1] if beam.stopped else beam.token_ids
+    def _beam_output(self, index: int, beam: Beam, text: str) -> CompletionOutput:
         return CompletionOutput(
             index=index,
-            text=self.decode(text),
+            text=text,
             token_ids=beam.token_ids,
             logprobs=None,
             cumulative_logprob=beam.cumulative_logprob,

@@ -1,6 +1,6 @@
-"""LLMEngine: the loop. Each step schedules a batch, launches it, takes the results of the oldest and turns them into text.
+"""LLMEngine: the loop. Each step schedules a plan, launches it, takes the results of the oldest and turns them into text.
 
-With two steps in flight the device never waits for Python: while it computes one batch, the next one is scheduled and launched,
+With two steps in flight the device never waits for Python: while it carries out one plan, the next one is made and launched,
 and the texts of the one before are made.
 
 It knows requests and text on the one side and two messages on the other; tensors are the executor's business.
@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import perf_counter
-from typing import Protocol
 
-from nanoengine.engine.beam_search import BeamRequest, BeamSearch, num_candidates
+from nanoengine.engine.beam_search import BeamRequest
 from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.engine.door import Door, Tokenizer
+from nanoengine.engine.executor import Executor
 from nanoengine.engine.interrupts import InterruptGuard
-from nanoengine.engine.pipeline import Executor, Pipeline
+from nanoengine.engine.kv.announcer import KVAnnouncer
+from nanoengine.engine.kv.events import KVEvent
+from nanoengine.engine.metrics import EngineMetrics, EngineStats, take_snapshot
+from nanoengine.engine.pipeline import Pipeline
 from nanoengine.engine.request import Completion, Request
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.scheduler import Advanced, Scheduler
 from nanoengine.engine.sequence import Sequence
-from nanoengine.engine.stats import EngineStats
-from nanoengine.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
+from nanoengine.errors import EngineClosed, InvalidRequest
 from nanoengine.outputs import FinishReason
-from nanoengine.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
-
-
-class Tokenizer(Protocol):
-    """What the engine needs of a tokenizer: text to ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Seq[int]) -> str: ...
+from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 
 
 class LLMEngine:
@@ -72,14 +68,18 @@ class LLMEngine:
         self.stats = EngineStats() if stats is None else stats
         self.clock = clock
         self.max_steps_in_flight = max_steps_in_flight
+        self._door = Door(scheduler, tokenizer, vocab_size, self.eos_token_ids)
         self._pipeline = Pipeline(clock)
         self._seeds = random.Random(seed)
         self._requests: dict[str, Request] = {}
         self._owner: dict[int, tuple[Request, Completion]] = {}  # seq_id -> whose it is
         self._num_requests = 0
+        self._num_submitted = 0
         self._num_beam_requests = 0  # of those that are running
         self._num_sequences = 0
         self._closed = False
+        self._finished: Counter[FinishReason] = Counter()
+        self._announcer = KVAnnouncer(scheduler.block_manager)
 
     # ---- requests
 
@@ -104,25 +104,8 @@ class LLMEngine:
             InvalidSamplingParams: token ids outside the vocabulary among the params.
         """
         self._check_open()
-        if not isinstance(cache_salt, str) or not cache_salt.isprintable():
-            raise InvalidRequest(f"cache_salt is {cache_salt!r}: it must be a string of printable characters")
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {params!r}")
-        for token in params.stop_token_ids:
-            if token >= self.vocab_size:
-                raise InvalidSamplingParams(
-                    f"stop_token_ids holds {token}: the vocabulary ends at {self.vocab_size - 1}"
-                )
-        text = prompt if isinstance(prompt, str) else None
-        token_ids = self._prompt_token_ids(prompt)
-
-        if request_id is None:
-            while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
-                self._num_requests += 1
-            request_id = f"request-{self._num_requests}"
-            self._num_requests += 1
-        return Request(request_id, text, token_ids, params, cache_salt=cache_salt)
+        request_id = self._new_request_id() if request_id is None else request_id
+        return self._door.request(request_id, prompt, params, cache_salt)
 
     def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams) -> BeamRequest:
         """A request for beam search.
@@ -131,38 +114,14 @@ class LLMEngine:
             InvalidPrompt: as `make_request`.
             InvalidSamplingParams: the engine cannot run so many beams of this length at once.
         """
-        if not isinstance(params, BeamSearchParams):
-            raise InvalidSamplingParams(f"params must be BeamSearchParams, not {params!r}")
-        width = params.beam_width
-        eos = () if params.ignore_eos else self.eos_token_ids
-        candidates = num_candidates(params, eos)
-        if candidates > MAX_LOGPROBS:
-            raise InvalidSamplingParams(
-                f"beam_width is {width}: its {candidates} candidates a step (beams x (1 + end-of-text tokens), at least 2 a beam)"
-                f" are more than {MAX_LOGPROBS}: lower it"
-            )
-        if width > self.scheduler.max_num_seqs:
-            raise InvalidSamplingParams(
-                f"beam_width is {width}, but max_num_seqs is {self.scheduler.max_num_seqs}: raise it"
-            )
-        sampling = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True, n=width, logprobs=candidates)
-        request = self.make_request(prompt, sampling)
-        length = min(len(request.prompt_token_ids) + params.max_tokens, self.scheduler.max_model_len)
-        manager = self.scheduler.block_manager
-        if width * manager.blocks_for(length) > manager.pool.num_blocks:
-            raise InvalidSamplingParams(
-                f"{width} beams of {length} tokens take {width * manager.blocks_for(length)} blocks, but the KV pool has "
-                f"{manager.pool.num_blocks}: lower beam_width or max_tokens, or raise num_kv_blocks or kv_cache_memory"
-            )
-        search = BeamSearch(params, eos, length - len(request.prompt_token_ids))
-        return BeamRequest(
-            request_id=request.request_id,
-            prompt=request.prompt,
-            prompt_token_ids=request.prompt_token_ids,
-            params=sampling,
-            search=search,
-            decode=self.tokenizer.decode,
-        )
+        self._check_open()
+        return self._door.beam_request(self._new_request_id(), prompt, params)
+
+    def _new_request_id(self) -> str:
+        while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
+            self._num_requests += 1
+        self._num_requests += 1
+        return f"request-{self._num_requests - 1}"
 
     def submit(self, request: Request) -> None:
         """Queue a request; `step` works on it from now on.
@@ -181,6 +140,7 @@ class LLMEngine:
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
             request.arrival_time = self.clock()
             self._requests[request.request_id] = request
+            self._num_submitted += 1
             self._num_beam_requests += isinstance(request, BeamRequest)
             first: Sequence | None = None
             for index in range(request.params.num_sequences):
@@ -193,6 +153,8 @@ class LLMEngine:
                     eos_token_ids=self.eos_token_ids,
                     cache_salt=request.cache_salt,
                     fork_of=first,
+                    bad_words=request.bad_words,
+                    in_lockstep=isinstance(request, BeamRequest),
                 )
                 first = first or seq
                 self._num_sequences += 1
@@ -219,13 +181,30 @@ class LLMEngine:
             self._settle_if_idle(guard)
         return True
 
+    def set_mask(self, request_id: str, mask: bytes | None, index: int = 0) -> None:
+        """From its next token on, let one completion of a running request sample only tokens whose bits are set.
+
+        Args:
+            mask: bits of the vocabulary, in little-endian words of 32; it holds until it is replaced. None lifts it.
+
+        Raises:
+            InvalidRequest: no such completion is running, or the mask has another length.
+        """
+        request = self._requests.get(request_id)
+        if request is None or not 0 <= index < len(request.completions):
+            raise InvalidRequest(f"request {request_id!r} has no completion {index} that is running")
+        num_bytes = -(-self.vocab_size // 32) * 4
+        if mask is not None and len(mask) != num_bytes:
+            raise InvalidRequest(f"the mask has {len(mask)} bytes: {self.vocab_size} tokens take {num_bytes}")
+        self.scheduler.set_mask(request.completions[index].seq, mask)
+
     # ---- the loop
 
     def step(self) -> list[Request]:
-        """Launch what may be launched, and take the results of the oldest batch; returns the requests that advanced, ended or
+        """Launch what may be launched, and take the results of the oldest plan; returns the requests that advanced, ended or
         failed in it.
 
-        An exception while a batch executes ends the requests of that batch (finish reason "error", the exception in
+        An exception while a plan is carried out ends the requests of that step (finish reason "error", the exception in
         `Request.error`), gives their blocks back and leaves the engine usable. An idle engine has nothing in flight.
         """
         self._check_open()
@@ -233,20 +212,21 @@ class LLMEngine:
             self._launch(guard)
             touched = self._collect(guard) if self._pipeline else []
             self._settle_if_idle(guard)
+            self._announcer.announce()
             return touched
 
     def _launch(self, guard: InterruptGuard) -> None:
         """Fill the pipeline."""
         depth = 1 if self._num_beam_requests else self.max_steps_in_flight
-        while len(self._pipeline) < depth and (batch := self.scheduler.schedule()):
+        while len(self._pipeline) < depth and (plan := self.scheduler.schedule()):
             try:
-                self._pipeline.launch(self.executor, batch, guard)
+                self._pipeline.launch(self.executor, plan, guard)
             except BaseException:
                 self._drop_all()
                 raise
 
     def _collect(self, guard: InterruptGuard) -> list[Request]:
-        """Take the results of the oldest batch in flight."""
+        """Take the results of the oldest plan in flight."""
         try:
             outcome = self._pipeline.take(guard)
         except BaseException:
@@ -254,10 +234,10 @@ class LLMEngine:
             raise
         if isinstance(outcome.result, Exception):
             return self._fail(outcome.result)
-        batch, sampled = outcome.batch, outcome.result
-        advanced = self.scheduler.update(batch, sampled)
-        self.stats.record(batch.phase, len(batch.token_ids), outcome.seconds)
-        return self._take_tokens(advanced, outcome.end, sampled.error)
+        plan, result = outcome.plan, outcome.result
+        advanced = self.scheduler.update(plan, result)
+        self.stats.record(plan, outcome.seconds)
+        return self._take_tokens(advanced, outcome.end, result.error)
 
     def _settle_if_idle(self, guard: InterruptGuard) -> None:
         """When all sequences have ended, wait for the steps that were begun before that was known."""
@@ -265,17 +245,20 @@ class LLMEngine:
             self._collect(guard)
 
     def _drop_all(self) -> None:
-        """After Ctrl-C nobody knows what the batches in flight have written."""
+        """After Ctrl-C nobody knows what the plans in flight have written."""
         while self.scheduler.num_in_flight:
             self._fail(RuntimeError("interrupted"))
         self._pipeline.clear()
 
-    def _take_tokens(self, advanced: list[Sequence], now: float, error: Exception | None) -> list[Request]:
+    def _take_tokens(self, advanced: Advanced, now: float, error: Exception | None) -> list[Request]:
         touched: dict[str, Request] = {}
-        for seq in advanced:
-            request, completion = self._owner[seq.seq_id]
+        for seq, token in zip(*advanced, strict=True):
+            owner = self._owner.get(seq.seq_id)
+            if owner is None:  # its request was given up a moment ago
+                continue
+            request, completion = owner
             touched[request.request_id] = request
-            if seq.finish_reason == "error":
+            if token < 0:
                 request.error = error
                 self._retire(completion)
                 continue
@@ -286,18 +269,26 @@ class LLMEngine:
                 if not seq.finished:
                     self.scheduler.hold(seq)
                 continue
-            token = seq.token_ids[seq.num_known_tokens - 1]
             if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
-                match_stop = seq.num_output_tokens >= seq.params.min_tokens
-                stop = completion.detokenizer.push(token, match_stop=match_stop)
-                if stop is not None:
-                    self._stop(seq, stop)
+                try:
+                    self._push(seq, completion, token)
+                except Exception as problem:  # the tokenizer's: it is nobody else's
+                    self._give_up(request, problem)
+                    continue
             if seq.finished:
                 self._retire(completion)
         for request in touched.values():
             if isinstance(request, BeamRequest):
                 self._advance_beams(request)
         return list(touched.values())
+
+    def _push(self, seq: Sequence, completion: Completion, token: int) -> None:
+        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met."""
+        match_stop = seq.num_output_tokens >= seq.params.min_tokens
+        stop = completion.detokenizer.push(token, match_stop=match_stop)
+        if stop is not None:
+            self.scheduler.finish(seq, "stop")
+            seq.finish_reason, seq.stop_reason = "stop", stop
 
     def _advance_beams(self, request: BeamRequest) -> None:
         """When every beam has its next token, let the search choose which go on."""
@@ -311,12 +302,12 @@ class LLMEngine:
         if choices:
             self.scheduler.refork(seqs, choices)
             return
+        try:
+            request.make_texts()
+        except Exception as problem:  # the tokenizer's: it is nobody else's
+            self._give_up(request, problem)
+            return
         self._end(request, "stop")
-
-    def _stop(self, seq: Sequence, stop: str) -> None:
-        """A stop string wins over a length limit that the same token met."""
-        self.scheduler.finish(seq, "stop")
-        seq.finish_reason, seq.stop_reason = "stop", stop
 
     def _fail(self, error: Exception) -> list[Request]:
         _forget_locals(error)
@@ -331,6 +322,14 @@ class LLMEngine:
                 self._end(request, "error")
         return list(touched.values())
 
+    def _give_up(self, request: Request, error: Exception) -> None:
+        """The request cannot go on, and nothing is wrong with its K/V."""
+        _forget_locals(error)
+        request.error = error
+        self._end(request, "error")
+        for completion in request.completions:
+            completion.seq.finish_reason = "error"
+
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End all completions of a request that still run."""
         for completion in request.completions:
@@ -342,10 +341,42 @@ class LLMEngine:
         owner = self._owner.pop(completion.seq.seq_id, None)
         if owner is None:
             return
-        completion.detokenizer.finish()
-        if owner[0].finished and self._requests.pop(owner[0].request_id, None) is not None:
+        request, seq = owner[0], completion.seq
+        try:
+            completion.detokenizer.finish()
+        except Exception as problem:  # the tokenizer's: the text ends before what it could not decode
+            request.error = request.error or problem
+            seq.finish_reason = "error"
+        if seq.finish_reason is not None:
+            self._finished[seq.finish_reason] += 1
+        if request.finished and self._requests.pop(request.request_id, None) is not None:
             # Several completions may end in one step: the first of them finds the request finished.
-            self._num_beam_requests -= isinstance(owner[0], BeamRequest)
+            self._num_beam_requests -= isinstance(request, BeamRequest)
+
+    # ---- what others want to know
+
+    def metrics(self) -> EngineMetrics:
+        """All counters at this moment."""
+        return take_snapshot(
+            self.scheduler,
+            self.stats,
+            self._finished,
+            num_requests=self._num_submitted,
+            num_listener_errors=self._announcer.num_errors,
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes, in every tier; refused (False) while any request runs."""
+        done = self.scheduler.block_manager.reset_prefix_cache()
+        self._announcer.announce()
+        return done
+
+    def listen_to_kv_events(self, listener: Callable[[KVEvent], object] | None) -> None:
+        """Call `listener` with all that is cached now, and after each step with what came and went; None ends it.
+
+        What it raises is logged and counted, and changes nothing.
+        """
+        self._announcer.attach(listener)
 
     # ---- the end
 
@@ -358,8 +389,8 @@ class LLMEngine:
                 self.abort(request_id)
             self._closed = True
             try:
-                farewell = self.scheduler.last_batch()  # what the next process should find on disk
-                if farewell.transfers:
+                farewell = self.scheduler.last_plan()  # what the next process should find on disk
+                if farewell:
                     self.executor.launch(farewell).result()
             finally:
                 self.executor.close()
@@ -367,28 +398,6 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed: make a new one")
-
-    def _prompt_token_ids(self, prompt: str | Seq[int]) -> list[int]:
-        if isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt)
-        elif isinstance(prompt, list | tuple):
-            token_ids = list(prompt)
-        else:
-            raise InvalidPrompt(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}")
-        if not token_ids:
-            raise InvalidPrompt("the prompt is empty: it must have at least one token")
-        for token in token_ids:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise InvalidPrompt(f"the prompt holds {token!r}: token ids must be integers")
-            if not 0 <= token < self.vocab_size:
-                raise InvalidPrompt(f"the prompt holds token id {token}: the vocabulary is 0 to {self.vocab_size - 1}")
-        limit = self.scheduler.max_model_len
-        if len(token_ids) >= limit:
-            raise InvalidPrompt(
-                f"the prompt has {len(token_ids)} tokens, but max_model_len is {limit}: "
-                f"at most {limit - 1} leave room for a new one; shorten it or raise max_model_len"
-            )
-        return token_ids
 
 
 def _forget_locals(error: BaseException) -> None:

@@ -1,8 +1,9 @@
 """The two messages between policy and tensors: a StepPlan goes down to the executor, a StepResult comes back.
 
-They are plain data: ids, lengths and token ids, no slots and no tensors, so that an executor in another process computes the same
-tokens from their bytes. A plan states what changes; nothing is found out by comparing. What it changes counts from the moment at
-which the executor applies it, and if that raises, none of it does. Several plans may be on their way; they are executed in order.
+They are plain data: ids, lengths and token ids, no slots and no tensors, so that an executor in another process computes the
+same tokens from their bytes. A plan states what changes; nothing is found out by comparing. If it raises, its rows are good for
+nothing before they are started again; its copies count as not made, and its files answer for themselves. Several plans may be on
+their way; they are executed in order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Place(NamedTuple):
     """One block's worth of room."""
 
     tier: Tier
-    where: int | str  # a block id of the pool, or a slot of host memory
+    where: int  # a block id of the pool, or a slot of host memory
 
 
 class Transfer(NamedTuple):
@@ -40,7 +41,6 @@ class Transfer(NamedTuple):
 
     source: Place
     target: Place
-    header: bytes = b""
 
 
 class FileRead(NamedTuple):
@@ -92,6 +92,7 @@ class Grown(NamedTuple):
 
     row: int
     group: int
+    first: int  # how many blocks it had
     block_ids: list[int]
 
 
@@ -100,7 +101,7 @@ class Replaced(NamedTuple):
 
     row: int
     group: int
-    index: int
+    entry: int
     block_id: int
 
 
@@ -142,6 +143,7 @@ class StepPlan:
     transfers: list[Transfer] = field(default_factory=list)  # in this order
     reads: list[FileRead] = field(default_factory=list)
     writes: list[FileWrite] = field(default_factory=list)
+    deletes: list[str] = field(default_factory=list)  # files nobody wants any more; behind the reads, before the writes
     wait: bool = False  # until a file is done: there is nothing else to do
 
     @property
@@ -158,7 +160,7 @@ class StepPlan:
         return bool(self.chunks or len(self.decodes.rows))
 
     def __bool__(self) -> bool:
-        return bool(self.computes or self.transfers or self.reads or self.writes or self.wait)
+        return bool(self.computes or self.transfers or self.reads or self.writes or self.deletes or self.wait)
 
 
 class PromptLogprobs(NamedTuple):
@@ -177,58 +179,4 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # number of the sample -> of those that asked
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     files: list[FileDone] = field(default_factory=list)  # that are done by now, of this plan or earlier ones
-    error: Exception | None = None  # why no token could be sampled where there is none
-
-
-# ---- the old messages
-
-
-class Phase(Enum):
-    """What a step does: prefill computes prompts or chunks of them, decode one token of each running sequence."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(slots=True)
-class SamplingRow:
-    """How one token is sampled in this step."""
-
-    params: SamplingParams
-    seed: int  # of the request and the completion: with the position, the address of the randomness
-    banned_token_ids: tuple[int, ...]  # tokens that may not be chosen now, because of min_tokens
-
-
-@dataclass(slots=True)
-class ScheduledBatch:
-    """One step: parallel lists with an entry per sequence, and the new tokens of all of them, one after the other.
-
-    The executor keeps the newest token and the block table of each running sequence in a row of its own, so that only changes
-    travel further. Tables only grow: one that is another list than before has changed anywhere.
-    """
-
-    phase: Phase
-    seq_ids: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)  # below max_num_seqs
-    token_ids: list[int] = field(default_factory=list)  # [sum(num_new_tokens)]; UNKNOWN: the newest one of its row
-    num_computed_tokens: list[int] = field(default_factory=list)  # already in the KV cache
-    num_new_tokens: list[int] = field(default_factory=list)
-    block_tables: list[list[int]] = field(default_factory=list)  # block ids; they cover all tokens up to the new ones
-    # One entry for each token to sample: a chunk that ends early samples none, a prompt that forks several.
-    sampled_rows: list[int] = field(default_factory=list)  # index among the sequences of the batch
-    sampled_into: list[int] = field(default_factory=list)  # row of the sequence that the token is for
-    sampling: list[SamplingRow] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)  # to be done in this order before anything is computed
-
-    def __len__(self) -> int:
-        return len(self.seq_ids)
-
-
-@dataclass(slots=True)
-class SampledBatch:
-    """The tokens sampled in one step: one per entry of `ScheduledBatch.sampling`, in that order."""
-
-    token_ids: list[int]  # UNKNOWN where none could be sampled
-    logprobs: list[TokenLogprobs | None] | None = None  # None: nobody asked for any
-    unwritten: list[str] = field(default_factory=list)  # files of the batch's transfers that could not be written
     error: Exception | None = None  # why no token could be sampled where there is none

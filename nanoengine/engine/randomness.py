@@ -23,8 +23,3 @@ def mix(value: int) -> int:
 def sequence_seed(seed: int, index: int) -> int:
     """The 64-bit seed of one completion of a request."""
     return mix(mix(seed + GOLDEN_GAMMA) + (index + 1) * GOLDEN_GAMMA)
-
-
-def position_key(seed: int, position: int) -> int:
-    """The 64-bit key of the token at one position of a sequence."""
-    return mix(seed + (position + 1) * GOLDEN_GAMMA)

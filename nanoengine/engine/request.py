@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.sequence import Sequence, Status
-from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
 
 
@@ -32,6 +32,7 @@ class Request:
     completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None  # what a failed step raised
     cache_salt: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()  # tokens of `params.bad_words`
 
     @property
     def finished(self) -> bool:
@@ -49,7 +50,12 @@ class Request:
             outputs=self._outputs(),
             num_cached_tokens=self.completions[0].seq.num_cached_tokens or 0,
             metrics=self._metrics(),
+            prompt_logprobs=self._prompt_logprobs(),
         )
+
+    def _prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """One entry per prompt token; nothing comes before the first, so it has none."""
+        return None if self.params.prompt_logprobs is None else [None, *self.completions[0].seq.prompt_logprobs]
 
     def _outputs(self) -> list[CompletionOutput]:
         outputs = [self._completion_output(completion) for completion in self.completions]

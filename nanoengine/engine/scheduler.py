@@ -1,38 +1,60 @@
 """Scheduler: who runs in the next step, with how many tokens, and who gives its blocks back.
 
-Prefill goes before decode, first come first served. A running sequence always arrived before every waiting one, so the
-newest running sequence is the last in its list, and a preempted one belongs at the front of the queue.
+A step has a budget of tokens. Two policies say who comes first: `prefill_first` computes prompts alone while there are any that
+can start; `mixed` gives every running sequence its token, and prompts what is left. Both go first come first served: the newest
+running sequence is the first to give way, and whoever was preempted comes back before those that came later.
 
-A batch may be made while others are still on their way: what they compute counts as computed, and UNKNOWN stands for what they
-sample. A batch depends on lengths only, and they are known. What is not is whether a sequence will turn out to have ended: then
-its token of a later batch is dropped when it comes. Batches are executed in order, so blocks and rows may be given to others at
-once: whatever a batch on its way still writes there, it writes before them.
+A plan may be made while others are still on their way: what they compute counts as computed, what they sample as there. A plan
+depends on lengths only, and they are known. What is not is whether a sequence will turn out to have ended: then its token of a
+later plan is dropped when it comes. Plans are executed in order, so blocks and rows may be given to others at once: whatever a
+plan on its way still writes there, it writes before them.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from itertools import repeat
+from bisect import bisect, insort
+from collections import deque
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nanoengine.engine.beam_search import Choice
+from nanoengine.engine.decode_set import DecodeSet
+from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import UNKNOWN, Phase, SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import UNKNOWN, Chunk, Grown, Replaced, StepPlan, StepResult
+from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status
+from nanoengine.engine.stop_tokens import StopTokens
 from nanoengine.outputs import FinishReason
 
+PREFILL_FIRST, MIXED = POLICIES = ("prefill_first", "mixed")
 
-class InFlight(NamedTuple):
-    """A batch that was handed out: whose tokens it computes, and for whom it samples one."""
 
-    batch: ScheduledBatch
-    computed: list[Sequence]
-    sampled: list[Sequence]
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A plan that was handed out, and whose runs and samples are in it."""
+
+    plan: StepPlan
+    decoded: list[Sequence] = field(default_factory=list)
+    computed: list[Sequence] = field(default_factory=list)  # one per chunk
+    sampled: list[Sequence] = field(default_factory=list)  # by the chunks
+    last: list[Sequence] = field(default_factory=list)  # those for whom it samples the last token that they may have
+    is_disturbed: bool = False  # whether any sequence has left the running ones since it was made
+
+    def everybody(self) -> list[Sequence]:
+        return list(dict.fromkeys([*self.decoded, *self.computed, *self.sampled]))
+
+
+class Advanced(NamedTuple):
+    """Who got which token; UNKNOWN for those that should have got one, and have ended with an error."""
+
+    seqs: list[Sequence]
+    token_ids: list[int]
 
 
 class Scheduler:
-    """Policy of the engine: `schedule` makes a batch, then `update` takes its results, or `fail` drops it.
+    """Policy of the engine: `schedule` makes a plan, then `update` takes its results, or `fail` drops it.
 
     Args:
         block_manager: holds the KV pool; it can hold one sequence of `max_model_len` tokens at least.
@@ -40,6 +62,8 @@ class Scheduler:
         max_num_batched_tokens: most tokens in one step, which also bounds the running sequences.
         max_model_len: longest sequence in tokens; generation ends there.
         preemption: whether the blocks of a victim are worth copying to host memory.
+        policy: one of POLICIES.
+        long_prefill_token_threshold: most tokens of one prompt in one step; None: as many as the budget has.
     """
 
     def __init__(
@@ -50,31 +74,43 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         preemption: Preemption | None = None,
+        policy: str = PREFILL_FIRST,
+        long_prefill_token_threshold: int | None = None,
     ):
         assert block_manager.blocks_for(max_model_len) <= block_manager.pool.num_blocks, "the pool holds one sequence"
+        assert policy in POLICIES
         self.block_manager = block_manager
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.policy = policy
+        self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.preemption = Preemption() if preemption is None else preemption
         self.num_preemptions = 0
         self.num_forks = 0
-        self._begun: Sequence | None = None  # the sequence of which the last prefill step computed only a chunk
-        self._in_flight: deque[InFlight] = deque()  # the oldest first
-        self._free_rows = list(range(self.max_num_seqs))[::-1]
+        self.num_checks = 0  # times that a sequence was looked at in a decode step
+        # Each list has the oldest first. A sequence is in one of the first three.
+        self.waiting: deque[Sequence] = deque()
+        self.fetching: list[Sequence] = []  # until files were read
+        self.running: list[Sequence] = []
+        self.begun: list[Sequence] = []  # running, and computed in part
+        self.decodes = DecodeSet()  # running, and computed but for the last token
         self.held: set[Sequence] = set()  # running, but not to be decoded before `refork`
-        self._complete: set[Sequence] = set()  # running, but their last token is on its way
+        self.complete: set[Sequence] = set()  # running, but the last token is on its way
+        self.outbox = Outbox()
+        self.in_flight: deque[InFlight] = deque()  # the oldest first
+        self.free_rows = list(range(self.max_num_seqs))[::-1]
+        self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
+        self._stop_tokens = StopTokens()  # of the running sequences
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self.fetching)
 
     @property
     def num_in_flight(self) -> int:
-        """Batches whose results were not taken yet."""
-        return len(self._in_flight)
+        """Plans whose results were not taken yet."""
+        return len(self.in_flight)
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence. Its prompt is shorter than `max_model_len`: the engine has checked it."""
@@ -82,216 +118,321 @@ class Scheduler:
         seq.limit_length(self.max_model_len)
         self.waiting.append(seq)
 
-    # ---- making a batch
+    def set_mask(self, seq: Sequence, mask: bytes | None) -> None:
+        """From its next token on a sequence may be given only tokens whose bits are set, in little-endian words of 32 bits.
 
-    def schedule(self) -> ScheduledBatch:
+        None lifts it. Nothing happens if the sequence has ended.
+        """
+        if not seq.finished:
+            self.outbox.set_mask(seq, mask)
+
+    # ---- making a plan
+
+    def schedule(self) -> StepPlan:
         """The next step. Empty if there is nothing to do before the results of those on their way."""
-        step = self._schedule_prefill()
-        if not step.batch and self.running:
-            step = self._schedule_decode()
-        if step.batch:
-            step.batch.transfers = self.block_manager.take_transfers()
-            self._in_flight.append(step)
-        return step.batch
+        step = InFlight(StepPlan())
+        if self.policy == MIXED:
+            preempted = self._take_decodes(step)
+            self._take_chunks(step, self.max_num_batched_tokens - len(step.decoded), admit=not preempted)
+        else:
+            self._take_chunks(step, self.max_num_batched_tokens, admit=True)
+            if not step.computed:
+                self._take_decodes(step)
+        plan = step.plan
+        plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
+        if plan or self.block_manager.has_orders:
+            self.outbox.send(plan, [*step.decoded, *step.sampled] if step.sampled else step.decoded)
+            plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
+            self.in_flight.append(step)
+        return plan
 
-    def _schedule_prefill(self) -> InFlight:
-        step = InFlight(ScheduledBatch(Phase.PREFILL), [], [])
-        budget = self.max_num_batched_tokens
-        if self._begun is not None:
-            budget -= self._take_prompt(step, self._begun, budget)
-        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[0]
-            if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
+    def _take_chunks(self, step: InFlight, budget: int, *, admit: bool) -> None:
+        """Prompts, and what else must be computed before a sequence decodes: those that were begun first, then waiting ones."""
+        for begun in self.begun.copy():
+            if budget:
+                budget -= self._take_chunk(step, begun, budget)
+        while admit and budget and len(self.running) < self.max_num_seqs:
+            seq = self._next_waiting()
+            if seq is None or seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
                 break
+            pool = self.block_manager.pool
+            state = seq.seq_id, pool.num_free, len(pool.index)
+            if state == self._refused:  # nothing has changed since
+                break
+            if not seq.in_lockstep and self.block_manager.fetch(seq):
+                self.waiting.remove(seq)
+                self.fetching.append(seq)
+                seq.status = Status.FETCHING
+                continue
             num_cached = self.block_manager.admit(seq)
             if num_cached is None:
+                self._refused = state
                 break
-            self._start(self.waiting.popleft(), num_cached)
-            budget -= self._take_prompt(step, seq, budget)
-        return step
+            self.waiting.remove(seq)
+            self._start(seq, num_cached)
+            self.outbox.tell_start(step.plan, seq)
+            budget -= self._take_chunk(step, seq, budget)
 
-    def _start(self, seq: Sequence, num_cached: int) -> None:
-        self.running.append(seq)
-        seq.row = self._free_rows.pop()
+    def _next_waiting(self) -> Sequence | None:
+        """The oldest that may start: completions whose prompt is on its way wait until they can fork from it."""
+        parents = {*self.begun, *self.fetching}
+        if not parents:
+            return self.waiting[0] if self.waiting else None
+        return next((seq for seq in self.waiting if seq.fork_of not in parents), None)
+
+    def _start(self, seq: Sequence, num_computed: int) -> None:
+        insort(self.running, seq, key=_age)
+        seq.row = self.free_rows.pop()
         seq.status = Status.RUNNING
-        seq.num_computed_tokens = num_cached
+        seq.num_computed_tokens = num_computed
         if seq.num_cached_tokens is None:
-            seq.num_cached_tokens = num_cached
+            seq.num_cached_tokens = num_computed
+        self._stop_tokens.add(seq.stop_token_ids)
 
-    def _take_prompt(self, step: InFlight, seq: Sequence, budget: int) -> int:
-        """Put the next tokens of a sequence into a batch, as many as are uncomputed and fit; returns how many."""
-        batch = step.batch
+    def _take_chunk(self, step: InFlight, seq: Sequence, budget: int) -> int:
+        """Put the next tokens of a sequence into a step, as many as are uncomputed and may be; returns how many."""
         start = seq.num_computed_tokens
-        count = min(budget, seq.num_uncomputed_tokens)
-        batch.seq_ids.append(seq.seq_id)
-        batch.rows.append(seq.row)
-        batch.token_ids += seq.token_ids[start : start + count]
-        batch.num_computed_tokens.append(start)
-        batch.num_new_tokens.append(count)
-        batch.block_tables.append(seq.block_table)
+        count = min(budget, seq.num_tokens - start, self.max_chunk)
         # Published now and not after the step: sequences of the same step may share these blocks, because every backend
         # writes the K/V of the whole batch in a layer before any attention of that layer reads.
-        self.block_manager.publish(seq, start + count, settled=False)
-        seq.num_computed_tokens += count
+        self.block_manager.publish(seq, start + count, committed=False)
+        seq.num_computed_tokens = start + count
         step.computed.append(seq)
+        samples: list[int] = []
         if seq.num_uncomputed_tokens:
-            self._begun = seq
+            if seq not in self.begun:
+                insort(self.begun, seq, key=_age)
         else:
-            self._begun = None
-            self._fork(step, seq)
+            if seq in self.begun:
+                self.begun.remove(seq)
+            for sampled in (seq, *self._fork(step, seq)):
+                samples.append(sampled.row)
+                self._sample(step, sampled)
+        step.plan.chunks.append(Chunk(seq.row, start, count, tuple(samples)))
         return count
 
     def _sample(self, step: InFlight, seq: Sequence) -> None:
-        """Sample a token for a sequence from the last row of the batch."""
-        batch = step.batch
-        batch.sampled_rows.append(len(batch) - 1)
-        batch.sampled_into.append(seq.row)
-        batch.sampling.append(seq.sampling)
+        """The last chunk of a sequence samples its next token; from then on it is decoded."""
         step.sampled.append(seq)
-        seq.token_ids.append(UNKNOWN)
-        if seq.num_tokens >= seq.next_check:
-            self._look_ahead(seq)
-
-    def _look_ahead(self, seq: Sequence) -> None:
-        """A token is on its way to a sequence: see what its new length means."""
+        seq.num_tokens += 1
         if seq.num_tokens == seq.max_num_tokens:
-            self._complete.add(seq)
+            step.last.append(seq)
+            self.complete.add(seq)
         else:
-            seq.plan_next_check()
+            self.decodes.add(seq)
 
-    def _fork(self, step: InFlight, parent: Sequence) -> None:
-        """Sample the first token of a prompt, and start the completions that wait for it: they share its blocks, and sample
-        from the same row.
+    def _fork(self, step: InFlight, parent: Sequence) -> list[Sequence]:
+        """Start the completions that wait for a prompt: they share its blocks, and sample from the same position.
 
         Those that `max_num_seqs` leaves no room for start later, like any sequence, with what the prefix cache has.
         """
-        children = []
+        children: list[Sequence] = []
         while self.waiting and self.waiting[0].fork_of is parent and len(self.running) < self.max_num_seqs:
             if max(self.waiting[0].num_tokens, parent.num_tokens) > parent.num_prompt_tokens:  # resumed: copies no more
                 break
             child = self.waiting.popleft()
             self._start(child, parent.num_tokens)  # computed in this step
             self.block_manager.fork(parent, child)
+            self.outbox.tell_start(step.plan, child)
             children.append(child)
             self.num_forks += 1
-        for seq in (parent, *children):
-            self._sample(step, seq)
+        return children
 
-    def _schedule_decode(self) -> InFlight:
-        running, held = self.running, self.held | self._complete
-        i = 0
-        while i < len(running):  # oldest first; victims come off the other end
-            seq = running[i]
-            i += 1
-            if len(seq.token_ids) > seq.num_slots and seq not in held:
-                while not self.block_manager.allocate_slots(seq):
-                    if self._preempt_newest() is seq:
-                        break
-        rows = [seq for seq in running if seq not in held] if held else running.copy()
-        into = [seq.row for seq in rows]
-        batch = ScheduledBatch(
-            Phase.DECODE,
-            seq_ids=[seq.seq_id for seq in rows],
-            rows=into,
-            token_ids=[seq.token_ids[-1] for seq in rows],
-            num_computed_tokens=[seq.num_computed_tokens for seq in rows],
-            num_new_tokens=[1] * len(rows),
-            block_tables=[seq.block_table for seq in rows],
-            sampled_rows=list(range(len(rows))),
-            sampled_into=into,
-            sampling=[seq.sampling for seq in rows],
-        )
-        for seq in rows:
-            seq.num_computed_tokens += 1
-            tokens = seq.token_ids
-            tokens.append(UNKNOWN)
-            if len(tokens) >= seq.next_check:
-                self._look_ahead(seq)
-        return InFlight(batch, rows, rows)
+    def _take_decodes(self, step: InFlight) -> bool:
+        """One token of every sequence that decodes; returns whether somebody had to give way for it."""
+        num_preemptions = self.num_preemptions
+        num_in_flight = len(self.in_flight)
+        places: list[int] = []
+        positions: list[int] = []
+        for place, seq in self.decodes.due():
+            self.num_checks += 1
+            position = seq.num_computed_tokens
+            if not (seq.decoding and self._make_room(step, seq, position)):
+                continue
+            last = seq.max_num_tokens - 2
+            if position >= last:
+                step.last.append(seq)
+            # With a step in flight, the tokens of a block that has just been filled are not all known: it can be published
+            # when they are.
+            is_late = num_in_flight and self.block_manager.has_unpublished(seq)
+            places.append(place)
+            positions.append(
+                min(position + num_in_flight, seq.num_slots, last) if is_late else min(seq.num_slots, last)
+            )
+        if places:
+            self.decodes.check_again(places, positions)
+        self.outbox.tell_restarts(step.plan)
+        if len(self.decodes):
+            step.plan.decodes = self.decodes.advance()
+            step.decoded = self.decodes.seqs
+        for seq in step.last:
+            self.decodes.remove(seq)
+            self.complete.add(seq)
+        return self.num_preemptions > num_preemptions
+
+    def _make_room(self, step: InFlight, seq: Sequence, position: int) -> bool:
+        """See to it that the next token of a sequence has a slot; False if it had to give way itself."""
+        if position < seq.num_slots:
+            self.block_manager.publish(seq, seq.num_written_tokens)
+            return True
+        while (growth := self.block_manager.allocate_slots(seq)) is None:
+            if self._preempt_newest() is seq:
+                return False
+        if self.outbox.restarts(seq):  # its whole table is told
+            return True
+        if growth.replaced is not None:
+            step.plan.replaced.append(Replaced(seq.row, 0, *growth.replaced))
+        if growth.new:
+            first = len(seq.block_table) - len(growth.new)
+            step.plan.grown.append(Grown(seq.row, 0, first, growth.new))
+        return True
 
     def _preempt_newest(self) -> Sequence:
-        """Take the blocks of the newest running sequence and put it at the front of the queue, to be resumed later."""
+        """Take the blocks of the newest running sequence and put it back into the queue, to be resumed later."""
         seq = self.running.pop()
+        num_computed = seq.num_computed_tokens
         if seq in self.held:  # it will sample its last token again, when it is resumed
-            self.held.remove(seq)
             seq.token_ids.pop()
-            seq.num_known_tokens -= 1
+            seq.num_tokens -= 1
             seq.logprobs.pop()
-        if self.preemption.prefers_swap(seq.num_computed_tokens):
+        self._stop_running(seq)
+        if self.preemption.prefers_swap(num_computed):
             self.block_manager.swap_out(seq)
         else:
             self.block_manager.free(seq)
-        self._complete.discard(seq)
-        self._free_row(seq)
         seq.num_computed_tokens = 0
         seq.num_preemptions += 1
-        seq.status = Status.WAITING
-        self.waiting.appendleft(seq)
+        self._queue(seq)
         self.num_preemptions += 1
         return seq
 
-    def _free_row(self, seq: Sequence) -> None:
-        if seq.row != NO_ROW:
-            self._free_rows.append(seq.row)
-            seq.row = NO_ROW
+    def _queue(self, seq: Sequence) -> None:
+        """Put a sequence into the queue, at the place of its age."""
+        seq.status = Status.WAITING
+        self.waiting.insert(bisect(self.waiting, seq.seq_id, key=_age), seq)
+
+    def _stop_running(self, seq: Sequence, *, disturbs: bool = True) -> None:
+        """It has left `running`: leave all that belongs to it, and give its row back.
+
+        Args:
+            disturbs: it may be in plans on their way.
+        """
+        if disturbs:
+            for step in self.in_flight:
+                step.is_disturbed = True
+        self.decodes.remove(seq)
+        if seq in self.begun:
+            self.begun.remove(seq)
+        self.held.discard(seq)
+        self.complete.discard(seq)
+        self._stop_tokens.remove(seq.stop_token_ids)
+        self.outbox.stop(seq)
+        self.free_rows.append(seq.row)
+        seq.row = NO_ROW
 
     # ---- after the step
 
-    def update(self, batch: ScheduledBatch, sampled: SampledBatch) -> list[Sequence]:
-        """Take the results of the oldest batch in flight: fill its tokens in, finish; returns who got a token, or none but should
-        have, and has ended with an error.
-        """
-        in_flight = self._in_flight.popleft()
-        assert in_flight.batch is batch, "results are taken in the order of the batches"
-        self.block_manager.commit(sampled.unwritten)
-        ended = Status.FINISHED
-        all_logprobs = sampled.logprobs or repeat(None)
-        advanced = []
-        for seq, token, logprobs in zip(in_flight.sampled, sampled.token_ids, all_logprobs, strict=False):
-            if seq.status is ended:  # while the batch was on its way
+    def update(self, plan: StepPlan, result: StepResult) -> Advanced:
+        """Take the results of the oldest plan in flight: tokens are known, sequences end."""
+        step = self.in_flight.popleft()
+        assert step.plan is plan, "results are taken in the order of the plans"
+        self.block_manager.commit(result.files)
+        self._wake()
+        samplers = [*step.decoded, *step.sampled] if step.sampled else step.decoded
+        for i, entries in result.logprobs.items():
+            if not samplers[i].finished:
+                samplers[i].logprobs.append(entries)
+        for part in result.prompt_logprobs:
+            owner = next(seq for seq, chunk in zip(step.computed, plan.chunks, strict=True) if chunk.row == part.row)
+            if not owner.finished:
+                owner.take_prompt_logprobs(part.start, part.entries)
+        tokens = result.token_ids
+        if step.is_disturbed or self._stop_tokens.may_be_in(tokens):
+            return self._take_one_by_one(samplers, tokens)
+        for seq, token in zip(samplers, tokens, strict=True):
+            seq.token_ids.append(token)
+        for seq in step.last:  # they are in no later plan
+            self._end(seq, "length", disturbs=False)
+            self.block_manager.free(seq)
+        return Advanced(samplers, tokens)
+
+    def _take_one_by_one(self, samplers: list[Sequence], tokens: list[int]) -> Advanced:
+        """`update`, where some sequences have ended or may end by their tokens."""
+        advanced = Advanced([], [])
+        for seq, token in zip(samplers, tokens, strict=True):
+            if seq.finished:  # while the plan was on its way
+                if token == UNKNOWN and seq.finish_reason != "error":  # what it leaves in the cache may be wrong
+                    self.block_manager.condemn(seq)
                 continue
-            advanced.append(seq)
-            if token < 0:
-                self.finish(seq, "error")
+            advanced.seqs.append(seq)
+            advanced.token_ids.append(token)
+            if token == UNKNOWN:
+                self._end(seq, "error")
+                self.block_manager.condemn(seq)
                 continue
-            known = seq.num_known_tokens
-            seq.token_ids[known] = token
-            seq.num_known_tokens = known = known + 1
-            if logprobs is not None:
-                seq.logprobs.append(logprobs)
-            if token in seq.stop_token_ids:  # before min_tokens they are banned, not sampled
+            seq.token_ids.append(token)
+            if token in seq.stop_token_ids:  # before min_tokens they are not sampled
                 self.finish(seq, "stop", token if token in seq.params.stop_token_ids else None)
-            elif known == seq.max_num_tokens:
+            elif seq.num_known_tokens == seq.max_num_tokens:
                 self.finish(seq, "length")
         return advanced
 
+    def _wake(self) -> None:
+        """Queue those again whose files were read, or cannot be."""
+        if self.fetching:
+            for seq in self.fetching.copy():
+                if not self.block_manager.is_fetching(seq):
+                    self.fetching.remove(seq)
+                    self._queue(seq)
+
     def fail(self) -> list[Sequence]:
-        """End the sequences of the oldest batch in flight, because its step raised, and those that share what it was to write."""
-        in_flight = self._in_flight.popleft()
-        spoilt = self.block_manager.rollback()
-        sharing = (seq for seq in self.running if not spoilt.isdisjoint(seq.block_table)) if spoilt else ()
-        failed = [seq for seq in dict.fromkeys([*in_flight.computed, *in_flight.sampled, *sharing]) if not seq.finished]
+        """End the sequences of the oldest plan in flight, because its step raised, and those that share what it was to write."""
+        step = self.in_flight.popleft()
+        failed = [seq for seq in self.block_manager.rollback(step.everybody(), self.running) if not seq.finished]
         for seq in failed:
-            self.finish(seq, "error")
+            self._end(seq, "error")
+            self.block_manager.discard(seq, wipe=True)
+        for seq in self.waiting:
+            if seq.num_known_tokens < seq.num_tokens:
+                self._forget_on_their_way(seq)
+        self._wake()
         return failed
 
-    def last_batch(self) -> ScheduledBatch:
+    def _forget_on_their_way(self, seq: Sequence) -> None:
+        """A preempted sequence may have shared what was not written: it samples its tokens that are on their way again."""
+        seq.num_tokens = seq.num_known_tokens
+        gone = Sequence(seq.seq_id, seq.token_ids, seq.params)
+        gone.status = Status.FINISHED
+        for step in self.in_flight:
+            step.decoded = [gone if other is seq else other for other in step.decoded]
+            step.sampled = [gone if other is seq else other for other in step.sampled]
+
+    def last_plan(self) -> StepPlan:
         """Nothing to compute, only the copies that keep the cache beyond the end of this engine."""
-        self.block_manager.tiers.write_all()
-        return ScheduledBatch(Phase.DECODE, transfers=self.block_manager.take_transfers())
+        self.block_manager.save_all()
+        transfers, reads, writes, deletes = self.block_manager.take_orders()
+        return StepPlan(transfers=transfers, reads=reads, writes=writes, deletes=deletes)
 
     def finish(self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """End a sequence, wherever it stands, and take its blocks back. Nothing happens if it has ended already."""
-        if seq.finished:
-            return
-        (self.running if seq.status is Status.RUNNING else self.waiting).remove(seq)
-        if seq is self._begun:
-            self._begun = None
-        self.held.discard(seq)
-        self._complete.discard(seq)
-        self._free_row(seq)
-        self.block_manager.free(seq)
-        seq.forget_unknown_tokens()
+        if not seq.finished:
+            self._end(seq, reason, stop_reason)
+            self.block_manager.free(seq)
+
+    def _end(
+        self, seq: Sequence, reason: FinishReason, stop_reason: str | int | None = None, *, disturbs: bool = True
+    ) -> None:
+        """`finish`, but for its blocks."""
+        if seq.status is Status.RUNNING:
+            self.running.remove(seq)
+            self._stop_running(seq, disturbs=disturbs)
+        elif seq.status is Status.FETCHING:
+            self.fetching.remove(seq)
+            self.block_manager.cancel_fetch(seq)
+        else:
+            self.waiting.remove(seq)
+        self.outbox.forget(seq)
+        seq.num_tokens = seq.num_known_tokens  # what is still on its way is not its own any more
         seq.status = Status.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason
@@ -301,6 +442,7 @@ class Scheduler:
     def hold(self, seq: Sequence) -> None:
         """Let a sequence keep its blocks, but decode no more until `refork`."""
         assert seq.status is Status.RUNNING
+        self.decodes.remove(seq)
         self.held.add(seq)
 
     def refork(self, seqs: list[Sequence], choices: list[Choice]) -> None:
@@ -310,35 +452,16 @@ class Scheduler:
         self.block_manager.refork(seqs, [seqs[choice.parent] for choice in choices])
         for seq, choice in zip(seqs, choices, strict=True):
             seq.token_ids = [*prefixes[choice.parent], choice.token]
-            seq.num_known_tokens = seq.num_tokens
+            seq.num_tokens = seq.num_known_tokens
             seq.logprobs = []
             self.held.remove(seq)
+            self.decodes.add(seq)
+            self.outbox.restart(seq)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of the scheduler or of the pool is broken."""
-        pool = self.block_manager.pool
-        self.block_manager.check()
-        assert self.held <= set(self.running)
-        references = [0] * (pool.num_blocks + 1)
-        for seq in self.running:
-            assert seq.status is Status.RUNNING
-            assert seq.num_computed_tokens <= seq.num_tokens <= seq.max_num_tokens
-            assert (seq in self._complete) == (seq.num_tokens == seq.max_num_tokens)
-            assert len(set(seq.block_table)) == len(seq.block_table)
-            assert len(seq.block_table) >= self.block_manager.blocks_for(seq.num_computed_tokens)
-            for block in seq.block_table:
-                references[block] += 1
-        for seq in self.waiting:
-            assert seq.status is Status.WAITING
-            assert not seq.block_table
-            assert seq.num_computed_tokens == 0
-            assert seq.row == NO_ROW
-        rows = [seq.row for seq in self.running]
-        assert sorted(rows + self._free_rows) == list(range(self.max_num_seqs)), "a row has one owner"
-        on_their_way = Counter(seq for step in self._in_flight for seq in step.sampled if not seq.finished)
-        for seq in [*self.running, *self.waiting]:
-            assert seq.num_tokens - seq.num_known_tokens == on_their_way[seq]
-        assert references == pool.ref_counts, "the references of the pool are those of the running sequences"
-        assert len(self.running) <= self.max_num_seqs
-        order = [seq.seq_id for seq in [*self.running, *self.waiting]]
-        assert order == sorted(order), "running sequences are older than waiting ones, each list oldest first"
+        check_scheduler(self)
+
+
+def _age(seq: Sequence) -> int:
+    return seq.seq_id

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from nanoengine.engine.messages import SamplingRow
+from nanoengine.engine.messages import RowSampling
 from nanoengine.engine.randomness import sequence_seed
 from nanoengine.outputs import FinishReason, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanoengine.engine.decode_set import DecodeSet
 
 NO_ROW = -1
 
 
 class Status(Enum):
     WAITING = "waiting"
+    FETCHING = "fetching"  # waits until K/V of its prompt were read from files
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -24,7 +30,9 @@ class Sequence:
 
     What remains to compute is `num_tokens - num_computed_tokens`, whether the sequence is fresh, in the middle of its
     prompt, decoding, or resumed after a preemption. Tokens count as computed as soon as a step that computes them is scheduled,
-    and a token that such a step samples stands in `token_ids` as UNKNOWN until the step's results are taken.
+    and as the sequence's own as soon as a step that samples them is; `token_ids` holds those whose results were taken.
+
+    While it is decoded, a step changes nothing here: both counts follow from the clock of its `DecodeSet`.
 
     Args:
         seq_id: unique in the engine's life; smaller is older.
@@ -33,27 +41,32 @@ class Sequence:
         eos_token_ids: the model's end-of-text tokens.
         cache_salt: cached prefixes are shared only among sequences of equal salt.
         fork_of: the sequence with the same prompt whose blocks this one shares once that is prefilled.
+        bad_words: the tokens of `params.bad_words`.
+        in_lockstep: others are held until this one has its next token.
     """
 
     __slots__ = (
+        "_computed",
+        "_decodes",
+        "_offset",
+        "_tokens",
         "block_hashes",
         "block_table",
         "block_tokens",
         "cache_salt",
         "finish_reason",
         "fork_of",
+        "in_lockstep",
         "index",
         "logprobs",
         "max_num_tokens",
-        "next_check",
         "num_cached_tokens",
-        "num_computed_tokens",
-        "num_known_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published",
         "num_slots",
         "params",
+        "prompt_logprobs",
         "row",
         "sampling",
         "seed",
@@ -75,6 +88,8 @@ class Sequence:
         eos_token_ids: Iterable[int] = (),
         cache_salt: str = "",
         fork_of: Sequence | None = None,
+        bad_words: tuple[tuple[int, ...], ...] = (),
+        in_lockstep: bool = False,
     ):
         self.seq_id = seq_id
         self.index = index
@@ -82,80 +97,123 @@ class Sequence:
         self.seed = sequence_seed(seed, index)
         self.token_ids = list(prompt_token_ids)
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.num_known_tokens = len(prompt_token_ids)  # those behind them are on their way
         self.max_num_tokens = len(prompt_token_ids)  # it ends there; set when it is queued
-        self.num_computed_tokens = 0
+        self._tokens = len(prompt_token_ids)
+        self._computed = 0
+        self._decodes: DecodeSet | None = None  # while it is in there, the counts above mean nothing
+        self._offset = 0  # computed tokens, less the clock of the set
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
         self.num_preemptions = 0
         self.cache_salt = cache_salt.encode()
         self.fork_of = fork_of
+        self.in_lockstep = in_lockstep
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
         self.block_tokens: list[bytes] = []  # what was hashed: the tokens, in the first block behind the salt
         self.num_published = 0  # blocks at the start of the table that the prefix cache knows
-        self.row = NO_ROW  # where the executor keeps its newest token and its block table while it runs
         self.num_slots = 0  # so many tokens can be written without asking the block manager
+        self.row = NO_ROW  # where the executor keeps its last token and its block table while it runs
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of the tokens behind the first
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
-
         eos = () if params.ignore_eos else tuple(eos_token_ids)
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
-        self.next_check = 0  # number of tokens at which the scheduler has to look at it again
-        self.sampling = self._sampling()
-
-    def _sampling(self) -> SamplingRow:
-        """How its next token is sampled; before min_tokens, nothing that ends it."""
-        least = self.num_prompt_tokens + self.params.min_tokens
-        banned = tuple(self.stop_token_ids) if self.num_tokens < least else ()
-        return SamplingRow(self.params, self.seed, banned)
+        self.sampling = RowSampling(
+            params,
+            self.seed,
+            self.num_prompt_tokens,
+            stop_token_ids=tuple(self.stop_token_ids) if params.min_tokens else (),
+            bad_words=bad_words,
+            prompt_logprobs=params.prompt_logprobs if index == 0 and self.num_prompt_tokens > 1 else None,
+        )
 
     def limit_length(self, max_model_len: int) -> None:
         """Note where it ends: at `max_model_len` tokens, or with its params' `max_tokens` new ones."""
         self.max_num_tokens = max_model_len
         if self.params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + self.params.max_tokens)
-        self.plan_next_check()
 
-    def plan_next_check(self) -> None:
-        """Note what changes next for its own sake: the end of its min_tokens, or its length limit."""
-        self.sampling = self._sampling()
-        least = self.num_prompt_tokens + self.params.min_tokens
-        self.next_check = min(self.max_num_tokens, least) if least > self.num_tokens else self.max_num_tokens
+    # ---- decoding
 
-    def forget_unknown_tokens(self) -> None:
-        """It has ended: what is still on its way is not its own any more."""
-        del self.token_ids[self.num_known_tokens :]
+    @property
+    def decoding(self) -> bool:
+        """Whether every step gives it one new token."""
+        return self._decodes is not None
+
+    def join(self, decodes: DecodeSet) -> None:
+        """From now on its counts follow from the clock of a set."""
+        assert self._tokens == self._computed + 1
+        self._offset = self._computed - decodes.clock
+        self._decodes = decodes
+
+    def leave(self) -> None:
+        """Its counts are its own again."""
+        self._tokens, self._computed = self.num_tokens, self.num_computed_tokens
+        self._decodes = None
+
+    # ---- counts
 
     @property
     def num_tokens(self) -> int:
         """All tokens, those on their way included."""
+        return self._tokens if self._decodes is None else self._decodes.clock + self._offset + 1
+
+    @num_tokens.setter
+    def num_tokens(self, count: int) -> None:
+        assert self._decodes is None
+        self._tokens = count
+
+    @property
+    def num_computed_tokens(self) -> int:
+        return self._computed if self._decodes is None else self._decodes.clock + self._offset
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, count: int) -> None:
+        assert self._decodes is None
+        self._computed = count
+
+    @property
+    def num_known_tokens(self) -> int:
         return len(self.token_ids)
 
     @property
     def num_written_tokens(self) -> int:
         """Tokens whose K/V are in the cache for certain, because the step that computed them has come to its end.
 
-        That of the newest known token has not, as far as anybody knows: it is the one that samples the next.
+        That of the last known token has not, as far as anybody knows: it is the one that samples the next.
         """
-        return min(self.num_computed_tokens, self.num_known_tokens - 1)
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self.num_known_tokens - self.num_prompt_tokens
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens : self.num_known_tokens]
+        return min(self.num_computed_tokens, len(self.token_ids) - 1)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    # ---- log probabilities of the prompt
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether cached prefixes are of use: while log probabilities of the prompt are wanted, all of it is computed."""
+        return self.sampling.prompt_logprobs is None
+
+    def take_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+        """Those of the prompt tokens from position `start` on. A sequence that was preempted computes them again."""
+        self.prompt_logprobs[start - 1 :] = entries
+        if len(self.prompt_logprobs) == self.num_prompt_tokens - 1:
+            self.sampling = replace(self.sampling, prompt_logprobs=None)
 
     def __repr__(self) -> str:
         return f"Sequence({self.seq_id}, {self.status.value}, {self.num_computed_tokens}/{self.num_tokens} tokens computed)"

@@ -24,6 +24,7 @@ def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
         min_p: [num_rows] float32; 0 keeps all.
     """
     vocab_size = logits.shape[-1]
+    top_k = top_k.clamp(max=vocab_size)  # so that one more is a number too
     most = int(torch.where(top_k > 0, top_k + 1, FIRST_TRY).max())
     top_k = torch.where(top_k > 0, top_k, vocab_size)[:, None]
     top_p, min_p = top_p[:, None], min_p[:, None]

@@ -13,7 +13,7 @@ from nanoengine.engine.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 
 
 def position_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """`randomness.position_key` for tensors: [n] int64 seeds and positions -> [n] keys."""
+    """The 64-bit key of the token at each position of a sequence: [n] int64 seeds and positions -> [n] keys."""
     return _mix(seeds + (positions + 1) * signed(GOLDEN_GAMMA))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.sampling import SamplingTable
 
 
 class Destination(Protocol):
@@ -47,8 +48,8 @@ class Kernels(Protocol):
     capturable: bool
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
 
-    def new_weight(self, outputs: int, inputs: int) -> Weight:
-        """A matrix with unset rows, of torch's default dtype."""
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
+        """A matrix with unset rows."""
         ...
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
@@ -89,11 +90,11 @@ class Kernels(Protocol):
     ) -> PlacedTokens:
         """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
 
-        The last row of `last_tokens` and `tables` is nobody's: sequences in it are padding, of length 0, in no slot.
+        The last row of `last_tokens` and `tables` is the padding row: sequences in it have length 0, and stand in no slot.
 
         Args:
-            token_ids: [num_tokens] int32; -1 stands for the newest token of the sequence's row.
-            rows: [num_seqs] int32, where each sequence's newest token and block table are kept.
+            token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
+            rows: [num_seqs] int32, where each sequence's last token and block table are kept.
             query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
             num_computed: [num_seqs] int32, tokens before them.
             last_tokens: [num_rows] int64.
@@ -102,27 +103,17 @@ class Kernels(Protocol):
         """
         ...
 
-    def choose_tokens(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor,
-        top_p: Tensor,
-        min_p: Tensor,
-        seeds: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-    ) -> Tensor:
+    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
         """One token for each row of logits: the highest, or for a temperature above 0 a draw by the Gumbel-max trick from
-        what the filters leave. -1 where the highest logit is not finite.
+        what the filters leave, in their order: top_k, top_p, min_p. A draw depends on the row's logits, seed and position alone.
 
         Args:
-            logits: [n, vocab_size] float32.
-            temperature, top_p, min_p: [num_rows] float32, tables that `rows` points into.
-            top_k: [num_rows] int32.
-            seeds: [num_rows] int64.
-            rows: [n] int32.
+            logits: [n, vocab_size] float32; left as they are.
+            rows: [n] int32: which row of the table each is for.
             positions: [n] int64, where in its sequence each token will stand.
+
+        Returns:
+            [n] int64; where there is no finite highest logit `NOT_FINITE`, or `NONE_LEFT` if all are -inf. NaN is the highest.
         """
         ...
 
@@ -133,7 +124,8 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     Raises:
         InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
     """
-    from nanoengine.kernels import native_kernels
+    from nanoengine.kernels import native_operations
+    from nanoengine.kernels.native_kernels import NativeKernels
     from nanoengine.kernels.torch_kernels import TorchKernels
     from nanoengine.kernels.triton import launch
 
@@ -141,7 +133,7 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     wanted = made_for_it if name == "auto" else name
     reason = None
     if wanted == "native":
-        reason = native_kernels.why_not(device, dtype)
+        reason = native_operations.why_not(device, dtype)
     elif wanted == "triton":
         reason = launch.why_not(device)
     if reason is not None and name != "auto":
@@ -149,7 +141,7 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     if wanted == "torch" or reason is not None:
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
-        return native_kernels.NativeKernels()
+        return NativeKernels()
     from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()

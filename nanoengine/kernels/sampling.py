@@ -7,6 +7,7 @@ gumbel.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,31 +22,36 @@ LEAST_TEMPERATURE = 1e-5
 """Below it float32 would overflow; the likeliest token wins anyway."""
 
 NOT_FINITE = -1
-"""In place of a token where the highest logit of a row is not finite."""
+"""In place of a token where the highest logit of a row is NaN or infinite."""
+
+NONE_LEFT = -2
+"""In place of a token where all logits of a row are -inf."""
 
 Draw = Callable[[Tensor, Tensor], Tensor]
 """(logits [n, vocab_size], keys [n]) -> [n]: the highest of logit + Gumbel noise."""
 
 
-def choose_tokens(
-    draw: Draw,
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """How the tokens of each row are chosen, on the device."""
+
+    temperature: Tensor  # [num_rows] float32; 0 takes the likeliest token, the lowest id of equal ones
+    top_k: Tensor  # [num_rows] int32: so many are kept; all if it is 0 or less
+    top_p: Tensor  # [num_rows] float32: of what top_k leaves, the likeliest with that probability, and the one that reaches it
+    min_p: Tensor  # [num_rows] float32: as likely as the likeliest times this; 0 keeps all
+    seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
+
+
+def choose_tokens(draw: Draw, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
     """`Kernels.choose_tokens`, with a given `draw` for rows that no filter narrows."""
     highest, tokens = likeliest(logits)
     entries = rows.long()
-    temperature, top_k, top_p, min_p = (table.index_select(0, entries) for table in (temperature, top_k, top_p, min_p))
+    columns = (table.temperature, table.top_k, table.top_p, table.min_p)
+    temperature, top_k, top_p, min_p = (column.index_select(0, entries) for column in columns)
     random = temperature > 0
     filtered = random & ((top_k > 0) | (top_p < 1) | (min_p > 0))
     plain = random ^ filtered
-    keys = position_keys(seeds.index_select(0, entries), positions)
+    keys = position_keys(table.seeds.index_select(0, entries), positions)
     if plain.all():  # no row has to be picked out
         tokens = draw(logits / temperature.clamp(min=LEAST_TEMPERATURE)[:, None], keys)
     elif random.any():
@@ -57,7 +63,8 @@ def choose_tokens(
             kept, token_ids = keep_likeliest(scaled, top_k[group], top_p[group], min_p[group])
             noise = gumbel_noise(keys[group], token_ids)
             tokens[group] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
-    return tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
+    tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
+    return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.interface import PlacedTokens, Weight
-from nanoengine.kernels.sampling import choose_tokens
+from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 
 
 class RowMajor:
     """A weight as one tensor [outputs, inputs]."""
 
-    def __init__(self, outputs: int, inputs: int):
-        self.tensor = torch.empty(outputs, inputs)
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
+        self.tensor = torch.empty(outputs, inputs, dtype=dtype, device=device)
 
     @property
     def shape(self) -> torch.Size:
@@ -39,8 +39,8 @@ class TorchKernels:
         self.description = reason or "plain torch operations"
         self.place_tokens = place_tokens
 
-    def new_weight(self, outputs: int, inputs: int) -> RowMajor:
-        return RowMajor(outputs, inputs)
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
+        return RowMajor(outputs, inputs, dtype, device)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, RowMajor)
@@ -64,8 +64,8 @@ class TorchKernels:
         gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def choose_tokens(self, logits: Tensor, *how: Tensor) -> Tensor:
-        return choose_tokens(draw_tokens, logits, *how)
+    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+        return choose_tokens(draw_tokens, logits, table, rows, positions)
 
 
 def place_tokens(

@@ -27,8 +27,8 @@ class TritonKernels:
         self.place_tokens, self.choose_tokens = place_tokens, choose_tokens
         self.rms_norm, self.add_rms_norm = rms_norm, add_rms_norm
 
-    def new_weight(self, outputs: int, inputs: int) -> RowMajor:
-        return RowMajor(outputs, inputs)
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
+        return RowMajor(outputs, inputs, dtype, device)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, RowMajor)

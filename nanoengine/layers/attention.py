@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
-from nanoengine.engine.messages import Phase
+from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
+from nanoengine.layers.rotary import Angles, apply_rotary
 
 
 class Attention:
@@ -15,23 +14,54 @@ class Attention:
 
     Args:
         layer: its number, which is also that of its K/V in the cache.
-        scale: factor of the scores, head_dim ** -0.5.
-        q_norm, k_norm: norms over each head of q and of k.
-        backend: the implementation.
+        num_kv_heads, head_dim: heads of k and of v, and the size of every head.
+        spec: what is computed.
+        backend: what computes it. Norms, rotations and the write are done one after the other, unless it offers them in one
+            go, as this layer needs them.
+        q_norm, k_norm: norms over each head of q and of k, if there are any.
     """
 
-    def __init__(self, layer: int, scale: float, q_norm: RMSNorm, k_norm: RMSNorm, backend: AttentionBackend):
+    def __init__(
+        self,
+        layer: int,
+        num_kv_heads: int,
+        head_dim: int,
+        spec: AttentionSpec,
+        backend: AttentionBackend,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+    ):
         self.layer = layer
-        self.scale = scale
-        self.q_norm = q_norm
-        self.k_norm = k_norm
+        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
+        self.spec = spec
         self.backend = backend
+        self.q_norm, self.k_norm = q_norm, k_norm
+        self._eps = 0.0 if q_norm is None else q_norm.eps
+        alike = k_norm.eps == self._eps if q_norm is not None and k_norm is not None else q_norm is k_norm
+        self._rotate_and_write = backend.rotate_and_write if alike else None
 
-    def __call__(self, qkv: Tensor, angles: Angles, metadata: AttentionMetadata) -> Tensor:
-        """[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads, head_dim]."""
+    def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
+        """[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads, head_dim].
+
+        Without angles nothing is rotated.
+        """
         k_cache, v_cache = metadata.kv_cache[self.layer]
-        q = self.backend.rotate_and_write(
-            qkv, self.q_norm, self.k_norm, angles, k_cache, v_cache, metadata.slot_mapping
-        )
-        attend = self.backend.decode if metadata.phase is Phase.DECODE else self.backend.prefill
-        return attend(q, k_cache, v_cache, metadata, self.scale)
+        q = self.write(qkv, angles, k_cache, v_cache, metadata.slot_mapping)
+        return self.backend.attend(q, k_cache, v_cache, metadata, self.spec)
+
+    def write(
+        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> Tensor:
+        """Norm and rotate q and k, write K and V, and return q: [num_tokens, num_heads, head_dim]."""
+        if self._rotate_and_write is not None:
+            q_weight = None if self.q_norm is None else self.q_norm.weight
+            k_weight = None if self.k_norm is None else self.k_norm.weight
+            cos, sin = (None, None) if angles is None else angles
+            return self._rotate_and_write(qkv, q_weight, k_weight, self._eps, cos, sin, k_cache, v_cache, slot_mapping)
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split((heads.shape[1] - 2 * self.num_kv_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = (x if norm is None else norm(x) for norm, x in ((self.q_norm, q), (self.k_norm, k)))
+        if angles is not None:
+            q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+        self.backend.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        return q

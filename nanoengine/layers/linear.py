@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination, Kernels
+from nanoengine.kernels.interface import Destination
+from nanoengine.layers.factory import Factory
 
 
 class Linear:
@@ -15,17 +15,17 @@ class Linear:
     tensors of a checkpoint are copied into.
 
     Args:
-        kernels: what computes it, and says how the weight lies in memory.
+        factory: makes the weight.
         in_features: width of the input.
         out_features: width of each projection.
         bias: whether there is one.
     """
 
-    def __init__(self, kernels: Kernels, in_features: int, *out_features: int, bias: bool = False):
-        self.kernels = kernels
+    def __init__(self, factory: Factory, in_features: int, *out_features: int, bias: bool = False):
+        self.kernels = factory.kernels
         self.out_features = out_features
-        self.weight = kernels.new_weight(sum(out_features), in_features)
-        self.bias = torch.empty(sum(out_features)) if bias else None
+        self.weight = factory.weight(sum(out_features), in_features)
+        self.bias = factory.vector(sum(out_features)) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
         return self.kernels.linear(x, self.weight, self.bias)

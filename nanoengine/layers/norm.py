@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Kernels
+from nanoengine.layers.factory import Factory
 
 
 class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32."""
 
-    def __init__(self, kernels: Kernels, size: int, eps: float):
+    def __init__(self, factory: Factory, size: int, eps: float):
         self.eps = eps
-        self.kernels = kernels
-        self.weight = torch.empty(size)
+        self.kernels = factory.kernels
+        self.weight = factory.vector(size)
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
         return self.kernels.rms_norm(x, self.weight, self.eps)

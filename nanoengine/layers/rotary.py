@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 Angles = tuple[Tensor, Tensor]
-"""Cosines and sines, each [num_tokens, 1, head_dim / 2]."""
+"""Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
 
 
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
-    """Cosine and sine of the angles of each position: two of [num_tokens, 1, head_dim / 2], float32.
+class RotaryEmbedding:
+    """The angles by which heads are rotated at each position. They are the same in every layer of a kind: a model computes them
+    once per step.
 
-    They are the same in every layer, so a model computes them once per step.
+    Args:
+        head_dim: size of a head.
+        theta: base of the frequencies.
+        device: where the positions will be.
     """
-    angles = positions.float()[:, None, None] * _frequencies(head_dim, theta, positions.device)
-    return angles.cos(), angles.sin()
 
+    def __init__(self, head_dim: int, theta: float, device: torch.device):
+        exponents = torch.arange(0, head_dim, 2, device=device).to(torch.float32) / head_dim
+        self.frequencies = (
+            1.0 / theta**exponents
+        )  # rounded once, as checkpoints were trained: it matters at large positions
 
-@lru_cache(maxsize=8)
-def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device=device).float() / head_dim
-    return 1.0 / theta**exponents  # rounded once, as checkpoints were trained: it matters at large positions
+    def __call__(self, positions: Tensor) -> Angles:  # [num_tokens] -> two of [num_tokens, 1, head_dim / 2]
+        angles = positions.to(torch.float32)[:, None, None] * self.frequencies
+        return angles.cos(), angles.sin()
 
 
 def apply_rotary(x: Tensor, angles: Angles) -> Tensor:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.config import ModelConfig
+from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
 from nanoengine.kernels.interface import Destination
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.models.registry import build_model
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+MAX_JSON_BYTES = 64 << 20
+"""Largest table that is read; the indexes of the largest models have a fifth of it."""
 
 
 def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
@@ -40,38 +49,57 @@ def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
     """
     if model == "demo":
         return DEMO
-    folder = Path(os.path.expanduser(model))  # as Path.expanduser, but an unknown user's ~ stays as it is
-    if folder.is_dir():
+    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays as it is, and what cannot be a path is no folder.
+    folder = Path(model if "\0" in model else os.path.expanduser(model))
+    if os.path.isdir(folder):
         return folder
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         raise ModelNotFound(
-            f"model {model!r} is no folder: give 'demo', a folder with a config.json, or a hub name like 'Qwen/Qwen3-0.6B'"
+            f"model {shown(model)} is no folder: give 'demo', a folder with a config.json, or a hub name like 'Qwen/Qwen3-0.6B'"
         )
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(model, allow_patterns=list(files)))
     except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
-        raise ModelNotFound(f"model {model!r} is no folder, and the hub did not give it: {error}") from error
+        raise ModelNotFound(f"model {shown(model)} is no folder, and the hub did not give it: {error}") from error
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """The JSON table in `folder / name`.
 
     Raises:
-        ModelNotFound: no such file.
-        UnsupportedModel: it is not a JSON table.
+        ModelNotFound: no such file, or it cannot be read.
+        UnsupportedModel: it is not a JSON table, or one too large or too deep to be sound.
     """
     path = folder / name
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelNotFound(f"{path} is missing: a model folder needs config.json, *.safetensors and tokenizer files")
     try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise UnsupportedModel(f"{path} has {size} bytes: a table of at most {MAX_JSON_BYTES} is read")
         content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModel(
+            f"{path} is not valid JSON for a model: its tables lie too deep in each other"
+        ) from error
     except ValueError as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise UnsupportedModel(f"{path} must hold a JSON table, not {type(content).__name__}")
     return content
+
+
+def check_weights(config: ModelConfig, folder: Path) -> None:
+    """See from the headers of the files in `folder` that they hold the weights of a model, before any memory is taken for it.
+
+    Raises:
+        ModelNotFound, InvalidWeights: as `load_weights`.
+    """
+    model = build_model(config, TorchKernels(), TorchAttention(1), torch.float32, torch.device("meta"))
+    _compare({name: place.shape for name, place in model.checkpoint_tensors().items()}, folder)
 
 
 def load_weights(tensors: Mapping[str, Destination], folder: Path, *, use_tqdm: bool = True) -> None:
@@ -81,43 +109,47 @@ def load_weights(tensors: Mapping[str, Destination], folder: Path, *, use_tqdm: 
 
     Raises:
         ModelNotFound: no safetensors, or a shard of the index is missing.
-        InvalidWeights: a broken file; tensors that are missing, unexpected, repeated or misshapen. The message names
-            them.
+        InvalidWeights: a broken file; tensors that are missing, unexpected, repeated or misshapen (the message names
+            them, and nothing was copied); a tied model with a head of its own.
     """
-    missing = dict.fromkeys(tensors)
-    repeated: list[str] = []
-    misshapen: list[str] = []
-    unexpected: dict[str, Tensor] = {}
-    embedding: Tensor | None = None
+    _compare({name: place.shape for name, place in tensors.items()}, folder)
+    tied: dict[str, Tensor] = {}
     with tqdm(total=len(tensors), desc="Loading weights", unit="tensor", disable=not use_tqdm, leave=False) as bar:
         for path in _weight_files(folder):
             for name, source in _read_tensors(path):
-                target = tensors.get(name)
-                if target is None:
-                    unexpected[name] = source
-                    continue
-                if name not in missing:
-                    repeated.append(f"{name} in {path.name}")
-                    continue
-                missing.pop(name)
-                if source.shape != target.shape or not source.is_floating_point():
-                    misshapen.append(f"{name} is {source.dtype} {list(source.shape)}, not a float {list(target.shape)}")
-                    continue
-                target.copy_(source)
-                _release(source)
-                if name == EMBEDDING:
-                    embedding = source
-                bar.update()
+                if name in tensors:
+                    tensors[name].copy_(source)
+                    _release(source)
+                    bar.update()
+                if name in (EMBEDDING, HEAD):
+                    tied[name] = source
+    if HEAD in tied and HEAD not in tensors and not torch.equal(tied[HEAD].to(tied[EMBEDDING]), tied[EMBEDDING]):
+        raise InvalidWeights(
+            f"the weights in {folder} have an lm_head.weight that is not the embedding, but tie_word_embeddings is true: "
+            "correct one of the two"
+        )
 
-    if HEAD in unexpected and embedding is not None:
-        # The model is tied; a checkpoint may repeat the embedding, but not contradict it.
-        head = unexpected.pop(HEAD)
-        if head.shape != embedding.shape or not torch.equal(head.to(embedding), embedding):
-            raise InvalidWeights(
-                f"the weights in {folder} have an lm_head.weight that is not the embedding, but tie_word_embeddings is true: "
-                "correct one of the two"
-            )
-    problems = {"missing": list(missing), "unexpected": list(unexpected), "repeated": repeated, "misshapen": misshapen}
+
+def _compare(shapes: Mapping[str, Sequence[int]], folder: Path) -> None:
+    """Raise InvalidWeights unless the headers of the files have exactly these tensors, of some float dtype."""
+    missing = dict.fromkeys(shapes)
+    unexpected: list[str] = []
+    repeated: list[str] = []
+    misshapen: list[str] = []
+    for path in _weight_files(folder):
+        for name, dtype, shape in _read_header(path):
+            # A tied checkpoint may repeat the embedding as its head; whether they are equal is seen when they are loaded.
+            expected = shapes.get(EMBEDDING if name == HEAD and HEAD not in shapes else name)
+            if expected is None:
+                unexpected.append(name)
+                continue
+            if name in shapes and name not in missing:
+                repeated.append(f"{name} in {path.name}")
+                continue
+            missing.pop(name, None)
+            if tuple(shape) != tuple(expected) or dtype not in FLOATS:
+                misshapen.append(f"{name} is {dtype} {shape}, not a float {list(expected)}")
+    problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
     if any(problems.values()):
         lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
         raise InvalidWeights(f"the weights in {folder} do not match the config.json beside them: " + "; ".join(lines))
@@ -132,11 +164,25 @@ def weights_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def _read_header(path: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Name, dtype and shape of each tensor of a file."""
+    with _open(path) as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+            header = file.get_slice(name)
+            yield name, header.get_dtype(), header.get_shape()
+
+
 def _read_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    with _open(path) as file:
+        for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+            yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
-                yield name, file.get_tensor(name)
+            yield file
     except (SafetensorError, OSError) as error:
         raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
 
@@ -152,25 +198,29 @@ def _release(tensor: Tensor) -> None:
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if os.path.lexists(index):
         weight_map = read_json(folder, index.name).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise InvalidWeights(f"{index} has no weight_map from tensor names to file names")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for path in files:
             if path.parent != folder:
-                raise InvalidWeights(f"{index} names {path.name!r} outside the model folder")
-    elif (folder / "model.safetensors").is_file():
+                raise InvalidWeights(f"{index} names {shown(path.name)} outside the model folder")
+    elif os.path.isfile(folder / "model.safetensors"):
         files = [folder / "model.safetensors"]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(path for path in folder.glob("*.safetensors") if os.path.isfile(path))
     if not files:
         raise ModelNotFound(f"{folder} holds no *.safetensors: other formats are not read, because they can run code")
     for path in files:
-        if not path.is_file():
-            raise ModelNotFound(f"{path} is missing, though {index.name} lists it: fetch the model again")
+        if not os.path.isfile(path):
+            raise ModelNotFound(f"{_brief(str(path))} is missing, though {index.name} lists it: fetch the model again")
     return files
 
 
 def _some(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(map(_brief, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _brief(text: str, limit: int = 500) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."

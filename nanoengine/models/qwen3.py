@@ -7,35 +7,39 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
+from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.config import ModelConfig
-from nanoengine.kernels.interface import Destination, Kernels
+from nanoengine.kernels.interface import Destination
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.embedding import Embedding, LMHead
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.linear import Linear
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles, rotary_angles
+from nanoengine.layers.rotary import Angles, RotaryEmbedding
 
 
 class Qwen3Attention:
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, backend: AttentionBackend):
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
+    ):
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         bias = config.attention_bias
-        self.qkv_proj = Linear(kernels, config.hidden_size, q_size, kv_size, kv_size, bias=bias)
-        self.o_proj = Linear(kernels, q_size, config.hidden_size, bias=bias)
-        self.q_norm = RMSNorm(kernels, config.head_dim, config.rms_norm_eps)
-        self.k_norm = RMSNorm(kernels, config.head_dim, config.rms_norm_eps)
-        self.attention = Attention(layer, config.head_dim**-0.5, self.q_norm, self.k_norm, backend)
+        self.qkv_proj = Linear(factory, config.hidden_size, q_size, kv_size, kv_size, bias=bias)
+        self.o_proj = Linear(factory, q_size, config.hidden_size, bias=bias)
+        self.q_norm = RMSNorm(factory, config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(factory, config.head_dim, config.rms_norm_eps)
+        heads = config.num_kv_heads, config.head_dim
+        self.attention = Attention(layer, *heads, spec, backend, self.q_norm, self.k_norm)
 
     def __call__(self, hidden: Tensor, angles: Angles, metadata: AttentionMetadata) -> Tensor:
         return self.o_proj(self.attention(self.qkv_proj(hidden), angles, metadata).flatten(-2))
 
 
 class Qwen3MLP:
-    def __init__(self, config: ModelConfig, kernels: Kernels):
-        self.gate_up_proj = Linear(kernels, config.hidden_size, config.intermediate_size, config.intermediate_size)
-        self.down_proj = Linear(kernels, config.intermediate_size, config.hidden_size)
+    def __init__(self, config: ModelConfig, factory: Factory):
+        self.gate_up_proj = Linear(factory, config.hidden_size, config.intermediate_size, config.intermediate_size)
+        self.down_proj = Linear(factory, config.intermediate_size, config.hidden_size)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self.down_proj(self.gate_up_proj.gated(hidden))
@@ -44,11 +48,13 @@ class Qwen3MLP:
 class Qwen3Layer:
     """Takes and returns (output of the last part, residual before it): the next norm adds the two."""
 
-    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels, backend: AttentionBackend):
-        self.input_layernorm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Qwen3Attention(config, layer, kernels, backend)
-        self.post_attention_layernorm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
-        self.mlp = Qwen3MLP(config, kernels)
+    def __init__(
+        self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
+    ):
+        self.input_layernorm = RMSNorm(factory, config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Qwen3Attention(config, layer, spec, factory, backend)
+        self.post_attention_layernorm = RMSNorm(factory, config.hidden_size, config.rms_norm_eps)
+        self.mlp = Qwen3MLP(config, factory)
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles, metadata: AttentionMetadata
@@ -78,18 +84,25 @@ class Qwen3Layer:
 class Qwen3ForCausalLM:
     """Token ids to hidden states (`forward`), hidden states to logits (`compute_logits`)."""
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, backend: AttentionBackend):
+    def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         self.config = config
-        self.embed_tokens = Embedding(kernels, config.vocab_size, config.hidden_size)
-        self.layers = [Qwen3Layer(config, layer, kernels, backend) for layer in range(config.num_layers)]
-        self.norm = RMSNorm(kernels, config.hidden_size, config.rms_norm_eps)
-        self.lm_head = LMHead(self.embed_tokens, tied=config.tie_word_embeddings)
+        self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden_size)
+        self.rotary = RotaryEmbedding(config.head_dim, config.rope_theta, factory.device)
+        specs = self.attention_specs(config)
+        self.layers = [Qwen3Layer(config, layer, spec, factory, backend) for layer, spec in enumerate(specs)]
+        self.norm = RMSNorm(factory, config.hidden_size, config.rms_norm_eps)
+        self.lm_head = LMHead(factory, self.embed_tokens, tied=config.tie_word_embeddings)
+
+    @staticmethod
+    def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
+        """What each layer asks of attention."""
+        return [AttentionSpec(scale=config.head_dim**-0.5)] * config.num_layers
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
         hidden = self.embed_tokens(input_ids)
         residual: Tensor | None = None
-        angles = rotary_angles(positions, self.config.head_dim, self.config.rope_theta)
+        angles = self.rotary(positions)
         for layer in self.layers:
             hidden, residual = layer(hidden, residual, angles, metadata)
         assert residual is not None

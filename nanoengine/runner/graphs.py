@@ -30,10 +30,10 @@ class DecodeGraphs:
     """Recorded decode steps.
 
     Args:
-        recorder: records and repeats.
+        recorder: records and replays.
         buckets: sizes to record, ascending.
         prepare: puts the numbers of a step that is all padding where `run` finds them.
-        run: a whole step of some size, on tensors that stay where they are; returns the sampled tokens.
+        run: a step of some size up to its end, on tensors that stay where they are; returns the logits.
         use_tqdm: show a bar.
     """
 
@@ -58,6 +58,6 @@ class DecodeGraphs:
         self._prepare(size)
         self._steps[size] = self._recorder.record(partial(self._run, size))
 
-    def repeat(self, size: int) -> Tensor:
-        """Run the step of one of the buckets with the numbers that are there now; its tokens are good until the next step."""
+    def replay(self, size: int) -> Tensor:
+        """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
         return self._steps[size]()

@@ -1,4 +1,4 @@
-"""InputBatch: the tensors of one step, made from a ScheduledBatch.
+"""The tensors of one step, made from a StepPlan.
 
 The host packs the numbers of a step into one piece of memory and sends them in one copy. Everything else is worked out on the
 device, from them and from the rows that it keeps: positions, slots, block tables, and tokens that the host has not seen yet.
@@ -7,15 +7,15 @@ device, from them and from the rows that it keeps: positions, slots, block table
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata, KVLayer
-from nanoengine.engine.messages import Phase, ScheduledBatch
+from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.kernels.interface import Kernels
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.stream import Stream
@@ -25,9 +25,9 @@ ALIGNED = 4
 
 
 class Layout(NamedTuple):
-    """Where the numbers of a step lie: those of `num_seqs` sequences, `num_tokens` tokens and `num_samples` samples.
+    """Where the numbers of a step lie: those of `num_seqs` runs, `num_tokens` tokens and `num_samples` samples.
 
-    A decode step has one of each per sequence, so its layout follows from its size alone; a CUDA graph relies on that.
+    A step of decodes alone has one of each per run, so its layout follows from its size; a CUDA graph relies on that.
     """
 
     num_seqs: int
@@ -36,91 +36,116 @@ class Layout(NamedTuple):
 
     @property
     def sections(self) -> tuple[slice, ...]:
-        """Of rows, computed tokens, starts, token ids, sampled tokens, sampled rows and sampled positions, in this order."""
-        return _sections(self)
+        """Of rows, computed tokens, starts, token ids, sampled tokens, sampled rows and sampled positions, in this order.
+
+        Each begins at a multiple of 16 bytes, as kernels are compiled for.
+        """
+        seqs, tokens, samples = self
+        sections, start = [], 0
+        for size in (seqs, seqs, seqs + 1, tokens, samples, samples, samples):
+            sections.append(slice(start, start + size))
+            start += -(-size // ALIGNED) * ALIGNED
+        return tuple(sections)
 
     @property
     def size(self) -> int:
         return -(-self.sections[-1].stop // ALIGNED) * ALIGNED
 
     @classmethod
-    def of_decode(cls, num_seqs: int) -> Layout:
+    def of_decodes(cls, num_seqs: int) -> Layout:
         return cls(num_seqs, num_seqs, num_seqs)
 
 
-@lru_cache(maxsize=4096)
-def _sections(layout: Layout) -> tuple[slice, ...]:
-    """Each begins at a multiple of 16 bytes, as kernels are compiled for."""
-    seqs, tokens, samples = layout
-    sections, start = [], 0
-    for size in (seqs, seqs, seqs + 1, tokens, samples, samples, samples):
-        sections.append(slice(start, start + size))
-        start += -(-size // ALIGNED) * ALIGNED
-    return tuple(sections)
-
-
 @dataclass
-class Shape:
+class StepShape:
     """What the host knows of a step without looking at the device."""
 
     layout: Layout
-    phase: Phase
+    num_decodes: int  # runs of one token, before all others
     query_lens: list[int]
     seq_lens: list[int]  # with the new tokens; an upper bound will do
     num_blocks: int  # columns of the block tables that are read
 
 
 @dataclass
+class Packed:
+    """The numbers of a step in host memory, and those that the sampler looks at there."""
+
+    layout: Layout
+    numbers: Tensor  # [layout.size] int32
+    sampled_rows: np.ndarray  # [samples of the plan] int32
+    sampled_positions: np.ndarray  # the same
+
+
+@dataclass
 class InputBatch:
-    """What the model's forward pass takes, and whose rows are sampled into which."""
+    """What the model's forward pass takes, and what is sampled into which rows."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: AttentionMetadata
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
-    sampled_into: Tensor  # [num_samples] int32: rows of `Rows`
+    sampled_rows: Tensor  # [num_samples] int32: rows of `Rows`
     sampled_positions: Tensor  # [num_samples] int32: where each sampled token will stand in its sequence
 
 
-def pack(batch: ScheduledBatch, rows: Rows, stream: Stream, size: int | None = None) -> tuple[Layout, Tensor]:
-    """The numbers of a step in host memory: [layout.size] int32.
+def pack(plan: StepPlan, rows: Rows, stream: Stream, size: int | None = None) -> Packed:
+    """The numbers of a step.
 
     Args:
-        size: fill a decode batch up to so many sequences, with ones that are nobody's.
+        size: fill a step of decodes alone up to so many runs, with padding.
     """
-    count = len(batch)
-    layout = Layout(size or count, size or len(batch.token_ids), size or len(batch.sampling))
-    padding = layout.num_seqs - count
-    computed, new, sampled = batch.num_computed_tokens, batch.num_new_tokens, batch.sampled_rows
-    ends = list(accumulate(new))
-    nobody, zeros, on = [rows.nobody] * padding, [0] * padding, range(count, count + padding)
+    decodes, chunks = plan.decodes, plan.chunks
+    count, samples = len(decodes.rows), plan.num_samples
+    layout = Layout(size or count + len(chunks), size or plan.num_new_tokens, size or samples)
     host = stream.host_tensor(layout.size, torch.int32)
     numbers = host.numpy()
-    for section, values in zip(
-        layout.sections,
-        (
-            [*batch.rows, *nobody],
-            [*computed, *zeros],
-            [0, *ends, *(i + 1 for i in on)],
-            [*batch.token_ids, *zeros],
-            [*(ends[i] - 1 for i in sampled), *on],
-            [*batch.sampled_into, *nobody],
-            [*(computed[i] + new[i] for i in sampled), *zeros],
-        ),
-        strict=True,
-    ):
-        numbers[section] = values
-    return layout, host
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in layout.sections)
+    row[:count] = sampled_rows[:count] = decodes.rows
+    computed[:count] = decodes.num_computed
+    positions[:count] = decodes.num_computed + 1
+    token_ids[:count] = UNKNOWN
+    starts[:] = np.arange(len(starts))
+    sampled_tokens[:] = np.arange(len(sampled_tokens))
+    if chunks:
+        _pack_chunks(plan, rows, count, row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions)
+    elif size is not None:
+        row[count:] = sampled_rows[count:] = rows.padding_row
+        for padded in (computed, token_ids, positions):
+            padded[count:] = 0
+    return Packed(layout, host, sampled_rows[:samples], positions[:samples])
 
 
-def shape_of(batch: ScheduledBatch, layout: Layout, block_size: int) -> Shape:
-    """What the host knows of a batch that is not filled up."""
-    seq_lens = [start + count for start, count in zip(batch.num_computed_tokens, batch.num_new_tokens, strict=True)]
-    return Shape(layout, batch.phase, batch.num_new_tokens, seq_lens, -(-max(seq_lens) // block_size))
+def _pack_chunks(plan: StepPlan, rows: Rows, count: int, *sections: np.ndarray) -> None:
+    """The numbers of the chunks, behind those of `count` decodes."""
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = sections
+    chunks = plan.chunks
+    row[count:] = [chunk.row for chunk in chunks]
+    computed[count:] = [chunk.num_computed for chunk in chunks]
+    ends = list(accumulate((chunk.num_new for chunk in chunks), initial=count))
+    starts[count:] = ends
+    token_ids[count:] = [
+        token
+        for chunk in chunks
+        for token in rows.token_ids[chunk.row][chunk.num_computed : chunk.num_computed + chunk.num_new]
+    ]
+    pairs = [(target, end, chunk) for end, chunk in zip(ends[1:], chunks, strict=True) for target in chunk.samples]
+    sampled_tokens[count:] = [end - 1 for _, end, _ in pairs]
+    sampled_rows[count:] = [target for target, _, _ in pairs]
+    positions[count:] = [chunk.num_computed + chunk.num_new for _, _, chunk in pairs]
+
+
+def shape_of(plan: StepPlan, layout: Layout, block_size: int) -> StepShape:
+    """What the host knows of a plan that is not filled up."""
+    count = len(plan.decodes.rows)
+    seq_lens = (plan.decodes.num_computed + 1).tolist()
+    seq_lens += [chunk.num_computed + chunk.num_new for chunk in plan.chunks]
+    query_lens = [1] * count + [chunk.num_new for chunk in plan.chunks]
+    return StepShape(layout, count, query_lens, seq_lens, -(-max(seq_lens) // block_size))
 
 
 def unpack(
-    shape: Shape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: list[KVLayer], block_size: int
+    shape: StepShape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: list[KVLayer], block_size: int
 ) -> InputBatch:
     """The tensors of a step, on the device.
 
@@ -128,18 +153,19 @@ def unpack(
         numbers: what `pack` packed, copied there.
     """
     parts = (numbers[section] for section in shape.layout.sections)
-    row, computed, starts, token_ids, sampled_tokens, sampled_into, positions = parts
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = parts
+    (table,) = rows.tables
     placed = kernels.place_tokens(
-        token_ids, row, starts, computed, rows.newest, rows.tables, block_size, max(shape.query_lens)
+        token_ids, row, starts, computed, rows.last_tokens, table, block_size, max(shape.query_lens)
     )
     metadata = AttentionMetadata(
-        phase=shape.phase,
+        num_decodes=shape.num_decodes,
         kv_cache=kv_cache,
         query_start_loc=starts,
         seq_lens=placed.seq_lens,
-        block_tables=rows.tables[:, : shape.num_blocks].index_select(0, row),
+        block_tables=table[:, : shape.num_blocks].index_select(0, row),
         slot_mapping=placed.slot_mapping,
         query_lens_list=shape.query_lens,
         seq_lens_list=shape.seq_lens,
     )
-    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_into, positions)
+    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)

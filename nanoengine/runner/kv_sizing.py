@@ -9,7 +9,22 @@ import torch
 
 from nanoengine.config import EngineConfig
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from nanoengine.runner.kv_cache import cpu_kv_bytes
+from nanoengine.runner.ram import available_ram
+
+CPU_CAP = 4 << 30
+"""Most bytes of KV that a CPU engine takes unasked; `kv_cache_memory` asks for more."""
+
+CPU_SHARE = 0.5
+"""Share of the available RAM that a CPU engine takes at most unasked; the rest is for weights' copies and other programs."""
+
+HOST_SHARE = 0.25
+"""Share of the available RAM that swapped blocks take at most unasked."""
+
+STAGING_BYTES = 256 << 20
+"""Most host memory that files go through unasked."""
+
+STAGING_BLOCKS = 16
+"""The fewest blocks of it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,35 @@ def size_pool(
     return PoolSize(num_blocks, min(wanted_len, num_blocks * config.block_size), source)
 
 
+def size_host_tier(config: EngineConfig, max_model_len: int, block_bytes: int) -> int:
+    """Blocks of host memory for what the pool has no room for, or that files go through.
+
+    Args:
+        max_model_len: longest sequence of this engine.
+        block_bytes: bytes of one block in all layers.
+
+    Raises:
+        InvalidConfig: kv_host_memory is more than there is.
+    """
+    if config.kv_host_memory is not None:
+        available = available_ram()
+        if config.kv_host_memory > available:
+            raise InvalidConfig(
+                f"kv_host_memory is {config.kv_host_memory} bytes, but {available} bytes of RAM are available: lower it"
+            )
+        num_blocks = config.kv_host_memory // block_bytes
+    elif config.preemption_mode != "recompute":
+        num_blocks = host_kv_bytes() // block_bytes
+    else:
+        num_blocks = 0
+    if config.kv_disk_path is None:
+        return num_blocks
+    # Files are read and written by way of host memory: those of one sequence should find room there together.
+    blocks_per_sequence = -(-max_model_len // config.block_size)
+    staging = max(min(blocks_per_sequence, STAGING_BYTES // block_bytes), STAGING_BLOCKS)
+    return max(num_blocks, staging if config.kv_host_memory is None else 1)
+
+
 def _wanted_blocks(
     config: EngineConfig, block_bytes: int, device: torch.device, measure_gpu: Callable[[], int]
 ) -> tuple[int, str]:
@@ -75,3 +119,25 @@ def _check_max_model_len(asked: int | None, limit: int) -> None:
         raise InvalidConfig(f"max_model_len is {asked}, but the model was made for at most {limit} positions: lower it")
     if asked is not None and asked < 2:
         raise InvalidConfig(f"max_model_len is {asked}: it must hold a prompt token and a new one, so at least 2")
+
+
+def cpu_kv_bytes() -> int:
+    """Bytes for the KV pool on the CPU when the user names none."""
+    return int(min(CPU_CAP, CPU_SHARE * available_ram()))
+
+
+def host_kv_bytes() -> int:
+    """Bytes of host memory for swapped blocks when the user names none."""
+    return int(min(CPU_CAP, HOST_SHARE * available_ram()))
+
+
+def gpu_kv_bytes(total: int, free: int, utilization: float, needed: int) -> int:
+    """Bytes for the KV pool on a GPU.
+
+    Args:
+        total: memory of the device.
+        free: what nobody uses now; all the rest counts as used, by other processes too.
+        utilization: share of `total` that may be used in the end.
+        needed: bytes that steps of full size take beyond what is in use now.
+    """
+    return int(total * utilization) - (total - free) - needed

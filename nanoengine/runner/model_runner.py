@@ -1,347 +1,228 @@
-"""ModelRunner: owns the model and the KV cache, and executes batches in the order in which they are launched."""
+"""ModelRunner: carries out plans, in the order in which they are launched. What it is made of, startup.py puts together."""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 
+import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
-from nanoengine.attention.backend import choose_backend
-from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.engine.messages import Phase, SampledBatch, ScheduledBatch
-from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall
-from nanoengine.kernels.interface import choose_kernels
-from nanoengine.models.loader import load_weights, weights_fingerprint
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.engine.executor import ExecutorInfo
+from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
+from nanoengine.errors import EngineClosed
+from nanoengine.kernels.interface import Kernels
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
-from nanoengine.models.registry import build_model
-from nanoengine.runner.graphs import DecodeGraphs, bucket_for, bucket_sizes
-from nanoengine.runner.inputs import Layout, Shape, pack, shape_of, unpack
-from nanoengine.runner.kv_cache import KVCache, gpu_kv_bytes, host_kv_bytes
+from nanoengine.runner.graphs import DecodeGraphs, bucket_for
+from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, shape_of, unpack
+from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.kv_mover import KVMover
-from nanoengine.runner.kv_sizing import size_pool
-from nanoengine.runner.placement import choose_dtype, device_name, find_device
-from nanoengine.runner.rows import Changes, Rows
-from nanoengine.runner.sampler import Logprobs, Sampler, is_plain, read_samples
-from nanoengine.runner.stream import Mark, Stream, open_stream
-from nanoengine.runner.warm_up import largest_batches
+from nanoengine.runner.prompt_logprobs import PromptPart, compute_prompt_logprobs
+from nanoengine.runner.rows import Rows
+from nanoengine.runner.sampler import Sampler, Samples
+from nanoengine.runner.stream import Event, Stream
 
-logger = logging.getLogger("nanoengine")
+
+@dataclass
+class Parts:
+    """What a runner is made of, all for the same device."""
+
+    stream: Stream
+    kernels: Kernels
+    backend: AttentionBackend
+    model: Qwen3ForCausalLM
+    sampler: Sampler
+    rows: Rows
+    kv_cache: KVCache
+    mover: KVMover
+    block_size: int
+    max_num_batched_tokens: int
 
 
 class Step:
-    """A batch that was launched. Its fields are set when the device's work on it is launched too."""
+    """A plan that was launched. Its fields are set when the device's work on it is launched too."""
 
-    mark: Mark
-    tokens: Tensor | None = None  # on the host, as soon as the mark is reached
-    logprobs: Logprobs | None = None
-    unwritten: list[str]
+    event: Event
+    samples: Samples | None = None
+    prompt_logprobs: list[PromptPart]
 
-    def __init__(self, batch: ScheduledBatch):
-        self.batch = batch
+    def __init__(self, plan: StepPlan, mover: KVMover):
+        self.plan = plan
+        self.mover = mover
+        self.prompt_logprobs = []
+        self.kept: list[int] | None = None  # numbers of the samples that were taken, if not all were
 
-    def result(self) -> SampledBatch:
+    def result(self) -> StepResult:
         """Wait for its end, and raise what went wrong in it."""
-        self.mark.wait()
-        sampled = SampledBatch([])
-        if self.tokens is not None:
-            sampled = read_samples(self.tokens, self.logprobs, self.batch.sampling)
-        sampled.unwritten = self.unwritten
-        return sampled
+        self.event.wait()
+        result = StepResult([])
+        if self.samples is not None:
+            result.token_ids, result.logprobs, result.error = self.samples.read()
+        if self.kept is not None:
+            token_ids = [UNKNOWN] * self.plan.num_samples
+            for place, token in zip(self.kept, result.token_ids, strict=True):
+                token_ids[place] = token
+            result.token_ids = token_ids
+            result.logprobs = {self.kept[i]: entries for i, entries in result.logprobs.items()}
+        result.prompt_logprobs = [part.read() for part in self.prompt_logprobs]
+        result.files = self.mover.finished(wait=self.plan.wait)
+        return result
 
 
 class ModelRunner:
-    """Loads a model and sizes its KV cache; then `launch` begins a ScheduledBatch, whose `result` is a SampledBatch.
-
-    Args:
-        config: the engine's options.
-        model_config: the model's shape.
-        folder: where its weights are.
-        use_tqdm: show bars while loading and recording.
-        stream: in place of that of the device that the options name.
+    """`launch` begins a StepPlan, whose `result` is a StepResult.
 
     Attributes:
-        num_blocks: usable blocks of the KV pool.
-        num_host_blocks: slots of the host tier.
-        max_model_len: the one asked for, or the model's own lowered to what the pool holds.
-
-    Raises:
-        InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
-        ModelNotFound, InvalidWeights: the weights are missing or wrong.
+        info: what the policy has to know of it.
+        graphs: recorded decode steps, if there are any.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        model_config: ModelConfig,
-        folder: Path,
-        *,
-        use_tqdm: bool = True,
-        stream: Stream | None = None,
-    ):
-        self.config = config
-        self.stream = open_stream(find_device(config.device)) if stream is None else stream
-        self.device = place = self.stream.torch_device
-        self.dtype = choose_dtype(config.dtype, model_config.dtype, place)
-        self.model_config = model_config
-        self.folder = folder
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-        self.kernels = choose_kernels(config.kernels, place, self.dtype)
-        attention = config.attention_backend
-        if attention == "auto" and self.kernels.name == "torch":
-            attention = "torch"  # what others need, the kernels that were made for the device need too
-        self.backend, self._passed_over = choose_backend(attention, place, self.dtype, model_config, config.block_size)
-        self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
-        self.model = self._build_model()
-        load_weights(self.model.checkpoint_tensors(), folder, use_tqdm=use_tqdm)
-        self.sampler = Sampler(self.kernels, self.stream)
+    info: ExecutorInfo
+    graphs: DecodeGraphs | None = None
+
+    def __init__(self, parts: Parts):
+        self.stream, self.kernels, self.backend = parts.stream, parts.kernels, parts.backend
+        self.model, self.sampler, self.rows, self.mover = parts.model, parts.sampler, parts.rows, parts.mover
+        self.kv_cache: KVCache | None = parts.kv_cache
+        self.block_size = parts.block_size
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
-        most = Layout(self.num_rows, max(config.max_num_batched_tokens, self.num_rows), self.num_rows)
-        self._numbers = torch.empty(most.size, dtype=torch.int32, device=place)
-        limit = model_config.max_position_embeddings
-        pool = size_pool(config, limit, self.block_bytes, place, self._measure_gpu_kv_bytes)
-        self.num_blocks, self.max_model_len, self._kv_source = pool.num_blocks, pool.max_model_len, pool.source
-        self.rows = self._new_rows(self.max_model_len)
-        self.kv_cache: KVCache | None = self._new_kv_cache(self.num_blocks)
-        self.num_host_blocks = self._host_bytes() // self.block_bytes
-        self.mover = KVMover(self.kv_cache.layers, self.num_host_blocks)
-        self.graphs: DecodeGraphs | None = None
-        if self.device.type == "cuda":
-            self._compile_kernels()
-        if self.uses_graphs:
-            self.graphs = self._record_all_graphs(use_tqdm)
-        logger.info("%s", self.describe())
-
-    @property
-    def uses_graphs(self) -> bool:
-        """Whether decode steps are recorded: everything in them can be."""
-        can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
-        return can_be and not self.config.enforce_eager
-
-    @property
-    def max_steps_in_flight(self) -> int:
-        """Steps that are worth launching before the results of the first are taken."""
-        wanted = self.config.async_scheduling
-        if wanted is None:
-            wanted = self.device.type == "cuda" and not self.config.uses_lower_tiers
-        return 2 if wanted else 1
-
-    # ---- steps
+        num_rows = self.rows.padding_row
+        most = Layout(num_rows, max(parts.max_num_batched_tokens, num_rows), num_rows)
+        self._numbers = torch.empty(most.size, dtype=torch.int32, device=self.stream.torch_device)
+        # Rows whose last plan failed: what the device has of them is anybody's guess, until they are started again.
+        self._broken: set[int] = set()
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> Step:
-        """Begin a step: write the K/V of its tokens, and sample a token for each row that asks for one.
-
-        What the device reads is packed before this returns; the batch's lists may change after that.
-        """
+    def launch(self, plan: StepPlan) -> Step:
+        """Begin a step: make the changes, write the K/V of its tokens, and sample."""
         if self.kv_cache is None:
             raise EngineClosed("the model runner is closed")
-        step = Step(batch)
-        bucket = self._bucket(batch)
-        changes = self.rows.find_changes(batch)
-        layout, numbers = pack(batch, self.rows, self.stream, bucket) if batch else (None, None)
-        shape = shape_of(batch, layout, self.config.block_size) if layout is not None and bucket is None else None
-
-        self.stream.run(partial(self._execute, step, layout, numbers, changes, shape))
-        step.mark = self.stream.mark()
+        step = Step(plan, self.mover)
+        self.stream.run(partial(self._execute, step))
+        step.event = self.stream.event()
         return step
 
-    @torch.inference_mode()
-    def _execute(
-        self, step: Step, layout: Layout | None, numbers: Tensor | None, changes: Changes, shape: Shape | None
-    ) -> None:
-        """The device's part of a step; without a shape it is a recorded one, without a layout only its transfers."""
-        self.rows.apply(changes)
-        step.unwritten = self.mover.run(step.batch.transfers)
-        if layout is None or numbers is None:
-            return
-        self._numbers[: layout.size].copy_(numbers, non_blocking=True)
-        tokens: Tensor | None
-        if shape is None:
-            assert self.graphs is not None
-            tokens = self.graphs.repeat(layout.num_seqs)
-        else:
-            tokens, step.logprobs = self._run(shape, step.batch)
-        if tokens is not None:  # a copy also on the CPU: the next recorded step writes to the same tensor
-            step.tokens = tokens.to("cpu", non_blocking=True, copy=True)
-
-    def _bucket(self, batch: ScheduledBatch) -> int | None:
-        """The size of the recorded step that a batch can run in, if there is one."""
-        if self.graphs is None or batch.phase is not Phase.DECODE or not batch or not is_plain(batch.sampling):
-            return None
-        return bucket_for(len(batch), self.graphs.buckets)
-
-    def _run(self, shape: Shape, batch: ScheduledBatch | None) -> tuple[Tensor | None, Logprobs | None]:
-        """A step whose numbers have arrived. Without a batch, one of which tokens are all that is wanted."""
-        assert self.kv_cache is not None
-        block_size, layers = self.config.block_size, self.kv_cache.layers
-        inputs = unpack(shape, self._numbers, self.rows, self.kernels, layers, block_size)
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
-        if not shape.layout.num_samples:
-            return None, None
-        if shape.phase is Phase.PREFILL:  # a decode step samples from each of its rows
-            hidden = hidden.index_select(0, inputs.sampled_tokens)
-        logits = self.model.compute_logits(hidden)
-        sampling = [] if batch is None else batch.sampling
-        into = inputs.sampled_into
-        tokens, logprobs = self.sampler.sample(logits, self.rows.sampling, into, inputs.sampled_positions, sampling)
-        self.rows.newest.index_copy_(0, into.long(), tokens)
-        return tokens, logprobs
-
     def close(self) -> None:
-        """Give the memory of the model and the cache back."""
+        """Finish what is being written, and give the memory of the model and the cache back."""
+        if self.kv_cache is None:
+            return
+        self.mover.close()
         self.kv_cache = self.graphs = None
-        del self.model, self.mover, self.rows
-        if self.device.type == "cuda":
+        del self.model, self.mover, self.rows, self.sampler  # which may keep much for rows with penalties
+        if self.stream.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def kv_fingerprint(self) -> str:
-        """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
-        parts = (
-            weights_fingerprint(self.folder),
-            self.dtype,
-            self.backend.name,
-            self.config.block_size,
-            self.model_config,
-        )
-        return xxhash.xxh3_128_hexdigest(repr(parts).encode())
-
-    def describe(self) -> str:
-        """The start-up line: what runs where, by which path, and how much KV there is."""
-        kv_bytes = self.num_blocks * self.block_bytes
-        config, model = self.config, self.model_config
-        limit = model.max_position_embeddings
-        is_lowered = config.max_model_len is None and self.max_model_len < limit
-        lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
-        passed_over = f"; not {self._passed_over}" if self._passed_over else ""
-        steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
-        graphs = "no CUDA graphs" if self.graphs is None else f"{len(self.graphs.buckets)} CUDA graphs"
-        return (
-            f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
-            f"{str(self.dtype).removeprefix('torch.')} on {device_name(self.device)}; "
-            f"kernels: {self.kernels.name} ({self.kernels.description}); "
-            f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
-            f"KV pool: {kv_bytes / 2**20:.0f} MiB = {self.num_blocks} blocks x {config.block_size} tokens ({self._kv_source}); "
-            f"{self._describe_tiers()}"
-            f"max_model_len {self.max_model_len}{lowered}; "
-            f"at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
-        )
-
-    def _describe_tiers(self) -> str:
-        host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
-        disk = f"KV on disk: {self.config.kv_disk_path}; " if self.config.kv_disk_path else ""
-        return host + disk
-
-    # ---- making
-
-    @property
-    def block_bytes(self) -> int:
-        return self.model_config.kv_bytes_per_token(self.dtype.itemsize) * self.config.block_size
-
-    def _build_model(self) -> Qwen3ForCausalLM:
+    @torch.inference_mode()
+    def _execute(self, step: Step) -> None:
+        """A step, in its place on the stream. Whatever goes wrong in it leaves its rows broken, and all others as they were."""
+        plan = step.plan
+        self._broken.difference_update(start.row for start in plan.started)
+        if self._broken:
+            # What a dropped run was to sample, its forks go without.
+            forked = [chunk.samples for chunk in plan.chunks if chunk.row in self._broken]
+            plan, step.kept = drop_runs(plan, self._broken)
+            self._broken.update(*forked)
         try:
-            return build_model(self.model_config, self.kernels, self.backend, self.dtype, self.device)
-        except torch.OutOfMemoryError as error:
-            raise InvalidConfig(
-                f"the weights take {self.model_config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
-                f"{device_name(self.device)}: free memory there, or choose another device"
-            ) from error
+            self.mover.begin(plan)
+            self.rows.apply(plan)
+            self.sampler.end(plan.ended)
+            self.sampler.start(plan.started)
+            self.sampler.set_masks(plan.masks)
+            if plan.computes:
+                self._compute(step, plan)
+        except BaseException:
+            self._broken.update(_rows_of(step.plan))
+            raise
 
-    def _record_all_graphs(self, use_tqdm: bool) -> DecodeGraphs:
-        try:
-            return self._record_graphs(bucket_sizes(self.num_rows), use_tqdm)
-        except torch.OutOfMemoryError as error:
-            raise KVCacheTooSmall(
-                "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks or "
-                "max_num_seqs, or set enforce_eager=True"
-            ) from error
+    def _compute(self, step: Step, plan: StepPlan) -> None:
+        bucket = None
+        if self.graphs is not None and not plan.chunks:
+            bucket = bucket_for(len(plan.decodes.rows), self.graphs.buckets)
+        packed = pack(plan, self.rows, self.stream, bucket)
+        self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
+        if bucket is not None:
+            assert self.graphs is not None
+            logits = self.graphs.replay(bucket)
+            *_, sampled_rows, positions = (self._numbers[section] for section in packed.layout.sections)
+        else:
+            inputs = self._inputs(shape_of(plan, packed.layout, self.block_size))
+            hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
+            step.prompt_logprobs = self._prompt_logprobs(plan, hidden)
+            if not packed.layout.num_samples:
+                return
+            if plan.chunks:  # a step of decodes alone samples from each of its tokens
+                hidden = hidden.index_select(0, inputs.sampled_tokens)
+            logits = self.model.compute_logits(hidden)
+            sampled_rows, positions = inputs.sampled_rows, inputs.sampled_positions
+        step.samples = self._sample(logits, packed, sampled_rows, positions)
 
-    def _new_rows(self, max_len: int) -> Rows:
-        return Rows(self.num_rows, -(-max_len // self.config.block_size), self.stream)
+    def _sample(self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
+        samples = self.sampler.sample(logits, packed.sampled_rows, packed.sampled_positions, rows, positions)
+        self.rows.last_tokens.index_copy_(0, rows.long(), samples.tokens)
+        return samples
 
-    def _new_kv_cache(self, num_blocks: int) -> KVCache:
-        try:
-            return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
-        except (
-            RuntimeError,
-            OSError,
-        ) as error:  # torch's allocators raise the first or a subclass of it, mmap the second
-            raise InvalidConfig(
-                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
-                "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
-            ) from error
+    def _inputs(self, shape: StepShape) -> InputBatch:
+        """The tensors of a step whose numbers have arrived."""
+        assert self.kv_cache is not None
+        return unpack(shape, self._numbers, self.rows, self.kernels, self.kv_cache.layers, self.block_size)
 
-    def _compile_kernels(self) -> None:
-        """Run two small steps in the empty pool, so that the first request need not wait for Triton's compiler."""
-        length = min(self.max_model_len, self.config.max_num_batched_tokens, 4 * self.config.block_size)
-        for batch in largest_batches(1, length, length, self.config.block_size):
-            self.launch(batch).result()
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[PromptPart]:
+        """Of the chunks of prompts that asked for them."""
+        parts = []
+        first = len(plan.decodes.rows)
+        for chunk in plan.chunks:
+            start, end = chunk.num_computed + 1, chunk.num_computed + chunk.num_new + 1
+            count = self.rows.prompt_logprobs.get(chunk.row)
+            tokens = self.rows.token_ids[chunk.row][start:end]
+            if count is not None and tokens:
+                before = hidden[first : first + len(tokens)]
+                logits_of = self.model.compute_logits
+                parts.append(
+                    compute_prompt_logprobs(
+                        before, logits_of, tokens, count, row=chunk.row, start=start, stream=self.stream
+                    )
+                )
+            first += chunk.num_new
+        return parts
+
+    # ---- what is recorded
 
     @torch.inference_mode()
-    def _record_graphs(self, buckets: list[int], use_tqdm: bool) -> DecodeGraphs:
-        longest = self.rows.width * self.config.block_size
-
-        def prepare(size: int) -> None:
-            _, padding = pack(ScheduledBatch(Phase.DECODE), self.rows, self.stream, size)
-            self._numbers[: len(padding)].copy_(padding)
-
-        def run(size: int) -> Tensor:
-            layout, ones, lengths = Layout.of_decode(size), [1] * size, [longest] * size
-            tokens, _ = self._run(Shape(layout, Phase.DECODE, ones, lengths, self.rows.width), None)
-            assert tokens is not None
-            return tokens
-
-        return DecodeGraphs(self.stream.recorder(), buckets, prepare, run, use_tqdm=use_tqdm)
-
-    def _host_bytes(self) -> int:
-        if self.config.kv_host_memory is not None:
-            return self.config.kv_host_memory
-        return 0 if self.config.preemption_mode == "recompute" else host_kv_bytes()
-
-    # ---- measuring
-
-    def _measure_gpu_kv_bytes(self) -> int:
-        """Memory that steps of full size and the graphs leave for the KV pool, found by running and recording them."""
-        config, device = self.config, self.device
-        max_len = config.max_model_len or self.model_config.max_position_embeddings
-        batches = largest_batches(self.num_rows, config.max_num_batched_tokens, max_len, config.block_size)
-        self.rows, self.graphs = self._new_rows(max_len), None
-        self.kv_cache = cache = self._new_kv_cache(max(map(max, batches[0].block_tables)))
-        self.mover = KVMover(cache.layers, 0)
-        cache.fill(0.0)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        current = torch.cuda.memory_reserved(device)
-        try:
-            for batch in batches:
-                self.launch(batch).result()
-            peak = torch.cuda.max_memory_reserved(device)
-            graph_bytes = self._measure_graph_bytes() if self.uses_graphs else 0
-        except torch.OutOfMemoryError as error:
-            raise KVCacheTooSmall(
-                f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
-                "does not fit in the memory that the weights leave, before any KV pool: lower them, or free memory on the device"
-            ) from error
-        del cache, self.mover, self.rows
-        self.kv_cache = None
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info(device)
-        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
+    def prepare_padding(self, size: int) -> None:
+        """Put the numbers of a decode step that is all padding where a recorded step reads them."""
+        packed = pack(StepPlan(), self.rows, self.stream, size)
+        self._numbers[: packed.layout.size].copy_(packed.numbers)
 
     @torch.inference_mode()
-    def _measure_graph_bytes(self) -> int:
-        """What recording all sizes will take: the largest, and for each other what the next one adds."""
-        buckets = bucket_sizes(self.num_rows)
-        torch.cuda.empty_cache()
-        free = [torch.cuda.mem_get_info(self.device)[0]]
-        graphs = self._record_graphs([], use_tqdm=False)
-        for size in buckets[-1:-3:-1]:
-            graphs.record(size)
-            free.append(torch.cuda.mem_get_info(self.device)[0])
-        taken = [max(before - after, 0) for before, after in pairwise(free)]
-        return taken[0] + sum(taken[1:]) * (len(buckets) - 1)
+    def decode_logits(self, size: int) -> Tensor:
+        """A decode step of some size, from its numbers to its logits, on tensors that stay where they are."""
+        longest = self.rows.tables[0].shape[1]
+        ones, lengths = [1] * size, [longest * self.block_size] * size
+        inputs = self._inputs(StepShape(Layout.of_decodes(size), size, ones, lengths, longest))
+        return self.model.compute_logits(self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata))
+
+
+def drop_runs(plan: StepPlan, rows: Iterable[int]) -> tuple[StepPlan, list[int]]:
+    """A plan without the runs of some rows, and which of its samples are left."""
+    gone = set(rows)
+    keep = np.array([row not in gone for row in plan.decodes.rows], dtype=bool)
+    kept = np.flatnonzero(keep).tolist()
+    number = len(keep)
+    chunks = []
+    for chunk in plan.chunks:
+        if chunk.row not in gone:
+            chunks.append(chunk)
+            kept += range(number, number + len(chunk.samples))
+        number += len(chunk.samples)
+    decodes = Decodes(plan.decodes.rows[keep], plan.decodes.num_computed[keep])
+    return replace(plan, decodes=decodes, chunks=chunks), kept
+
+
+def _rows_of(plan: StepPlan) -> set[int]:
+    """All rows that a plan starts, changes or computes."""
+    rows = {start.row for start in plan.started} | {grown.row for grown in plan.grown}
+    rows |= {replaced.row for replaced in plan.replaced} | set(plan.decodes.rows.tolist())
+    return rows.union(*((chunk.row, *chunk.samples) for chunk in plan.chunks))

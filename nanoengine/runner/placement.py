@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from nanoengine.errors import InvalidConfig
+from nanoengine.runner.ram import available_ram
 
 
 def find_device(name: str) -> torch.device:
@@ -43,6 +44,22 @@ def _is_fast(dtype: str, device: torch.device) -> bool:
         return False
     name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
     return bool(getattr(torch.ops.mkldnn, name)())
+
+
+def check_room_for_weights(num_parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+    """See that weights find room in this machine's RAM, which the system would promise and then not have.
+
+    A GPU's memory is given at once or refused: nothing is looked at there.
+
+    Raises:
+        InvalidConfig: they do not.
+    """
+    num_bytes, available = num_parameters * dtype.itemsize, available_ram()
+    if device.type == "cpu" and num_bytes > available:
+        raise InvalidConfig(
+            f"the weights take {num_bytes} bytes in {str(dtype).removeprefix('torch.')}, but {available} bytes of RAM are "
+            "available: free memory, or choose a smaller dtype, another device or a smaller model"
+        )
 
 
 def device_name(device: torch.device) -> str:

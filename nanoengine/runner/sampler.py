@@ -1,109 +1,211 @@
 """Sampler: logits to tokens, each row by its own SamplingParams, without waiting for the device.
 
-The order is fixed: tokens banned by min_tokens, then what `Kernels.choose_tokens` does: temperature, filters, and the draw. Log
-probabilities are the model's own, before all of it.
+The order is fixed: what may not be sampled (masks and allowed_token_ids, bad_words, the min_tokens ban), logit_bias, penalties
+(repetition, frequency, presence), then what `Kernels.choose_tokens` does: temperature, filters, and the draw. Log probabilities
+are the model's own, before all of it.
+
+All that sampling knows of a row came with the message that started it. What depends on tokens sampled since then is kept on the
+device, and what depends on lengths follows from positions: the host need not have seen a token before the next is sampled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.engine.messages import SampledBatch, SamplingRow
-from nanoengine.errors import NotFiniteLogits
+from nanoengine.engine.messages import UNKNOWN, Started
+from nanoengine.errors import NotFiniteLogits, NoTokenLeft
+from nanoengine.kernels.gumbel import signed
 from nanoengine.kernels.interface import Kernels
-from nanoengine.outputs import TokenLogprob, TokenLogprobs
-from nanoengine.runner.rows import SamplingTable
-from nanoengine.runner.stream import Stream, send
+from nanoengine.kernels.sampling import NONE_LEFT, SamplingTable
+from nanoengine.outputs import TokenLogprobs
+from nanoengine.runner.bad_words import BadWords
+from nanoengine.runner.logit_offsets import LogitOffsets, logit_bias, min_tokens_ban
+from nanoengine.runner.logprobs import Logprobs, compute_logprobs
+from nanoengine.runner.penalties import Penalties
+from nanoengine.runner.row_rules import RowPieces, RowRule, send_array
+from nanoengine.runner.stream import Stream
+from nanoengine.runner.token_masks import TokenMasks
 
 
 @dataclass
-class Logprobs:
-    """Of the rows that asked for them, on their way to the host."""
+class Asked:
+    """Log probabilities of the samples whose rows asked for them."""
 
-    rows: list[int]
-    chosen: Tensor  # [n] float32: of the sampled tokens
-    ranks: Tensor  # [n] int64: how many tokens are likelier, and one
-    top: Tensor  # [n, most] float32, likeliest first
-    top_ids: Tensor  # [n, most] int64
+    numbers: list[int]
+    counts: list[int]  # of likeliest tokens
+    logprobs: Logprobs
 
 
-def is_plain(sampling: list[SamplingRow]) -> bool:
-    """Whether nothing but tokens is wanted, and none is banned."""
-    return not any(row.banned_token_ids or row.params.num_logprobs is not None for row in sampling)
+@dataclass
+class Samples:
+    """What was sampled, on its way to the host.
+
+    Attributes:
+        tokens: [n] int64 on the device, one for each row of logits; negative where there is none.
+    """
+
+    tokens: Tensor
+    num_samples: int  # the rows of logits behind them are padding
+    bound: list[np.ndarray]  # numbers of the samples that rules bound
+    asked: Asked | None
+
+    def __post_init__(self) -> None:
+        self._on_host = self.tokens.to("cpu", non_blocking=True)
+
+    def read(self) -> tuple[list[int], dict[int, TokenLogprobs], Exception | None]:
+        """What reached the host, once the event behind it was waited for: the token of each sample, UNKNOWN where there is none;
+        log probabilities by the number of the sample; and why there is no token where there is none.
+        """
+        found = self._on_host[: self.num_samples].tolist()
+        token_ids, error = found, None
+        if min(found, default=0) < 0:
+            token_ids, error = [max(token, UNKNOWN) for token in found], self._why_none(found)
+        return token_ids, self._read_logprobs(token_ids), error
+
+    def _read_logprobs(self, token_ids: list[int]) -> dict[int, TokenLogprobs]:
+        if self.asked is None:
+            return {}
+        numbers = self.asked.numbers
+        entries = self.asked.logprobs.read([token_ids[number] for number in numbers], self.asked.counts)
+        return {number: entry for number, entry in zip(numbers, entries, strict=True) if token_ids[number] != UNKNOWN}
+
+    def _why_none(self, found: list[int]) -> Exception:
+        none = [number for number, token in enumerate(found) if token < 0]
+        forbidden = [n for n in none if found[n] == NONE_LEFT and any(n in numbers for numbers in self.bound)]
+        broken = len(none) - len(forbidden)
+        reasons = []
+        if broken:
+            reasons.append(
+                f"{broken} of {len(found)} rows have no finite highest logit: broken weights, or a dtype too narrow for them"
+            )
+        if forbidden:
+            reasons.append(
+                f"{len(forbidden)} of {len(found)} rows have no token left that may be sampled and has a finite logit: "
+                "allow more by allowed_token_ids, bad_words, min_tokens or the mask"
+            )
+        return (NotFiniteLogits if broken else NoTokenLeft)("; ".join(reasons))
 
 
 class Sampler:
-    """Chooses one token per row. It keeps no state but the kernels it uses."""
+    """Chooses tokens for the rows of one engine, and keeps all that this takes.
 
-    def __init__(self, kernels: Kernels, stream: Stream):
-        self.kernels = kernels
-        self.stream = stream
+    Calls come in the order of the device's work. If one raises, the rows that it named hold nothing of use until they are started
+    again; the others are as they were.
+
+    Args:
+        num_rows: most sequences that run at once. The row of this number is padding: what is sampled for it is of no use.
+        vocab_size: number of logits.
+        kernels: choose the tokens.
+        stream: where work is done.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, kernels: Kernels, stream: Stream):
+        self.vocab_size, self.kernels, self.stream = vocab_size, kernels, stream
+        count, place = num_rows + 1, stream.torch_device
+        self.table = SamplingTable(
+            temperature=torch.zeros(count, device=place),
+            top_k=torch.zeros(count, dtype=torch.int32, device=place),
+            top_p=torch.ones(count, device=place),
+            min_p=torch.zeros(count, device=place),
+            seeds=torch.zeros(count, dtype=torch.int64, device=place),
+        )
+        self._masks = TokenMasks(num_rows, vocab_size, stream)
+        self._rules: tuple[RowRule, ...] = (
+            self._masks,
+            BadWords(num_rows, stream),
+            LogitOffsets(num_rows, vocab_size, stream, min_tokens_ban),
+            LogitOffsets(num_rows, vocab_size, stream, logit_bias),
+            Penalties(num_rows, vocab_size, stream),
+        )
+        self._num_logprobs = RowPieces[int](num_rows, stream, lambda numbers, _: (numbers,))
+
+    # ---- rows
+
+    def start(self, started: Sequence[Started]) -> None:
+        """Rows begin anew, whatever they held: fresh ones, resumed ones, forks."""
+        if not started:
+            return
+        self.end(row.row for row in started)
+        self._write_table(started)
+        for rule in self._rules:
+            rule.start(started)
+        for row in started:
+            count = row.sampling.params.num_logprobs
+            if count is not None:
+                self._num_logprobs.put(row.row, count)
+
+    def end(self, rows: Iterable[int]) -> None:
+        """Rows that nobody has any more."""
+        rows = list(rows)
+        for rule in self._rules:
+            rule.end(rows)
+        for row in rows:
+            self._num_logprobs.drop(row)
+
+    def set_masks(self, masks: Sequence[tuple[int, bytes | None]]) -> None:
+        """Which tokens rows may sample from now on: bits of the vocabulary in little-endian words of 32, and only what
+        allowed_token_ids allows too. A mask holds until it is replaced or its row begins anew. None: no mask.
+        """
+        self._masks.set(masks)
+
+    def _write_table(self, started: Sequence[Started]) -> None:
+        params = [row.sampling.params for row in started]
+        rows = [row.row for row in started]
+        top_k = [own.top_k if 0 < own.top_k < self.vocab_size else 0 for own in params]
+        seeds = [signed(row.sampling.seed) for row in started]
+        integers = send_array(np.array([rows, top_k, seeds], dtype=np.int64), self.stream)
+        floats = send_array(
+            np.array([[own.temperature, own.top_p, own.min_p] for own in params], dtype=np.float32).T, self.stream
+        )
+        places, table = integers[0], self.table
+        table.top_k.index_copy_(0, places, integers[1].to(torch.int32))
+        table.seeds.index_copy_(0, places, integers[2])
+        for column, values in zip((table.temperature, table.top_p, table.min_p), floats, strict=True):
+            column.index_copy_(0, places, values)
+
+    # ---- samples
 
     def sample(
-        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, sampling: list[SamplingRow]
-    ) -> tuple[Tensor, Logprobs | None]:
-        """Sample every row.
+        self,
+        logits: Tensor,
+        rows: Sequence[int] | np.ndarray,
+        positions: Sequence[int] | np.ndarray,
+        rows_on_device: Tensor,
+        positions_on_device: Tensor,
+    ) -> Samples:
+        """Sample a token for every row of logits.
 
         Args:
             logits: [n, vocab_size] float32; overwritten.
-            table: how rows are sampled.
-            rows: [n] int32, the row of the table for each row of logits.
-            positions: [n] int32, where in its sequence each token will stand.
-            sampling: the same as the rows of the table say, and the rest; empty if there is no rest.
-
-        Returns:
-            [n] int64 tokens, -1 where the logits are not finite; and log probabilities, if any row asks for them.
+            rows: the row that each sample goes into, no row twice. Logits behind those of the samples are padding.
+            positions: where in its sequence each token will stand.
+            rows_on_device: [n] int32, the same; of padding the row for it.
+            positions_on_device: [n] int32 or int64.
         """
-        asking = [i for i, row in enumerate(sampling) if row.params.num_logprobs is not None]
-        raw = logits[self._send(asking)] if asking else None
-        banned = [(i, token) for i, row in enumerate(sampling) for token in row.banned_token_ids]
-        if banned:
-            i, tokens = self._send([number for pair in banned for number in pair]).view(-1, 2).unbind(1)
-            logits[i, tokens] = -torch.inf
-        chosen = self.kernels.choose_tokens(
-            logits, table.temperature, table.top_k, table.top_p, table.min_p, table.seeds, rows, positions.long()
-        )
-        if raw is None:
-            return chosen, None
-        return chosen, self._logprobs(raw, chosen, asking, sampling)
+        rows, positions = np.asarray(rows), np.asarray(positions)
+        bound = [(rule, numbers) for rule in self._rules if len(numbers := rule.find(rows, positions))]
+        asking = self._num_logprobs.find(rows, positions)
+        raw: Tensor | None = None
+        if len(asking):
+            [at] = self._num_logprobs.send(asking, rows)
+            if bound:
+                raw = logits.index_select(0, at)
+        for rule, numbers in bound:
+            rule.apply(logits, numbers, rows)
+        tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device.long())
+        for rule, numbers in bound:
+            rule.observe(tokens, numbers, rows)
+        asked = None
+        if len(asking):
+            counts = [self._num_logprobs[row] for row in rows[asking].tolist()]
 
-    def _logprobs(self, raw: Tensor, chosen: Tensor, asking: list[int], sampling: list[SamplingRow]) -> Logprobs:
-        logprobs = raw.log_softmax(dim=-1)
-        of_chosen = logprobs.gather(-1, chosen[self._send(asking), None].clamp(min=0))
-        most = max(sampling[i].params.num_logprobs or 0 for i in asking)
-        top, top_ids = logprobs.topk(min(most, logprobs.shape[-1]))
-        ranks = (logprobs > of_chosen).sum(-1) + 1
-        return Logprobs(asking, *(_to_host(tensor) for tensor in (of_chosen[:, 0], ranks, top, top_ids)))
+            def logits_of(part: slice) -> Tensor:
+                return logits.index_select(0, at[part]) if raw is None else raw[part]
 
-    def _send(self, numbers: list[int]) -> Tensor:
-        return send(np.array(numbers, dtype=np.int64), self.stream)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.to("cpu", non_blocking=True)
-
-
-def read_samples(tokens: Tensor, logprobs: Logprobs | None, sampling: list[SamplingRow]) -> SampledBatch:
-    """The message of what was sampled, when it has reached the host. Rows of NaN or infinite logits have no token."""
-    token_ids = tokens[: len(sampling)].tolist()
-    error = None
-    if min(token_ids) < 0:
-        bad = sum(token < 0 for token in token_ids)
-        error = NotFiniteLogits(
-            f"{bad} of {len(token_ids)} rows have no finite highest logit: broken weights, or a dtype too narrow for them"
-        )
-    if logprobs is None:
-        return SampledBatch(token_ids, error=error)
-    result: list[TokenLogprobs | None] = [None] * len(sampling)
-    columns = (logprobs.chosen, logprobs.ranks, logprobs.top, logprobs.top_ids)
-    for i, chosen, rank, top, top_ids in zip(logprobs.rows, *(column.tolist() for column in columns), strict=True):
-        count = sampling[i].params.num_logprobs or 0
-        entries = {token_ids[i]: TokenLogprob(chosen, rank)}
-        for place, (token, logprob) in enumerate(zip(top_ids[:count], top[:count], strict=True), start=1):
-            entries.setdefault(token, TokenLogprob(logprob, place))
-        result[i] = entries
-    return SampledBatch(token_ids, result, error=error)
+            asked = Asked(asking.tolist(), counts, compute_logprobs(logits_of, tokens.index_select(0, at), max(counts)))
+        return Samples(tokens, len(rows), [numbers for _, numbers in bound], asked)

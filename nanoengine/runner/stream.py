@@ -1,4 +1,4 @@
-"""The device as the runner sees it: work that is done in order, perhaps later; marks in that order to wait for; recordings."""
+"""The device as the runner sees it: work that is done in order, perhaps later; events in that order to wait for; recordings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in the order of the device's work."""
 
     def wait(self) -> None:
@@ -31,7 +31,7 @@ class Stream(Protocol):
         """Do some work after all that was given before. On a GPU `work` itself is called at once and only launches kernels."""
         ...
 
-    def mark(self) -> Mark:
+    def event(self) -> Event:
         """The point after all work that was given so far."""
         ...
 
@@ -40,7 +40,7 @@ class Stream(Protocol):
         ...
 
     def recorder(self) -> Recorder:
-        """For work that is to be repeated, if `can_record`."""
+        """For work that is to be replayed, if `can_record`."""
         ...
 
 
@@ -48,7 +48,7 @@ class Recorder(Protocol):
     """Records work that launches the same kernels on the same tensors every time."""
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Call `work`, and return what repeats it; the result is the same tensor each time."""
+        """Call `work`, and return what replays it; the result is the same tensor each time."""
         ...
 
 
@@ -61,7 +61,7 @@ class CpuStream:
     def run(self, work: Callable[[], object]) -> None:
         work()
 
-    def mark(self) -> Mark:
+    def event(self) -> Event:
         return _Reached()
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
@@ -91,10 +91,10 @@ class CudaStream:
         with torch.cuda.device(self.torch_device):  # Triton launches on the current one
             work()
 
-    def mark(self) -> Mark:
+    def event(self) -> Event:
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.torch_device))
-        return _Event(event)
+        return _CudaEvent(event)
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(size, dtype=dtype, pin_memory=True)
@@ -122,14 +122,14 @@ class CudaRecorder:
             with torch.cuda.graph(graph, pool=self._memory):
                 result = work()
 
-        def repeat() -> Tensor:
+        def replay() -> Tensor:
             graph.replay()
             return result
 
-        return repeat
+        return replay
 
 
-class _Event:
+class _CudaEvent:
     def __init__(self, event: torch.cuda.Event):
         self.event = event
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
+from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.engine.messages import Phase
 from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.layers.attention import Attention
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles, rotary_angles
+from nanoengine.layers.rotary import RotaryEmbedding
 
 EPS = 1e-6
 THETA = 10_000.0
@@ -37,7 +38,7 @@ class Heads:
 
 
 class Sequences:
-    """The projections of all their tokens, and the blocks that they have in every pool. Block 0 is nobody's.
+    """The projections of all their tokens, and the blocks that they have in every pool. Block 0 is none of theirs.
 
     Args:
         shared: leading blocks that the other sequences share with the first, and with them the tokens.
@@ -76,13 +77,24 @@ class Sequences:
 
 
 class Pool:
-    """One backend and its cache, where nothing is but NaN until it is written.
+    """A layer over one backend and its cache, where nothing is but NaN until it is written.
 
     Args:
-        dtype: of the cache, of the projections that the backend gets, and of the norms.
+        dtype: of the cache, of the projections that the layer gets, and of the norms.
+        norms, rotated: whether the layer has norms, and whether it rotates.
+        one_go: False: the layer must not use what the backend offers beside `write_kv`.
     """
 
-    def __init__(self, sequences: Sequences, backend: AttentionBackend, dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        sequences: Sequences,
+        backend: AttentionBackend,
+        dtype: torch.dtype | None = None,
+        *,
+        norms: bool = True,
+        rotated: bool = True,
+        one_go: bool = True,
+    ):
         self.sequences = sequences
         self.backend = backend
         self.dtype = dtype or sequences.dtype
@@ -95,11 +107,15 @@ class Pool:
         else:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=self.dtype)
             self.k_cache, self.v_cache = self.memory
-        self.norms = [_norm(weight.to(self.dtype)) for weight in sequences.norms]
+        self.norms = [_norm(weight.to(self.dtype)) for weight in sequences.norms] if norms else []
+        self.rotated = rotated
+        self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
+        if not one_go:
+            self.layer._rotate_and_write = None
 
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        angles = rotary_angles(positions, self.sequences.heads.dim, THETA)
-        return self.backend.rotate_and_write(qkv, *self.norms, angles, self.k_cache, self.v_cache, slots)
+        angles = RotaryEmbedding(self.sequences.heads.dim, THETA, positions.device)(positions) if self.rotated else None
+        return self.layer.write(qkv, angles, self.k_cache, self.v_cache, slots)
 
     def write_span(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Write tokens starts[j] to ends[j] of sequence rows[j], for every j; returns their queries."""
@@ -110,7 +126,7 @@ class Pool:
         return self.write(qkv, positions, slots)
 
     def metadata(
-        self, phase: Phase, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+        self, num_decodes: int, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> AttentionMetadata:
         lens = [end - start for start, end in zip(starts, ends, strict=True)]
         tables = [
@@ -119,28 +135,28 @@ class Pool:
         ]
         width = max(map(len, tables))
         return AttentionMetadata(
-            phase=phase,
             kv_cache=[(self.k_cache, self.v_cache)],
+            slot_mapping=torch.empty(0, dtype=torch.int64),
+            num_decodes=num_decodes,
             query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
             seq_lens=torch.tensor(list(ends), dtype=torch.int32),
             block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32),
-            slot_mapping=torch.empty(0, dtype=torch.int64),
             query_lens_list=lens,
             seq_lens_list=list(ends),
         )
 
     def attend(
         self,
-        phase: Phase,
+        num_decodes: int,
         q: Tensor,
         rows: Sequence[int],
         starts: Sequence[int],
         ends: Sequence[int],
         scale: float | None = None,
     ) -> Tensor:
-        attend = self.backend.decode if phase is Phase.DECODE else self.backend.prefill
         scale = 0.9 * self.sequences.heads.dim**-0.5 if scale is None else scale  # what is passed counts
-        return attend(q, self.k_cache, self.v_cache, self.metadata(phase, rows, starts, ends), scale)
+        metadata = self.metadata(num_decodes, rows, starts, ends)
+        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, AttentionSpec(scale))
 
     def prefill(
         self,
@@ -151,14 +167,24 @@ class Pool:
         scale: float | None = None,
     ) -> Tensor:
         """Write tokens starts[j] to ends[j] of sequence rows[j], and let them attend to all up to them."""
+        return self.mixed(0, starts, ends, rows, scale=scale)
+
+    def mixed(
+        self,
+        num_decodes: int,
+        starts: Sequence[int],
+        ends: Sequence[int],
+        rows: Sequence[int] | None = None,
+        *,
+        scale: float | None = None,
+    ) -> Tensor:
+        """The same, where the first runs are decodes: of one token each."""
         rows = rows if rows is not None else range(len(starts))
-        return self.attend(Phase.PREFILL, self.write_span(rows, starts, ends), rows, starts, ends, scale)
+        return self.attend(num_decodes, self.write_span(rows, starts, ends), rows, starts, ends, scale)
 
     def decode(self, ends: Sequence[int], rows: Sequence[int] | None = None, *, scale: float | None = None) -> Tensor:
         """The same for token ends[j] - 1 alone."""
-        rows = rows if rows is not None else range(len(ends))
-        starts = [end - 1 for end in ends]
-        return self.attend(Phase.DECODE, self.write_span(rows, starts, ends), rows, starts, ends, scale)
+        return self.mixed(len(ends), [end - 1 for end in ends], ends, rows, scale=scale)
 
     def fill(self, ends: Sequence[int] | None = None) -> None:
         """Write the first ends[i] tokens of every sequence i; all but its last one if nothing is said."""
@@ -175,25 +201,18 @@ class Exact(TorchAttention):
         super().__init__(block_size)
         self.dtype = dtype
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        q = super().rotate_and_write(qkv, q_norm, k_norm, angles, k_cache, v_cache, slot_mapping)
-        return q.to(self.dtype).double()
-
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         super().write_kv(k.to(self.dtype).double(), v, k_cache, v_cache, slot_mapping)
 
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Tensor:
+        return super().attend(q.to(self.dtype).double(), k_cache, v_cache, metadata, spec)
 
-def exact_pool(sequences: Sequences) -> Pool:
-    return Pool(sequences, Exact(sequences.block_size, sequences.dtype), torch.float64)
+
+def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True) -> Pool:
+    backend = Exact(sequences.block_size, sequences.dtype)
+    return Pool(sequences, backend, torch.float64, norms=norms, rotated=rotated)
 
 
 def assert_attended(out: Tensor, exact: Tensor, starts: Sequence[int], ends: Sequence[int]) -> None:
@@ -208,6 +227,6 @@ def assert_attended(out: Tensor, exact: Tensor, starts: Sequence[int], ends: Seq
 
 
 def _norm(weight: Tensor) -> RMSNorm:
-    norm = RMSNorm(TorchKernels(), len(weight), EPS)
+    norm = RMSNorm(Factory(TorchKernels(), weight.dtype, weight.device), len(weight), EPS)
     norm.weight = torch.nn.Parameter(weight, requires_grad=False)
     return norm

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention import flash_attn, plain_layout, torch_varlen
+from nanoengine.attention import flash_attn, nhd_layout, torch_varlen
 
 PACKAGES = ("flash_attn_2", "flash_attn_3", "torch_varlen")
 
@@ -44,7 +44,7 @@ def installed(package: str, *, exact: bool = False) -> Iterator[Functions]:
     """
     dtypes = EXACT if exact else HALF
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_layout, "DTYPES", dtypes)
+        patch.setattr(nhd_layout, "DTYPES", dtypes)
         pretend_gpu(patch, CAPABILITY[package])
         for module in ("flash_attn", "flash_attn_interface"):
             patch.setitem(sys.modules, module, None)  # as if it were not installed
@@ -69,7 +69,7 @@ def module_of(name: str, functions: Functions) -> ModuleType:
 
 def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
     """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
-    for module in (plain_layout, flash_attn):
+    for module in (nhd_layout, flash_attn):
         patch.setattr(module, "capability", lambda _: capability)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from nanoengine.attention import torch_reference
-from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.attention.backend import AttentionBackend, AttentionSpec, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
@@ -16,7 +17,7 @@ from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.native_kernels import why_not
+from nanoengine.kernels.native_operations import why_not
 from tests.support import TOY
 
 CPU = torch.device("cpu")
@@ -78,7 +79,7 @@ def test_the_reasons_that_faster_ones_were_passed_over_are_said() -> None:
     backend, passed_over = choose_backend("auto", CPU, torch.float32, model, 8)
     assert backend.name == "torch"
     assert passed_over.startswith("native: ")
-    assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "nobody was passed over"
+    assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "none was passed over"
 
 
 ON_CUDA = [FlashAttention, TorchVarlenAttention, TritonAttention, TorchAttention]
@@ -101,6 +102,39 @@ def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.Monke
     reasons = "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA))
     with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reasons}"):
         choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
+
+
+ASKED = [{"window": 128}, {"sinks": True}, {"soft_cap": 30.0}]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("name", ["torch", "native", "auto"])
+def test_what_a_layer_asks_for_and_no_backend_has_is_refused_by_name(name: str, asked: dict[str, Any]) -> None:
+    """One layer of several is enough."""
+    specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
+    ((field, value),) = asked.items()
+    named = "torch" if name == "auto" else name
+    if name == "native" and REASON is not None:
+        pytest.skip(f"no native kernels: {REASON}")
+    reason = f"{named}: it has no {field}, and a layer of the model asks for {field}={value}"
+    with pytest.raises(InvalidConfig, match=f"no attention backend can run: .*{reason}"):
+        choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)
+
+
+def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchAttention, "features", frozenset({"window"}))
+    specs = [AttentionSpec(0.5, window=8)]
+    backend, passed_over = choose_backend("auto", CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)
+    assert backend.name == "torch"
+    if REASON is None:
+        assert passed_over == "native: it has no window, and a layer of the model asks for window=8"
+    with pytest.raises(InvalidConfig, match="it has no soft_cap"):
+        choose_backend("torch", CPU, torch.float32, TOY, 16, [*specs, AttentionSpec(0.5, window=8, soft_cap=2.0)])
+
+
+def test_a_scale_is_asked_of_all() -> None:
+    specs = [AttentionSpec(0.5), AttentionSpec(3.0)]
+    assert choose_backend("torch", CPU, torch.float32, TOY, 16, specs)[0].name == "torch"
 
 
 def test_every_backend_says_whether_it_can_be_recorded() -> None:

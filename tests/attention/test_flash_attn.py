@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.flash_attn import FlashAttention
 from tests.attention import stand_ins
 from tests.attention.stand_ins import installed, module_of, pretend_gpu
@@ -139,10 +140,10 @@ def test_version_3_is_preferred_where_it_runs(
         assert "; flash-attn 2 reads" in reason
         return
     assert reason is None
-    q = torch.zeros(1, 1, 64)
-    metadata: Any = type("Metadata", (), {"seq_lens": None, "block_tables": None})
+    q, one = torch.zeros(1, 1, 64), torch.ones(1, dtype=torch.int32)
+    metadata = AttentionMetadata([], one, 1, torch.tensor([0, 1]), one, one[None], [1], [1])
     with pytest.raises(Called, match=expected):
-        FlashAttention(block_size).decode(q, q, q, metadata, 0.1)
+        FlashAttention(block_size).attend(q, q, q, metadata, AttentionSpec(0.1))
 
 
 # ---- installed, but of no use

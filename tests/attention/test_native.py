@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.engine.messages import Phase
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.kernels.native_kernels import why_not
-from nanoengine.layers.rotary import rotary_angles
+from nanoengine.kernels.native_operations import why_not
+from nanoengine.layers.rotary import RotaryEmbedding
 from tests.attention.paged import THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
@@ -167,12 +167,12 @@ def test_decode_of_any_batch(case: tuple[Sequences, list[list[int]]]) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
+@pytest.mark.parametrize("decoding", [False, True])
 @both_dtypes
-def test_it_is_near_the_torch_backend_in_the_same_dtype(dtype: torch.dtype, phase: Phase) -> None:
+def test_it_is_near_the_torch_backend_in_the_same_dtype(dtype: torch.dtype, decoding: bool) -> None:
     sequences = Sequences(Heads(2, 2, 64), 32, [1, 70, 300], dtype)
     pools = native_pool(sequences), Pool(sequences, TorchAttention(32))
-    if phase is Phase.PREFILL:
+    if not decoding:
         native, torchs = (pool.prefill([0, 0, 0], sequences.lens) for pool in pools)
     else:
         for pool in pools:
@@ -221,12 +221,12 @@ def test_one_token_attends_to_itself(dtype: torch.dtype) -> None:
 
 @needs_kernels
 @both_dtypes
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_a_sequence_of_nan_shows_it_and_spoils_no_other(phase: Phase, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("decoding", [False, True])
+def test_a_sequence_of_nan_shows_it_and_spoils_no_other(decoding: bool, dtype: torch.dtype) -> None:
     sequences = Sequences(Heads(2, 2, 64), 16, [40, 33, 21], dtype)
     sequences.qkv[1][7] = float("nan")
     pool = native_pool(sequences)
-    if phase is Phase.PREFILL:
+    if not decoding:
         pieces = pool.prefill([0, 0, 0], sequences.lens).split(sequences.lens)
     else:
         pool.fill()
@@ -298,6 +298,22 @@ def test_a_token_is_written_the_same_alone_and_among_others(dtype: torch.dtype) 
     q = at_once.write_span([0], [0], [100])
     assert torch.equal(torch.cat([one_by_one.write_span([0], [i], [i + 1]) for i in range(100)]), q)
     assert torch.equal(one_by_one.memory.nan_to_num(9.0), at_once.memory.nan_to_num(9.0))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("tokens", [63, 64, 100])
+def test_k_and_v_alone_are_written_as_they_are(tokens: int, dtype: torch.dtype) -> None:
+    """With numbers between the tokens, and with numbers between the heads."""
+    sequences = Sequences(Heads(2, 1, 64), 16, [tokens], dtype)
+    expected = Pool(sequences, NativeAttention(16), norms=False, rotated=False)
+    expected.fill([tokens])
+    _, k, v = sequences.qkv[0].view(tokens, 3, 2, 64).unbind(1)
+    slots = torch.tensor(sequences.slots(0, 0, tokens))
+    for wide in (k, k.contiguous(), strided(k), k.transpose(0, 1).contiguous().transpose(0, 1)):
+        pool = native_pool(sequences)
+        pool.backend.write_kv(wide, v, pool.k_cache, pool.v_cache, strided(slots))
+        assert torch.equal(pool.memory.nan_to_num(9.0), expected.memory.nan_to_num(9.0))
 
 
 @needs_kernels
@@ -409,32 +425,33 @@ def test_projections_with_gaps_between_them(dtype: torch.dtype) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_queries_with_gaps_between_them(phase: Phase) -> None:
+@pytest.mark.parametrize("decoding", [False, True])
+def test_queries_with_gaps_between_them(decoding: bool) -> None:
     sequences = Sequences(Heads(2, 2, 32), 16, [20, 40])
     pool = native_pool(sequences)
     pool.fill([20, 40])
     starts, ends = [19, 39], [20, 40]
     q = torch.randn(2, 4, 32)
-    dense = pool.attend(phase, q, [0, 1], starts, ends)
-    assert torch.equal(pool.attend(phase, strided(q), [0, 1], starts, ends), dense)
-    assert torch.equal(pool.attend(phase, q.transpose(0, 1).contiguous().transpose(0, 1), [0, 1], starts, ends), dense)
+    dense = pool.attend(2 * decoding, q, [0, 1], starts, ends)
+    assert torch.equal(pool.attend(2 * decoding, strided(q), [0, 1], starts, ends), dense)
+    assert torch.equal(
+        pool.attend(2 * decoding, q.transpose(0, 1).contiguous().transpose(0, 1), [0, 1], starts, ends), dense
+    )
 
 
 @needs_kernels
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_block_tables_that_are_a_window_onto_wider_ones(phase: Phase) -> None:
+@pytest.mark.parametrize("decoding", [False, True])
+def test_block_tables_that_are_a_window_onto_wider_ones(decoding: bool) -> None:
     sequences = Sequences(Heads(2, 2, 32), 16, [20, 40])
     pool = native_pool(sequences)
     pool.fill([20, 40])
-    metadata = pool.metadata(phase, [0, 1], [19, 39], [20, 40])
-    attend = pool.backend.decode if phase is Phase.DECODE else pool.backend.prefill
+    metadata = pool.metadata(2 * decoding, [0, 1], [19, 39], [20, 40])
     q = torch.randn(2, 4, 32)
-    dense = attend(q, pool.k_cache, pool.v_cache, metadata, 0.2)
+    dense = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, AttentionSpec(0.2))
     wide = torch.zeros(2, 8, dtype=torch.int32)
     wide[:, :3] = metadata.block_tables
-    metadata.block_tables = wide[:, :3]
-    assert torch.equal(attend(q, pool.k_cache, pool.v_cache, metadata, 0.2), dense)
+    window = replace(metadata, block_tables=wide[:, :3])
+    assert torch.equal(pool.backend.attend(q, pool.k_cache, pool.v_cache, window, AttentionSpec(0.2)), dense)
 
 
 @needs_kernels
@@ -443,9 +460,8 @@ def test_slots_and_angles_with_gaps_between_them() -> None:
     dense, gaps = native_pool(sequences), native_pool(sequences)
     qkv, slots = sequences.qkv[0], torch.tensor(sequences.slots(0, 0, 5))
     q = dense.write(qkv, torch.arange(5), slots)
-    cos, sin = rotary_angles(torch.arange(5), 32, THETA)
-    angles = (strided(cos), strided(sin))
-    result = gaps.backend.rotate_and_write(qkv, *gaps.norms, angles, gaps.k_cache, gaps.v_cache, strided(slots))
+    cos, sin = RotaryEmbedding(32, THETA, CPU)(torch.arange(5))
+    result = gaps.layer.write(qkv, (strided(cos), strided(sin)), gaps.k_cache, gaps.v_cache, strided(slots))
     assert torch.equal(result, q)
     assert torch.equal(gaps.memory.nan_to_num(9.0), dense.memory.nan_to_num(9.0))
 

@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention import plain_layout
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention import nhd_layout
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.flash_attn import FlashAttention
-from nanoengine.attention.nhd_layout import PlainLayout, key_starts
+from nanoengine.attention.nhd_layout import NHDLayout, key_starts
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
-from nanoengine.engine.messages import Phase
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.engine.toys import FAST
@@ -37,10 +36,10 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """K/V are written by torch: the interpreter of Triton takes its time for every token."""
-    monkeypatch.setattr(plain_layout, "why_not_triton", lambda _: "it is slow")
+    monkeypatch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
 
 
-def backend_of(package: str, block_size: int = BLOCK) -> PlainLayout:
+def backend_of(package: str, block_size: int = BLOCK) -> NHDLayout:
     backend = TorchVarlenAttention if package == "torch_varlen" else FlashAttention
     assert backend.why_not(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
     return backend(block_size)
@@ -49,11 +48,10 @@ def backend_of(package: str, block_size: int = BLOCK) -> PlainLayout:
 class Double(TorchAttention):
     """The reference in float64, over K and V as torch writes them in any dtype."""
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return super().prefill(q.double(), k_cache.double(), v_cache.double(), metadata, scale)
-
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return super().decode(q.double(), k_cache.double(), v_cache.double(), metadata, scale)
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Tensor:
+        return super().attend(q.double(), k_cache.double(), v_cache.double(), metadata, spec)
 
 
 def pools(package: str, sequences: Sequences) -> tuple[Pool, Pool]:
@@ -117,7 +115,7 @@ def test_decode_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.
 def test_any_batch(package: str, lens: list[tuple[int, float]], seed: int) -> None:
     sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_layout, "why_not_triton", lambda _: "it is slow")
+        patch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
         check_prefill(package, sequences, [int(n * part) for n, part in lens])
         check_decode(package, sequences)
 
@@ -138,24 +136,25 @@ def test_rows_of_padding_are_finite_and_change_nothing(package: str, heads: Head
         pool, _ = pools(package, sequences)
         pool.fill()
         q = pool.write_span([0, 1], [4, 299], [5, 300])
-        metadata = pool.metadata(Phase.DECODE, [0, 1], [4, 299], [5, 300])
-        alone = pool.backend.decode(q, pool.k_cache, pool.v_cache, metadata, 0.3)
-        padded = pool.backend.decode(F.pad(q, (0, 0, 0, 0, 0, 2)), pool.k_cache, pool.v_cache, pad(metadata, 2), 0.3)
+        metadata, spec = pool.metadata(2, [0, 1], [4, 299], [5, 300]), AttentionSpec(0.3)
+        alone = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, spec)
+        more = F.pad(q, (0, 0, 0, 0, 0, 2))
+        padded = pool.backend.attend(more, pool.k_cache, pool.v_cache, pad(metadata, 2), spec)
     assert torch.equal(padded[:2], alone)
     assert padded.isfinite().all()
 
 
 def pad(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
-    """More sequences of one query, which see nothing."""
+    """More decodes, in padding rows."""
     more = torch.arange(1, rows + 1, dtype=torch.int32) + metadata.query_start_loc[-1]
     return replace(
         metadata,
+        num_decodes=metadata.num_decodes + rows,
         query_start_loc=torch.cat([metadata.query_start_loc, more]),
         seq_lens=F.pad(metadata.seq_lens, (0, rows)),
         block_tables=F.pad(metadata.block_tables, (0, 0, 0, rows)),
         query_lens_list=metadata.query_lens_list + [1] * rows,
         seq_lens_list=metadata.seq_lens_list + [0] * rows,
-        plan=None,
     )
 
 
@@ -163,8 +162,8 @@ def pad(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
 
 
 @every_package
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_nothing_is_read_back_from_the_device(package: str, phase: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_decodes", [0, 1, 2])
+def test_nothing_is_read_back_from_the_device(package: str, num_decodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the device "meta" have no content that could be read."""
     with installed(package) as functions:
         places = ["flash_attn", "flash_attn_interface", "torch.nn.attention.varlen"]
@@ -173,11 +172,10 @@ def test_nothing_is_read_back_from_the_device(package: str, phase: Phase, monkey
                 monkeypatch.setattr(module, name, without_content(function), raising=False)
         pool, _ = pools(package, Sequences(Heads(2, 2, 16), BLOCK, [300, 5], torch.bfloat16))
         q, k_cache, v_cache = (x.to("meta") for x in (torch.zeros(2, 4, 16), pool.k_cache, pool.v_cache))
-        metadata = pool.metadata(phase, [0, 1], [299, 4], [300, 5])
+        metadata = pool.metadata(num_decodes, [0, 1], [299, 4], [300, 5])
         for name in ("query_start_loc", "seq_lens", "block_tables"):
             setattr(metadata, name, getattr(metadata, name).to("meta"))
-        attend = pool.backend.decode if phase is Phase.DECODE else pool.backend.prefill
-        assert attend(q, k_cache, v_cache, metadata, 0.3).shape == q.shape
+        assert pool.backend.attend(q, k_cache, v_cache, metadata, AttentionSpec(0.3)).shape == q.shape
 
 
 def without_content(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -191,12 +189,13 @@ def without_content(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def test_where_keys_start_is_worked_out_once() -> None:
     with installed("flash_attn_2"):
         pool, _ = pools("flash_attn_2", Sequences(Heads(1, 1, 8), BLOCK, [3, 5, 300]))
-        metadata = pool.metadata(Phase.PREFILL, [0, 1, 2], [0, 0, 0], [3, 5, 300])
-    starts = key_starts(metadata)
+        runs = pool.metadata(0, [0, 1, 2], [0, 0, 0], [3, 5, 300]).chunks
+    assert runs is not None
+    starts = key_starts(runs)
     assert starts.tolist() == [0, 3, 8, 308]
     assert starts.dtype == torch.int32
     assert starts.is_contiguous()
-    assert key_starts(metadata) is starts
+    assert key_starts(runs) is starts
 
 
 def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,12 +207,12 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
         written.append(arguments)
         return qkv
 
-    monkeypatch.setattr(plain_layout, "why_not_triton", lambda _: None)
+    monkeypatch.setattr(nhd_layout, "why_not_triton", lambda _: None)
     monkeypatch.setattr("nanoengine.kernels.triton.rotate_and_write.rotate_and_write", rotate_and_write)
     sequences = Sequences(Heads(1, 1, 8), BLOCK, [3])
-    pool = Pool(sequences, PlainLayout(BLOCK))
+    pool = Pool(sequences, FlashAttention(BLOCK))
     pool.fill([3])
-    ((q_weight, k_weight, eps, cos, sin, slots, k_cache, v_cache),) = written
+    ((q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slots),) = written
     assert (q_weight, k_weight, eps) == (pool.norms[0].weight, pool.norms[1].weight, pool.norms[0].eps)
     assert cos.shape == sin.shape == (3, 1, 4)
     assert slots.tolist() == sequences.slots(0, 0, 3)

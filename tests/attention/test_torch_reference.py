@@ -14,9 +14,8 @@ from torch import Tensor
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention import torch_reference
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.engine.messages import Phase
 from tests.engine.toys import FAST
 from tests.support import model_runner
 
@@ -71,30 +70,35 @@ class Paged:
         self.backend.write_kv(k, v, self.k_cache, self.v_cache, torch.tensor(slots))
         return slots
 
-    def metadata(self, phase: Phase, starts: list[int], ends: list[int], slots: list[int]) -> AttentionMetadata:
+    def metadata(self, num_decodes: int, starts: list[int], ends: list[int], slots: list[int]) -> AttentionMetadata:
         lens = [end - start for start, end in zip(starts, ends, strict=True)]
         tables = [table[: math.ceil(end / self.block_size)] for table, end in zip(self.tables, ends, strict=True)]
         width = max(map(len, tables))
         return AttentionMetadata(
-            phase=phase,
             kv_cache=[(self.k_cache, self.v_cache)],
+            slot_mapping=torch.tensor(slots),
+            num_decodes=num_decodes,
             query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
             seq_lens=torch.tensor(ends, dtype=torch.int32),
             block_tables=torch.tensor([t + [0] * (width - len(t)) for t in tables], dtype=torch.int32),
-            slot_mapping=torch.tensor(slots),
             query_lens_list=lens,
             seq_lens_list=ends,
         )
 
-    def attend(self, phase: Phase, starts: list[int], ends: list[int]) -> tuple[Tensor, Tensor]:
+    def prefill(self, starts: list[int], ends: list[int]) -> tuple[Tensor, Tensor]:
+        return self.mixed(0, starts, ends)
+
+    def decode(self, starts: list[int], ends: list[int]) -> tuple[Tensor, Tensor]:
+        return self.mixed(len(ends), starts, ends)
+
+    def mixed(self, num_decodes: int, starts: list[int], ends: list[int]) -> tuple[Tensor, Tensor]:
         """Write positions starts[i] to ends[i], attend from them; returns what the backend says and what is right."""
-        metadata = self.metadata(phase, starts, ends, self.write(starts, ends))
+        metadata = self.metadata(num_decodes, starts, ends, self.write(starts, ends))
         queries = [
             torch.randn(end - start, self.num_heads, HEAD_DIM, generator=self.generator)
             for start, end in zip(starts, ends, strict=True)
         ]
-        attend = self.backend.prefill if phase is Phase.PREFILL else self.backend.decode
-        out = attend(torch.cat(queries), self.k_cache, self.v_cache, metadata, SCALE)
+        out = self.backend.attend(torch.cat(queries), self.k_cache, self.v_cache, metadata, AttentionSpec(SCALE))
         expected = [
             dense_attention(q, self.k[i][:end], self.v[i][:end], start)
             for i, (q, start, end) in enumerate(zip(queries, starts, ends, strict=True))
@@ -114,7 +118,7 @@ def boundary_lengths(block_size: int) -> list[int]:
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_prefill_of_whole_prompts_at_every_block_boundary(block_size: int) -> None:
     for n in boundary_lengths(block_size):
-        assert_equal(*Paged([n], block_size, seed=n).attend(Phase.PREFILL, [0], [n]))
+        assert_equal(*Paged([n], block_size, seed=n).prefill([0], [n]))
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -123,57 +127,57 @@ def test_decode_at_every_block_boundary(block_size: int) -> None:
         paged = Paged([n], block_size, seed=n)
         if n > 1:
             paged.write([0], [n - 1])
-        assert_equal(*paged.attend(Phase.DECODE, [n - 1], [n]))
+        assert_equal(*paged.decode([n - 1], [n]))
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (6, 2), (8, 2)])
 def test_query_heads_share_the_right_kv_heads(heads: tuple[int, int]) -> None:
     num_heads, num_kv_heads = heads
     paged = Paged([11, 6], 4, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    assert_equal(*paged.attend(Phase.PREFILL, [0, 0], [10, 5]))
-    assert_equal(*paged.attend(Phase.DECODE, [10, 5], [11, 6]))
+    assert_equal(*paged.prefill([0, 0], [10, 5]))
+    assert_equal(*paged.decode([10, 5], [11, 6]))
 
 
 def test_prefill_of_mixed_lengths_in_one_batch() -> None:
     lens = [1, 9, 4, 3, 17, 5]
-    assert_equal(*Paged(lens, 4).attend(Phase.PREFILL, [0] * len(lens), lens))
+    assert_equal(*Paged(lens, 4).prefill([0] * len(lens), lens))
 
 
 def test_decode_of_mixed_lengths_in_one_batch() -> None:
     lens = [1, 9, 4, 3, 17, 5, 40]
     paged = Paged(lens, 4)
     paged.write([0] * len(lens), [n - 1 for n in lens])
-    assert_equal(*paged.attend(Phase.DECODE, [n - 1 for n in lens], lens))
+    assert_equal(*paged.decode([n - 1 for n in lens], lens))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 8, 13])
 def test_prefill_in_chunks_sees_the_history_and_nothing_after(chunk: int) -> None:
     paged = Paged([13], 4)
     for start in range(0, 13, chunk):
-        assert_equal(*paged.attend(Phase.PREFILL, [start], [min(start + chunk, 13)]))
+        assert_equal(*paged.prefill([start], [min(start + chunk, 13)]))
 
 
 def test_a_batch_of_fresh_prompts_and_later_chunks() -> None:
     paged = Paged([9, 12, 20, 6], 4)
     paged.write([0, 0, 0, 0], [0, 5, 16, 5])
-    assert_equal(*paged.attend(Phase.PREFILL, [0, 5, 16, 5], [9, 12, 19, 6]))
+    assert_equal(*paged.prefill([0, 5, 16, 5], [9, 12, 19, 6]))
 
 
 def test_prefill_of_one_last_token_is_its_decode() -> None:
     prefilled, decoded = Paged([10], 4), Paged([10], 4)
     for paged in (prefilled, decoded):
         paged.write([0], [9])
-    out = prefilled.attend(Phase.PREFILL, [9], [10])[0]
-    torch.testing.assert_close(decoded.attend(Phase.DECODE, [9], [10])[0], out)
+    out = prefilled.prefill([9], [10])[0]
+    torch.testing.assert_close(decoded.decode([9], [10])[0], out)
 
 
 def test_slots_that_nobody_wrote_are_never_read() -> None:
     """The tails of last blocks, other blocks and the null block hold NaN; padding of a batch must not bring it in."""
     lens = [1, 30, 5]
     paged = Paged(lens, 16)
-    out, _ = paged.attend(Phase.PREFILL, [0, 0, 0], [1, 29, 4])
+    out, _ = paged.prefill([0, 0, 0], [1, 29, 4])
     assert out.isfinite().all()
-    out, _ = paged.attend(Phase.DECODE, [0, 29, 4], lens)
+    out, _ = paged.decode([0, 29, 4], lens)
     assert out.isfinite().all()
     assert paged.k_cache[0].isnan().all()
 
@@ -185,15 +189,15 @@ def test_sequences_may_share_blocks() -> None:
         paged.tables[i][:2] = paged.tables[0][:2]
         paged.k[i][:8], paged.v[i][:8] = paged.k[0][:8], paged.v[0][:8]
     paged.write([0, 8, 8], [8, 8, 8])
-    assert_equal(*paged.attend(Phase.PREFILL, [8, 8, 8], [9, 10, 13]))
-    assert_equal(*paged.attend(Phase.DECODE, [8, 10, 13], [9, 11, 14]))
+    assert_equal(*paged.prefill([8, 8, 8], [9, 10, 13]))
+    assert_equal(*paged.decode([8, 10, 13], [9, 11, 14]))
 
 
 def test_a_block_written_in_this_step_may_be_read_by_another_sequence_of_it() -> None:
     paged = Paged([9, 10], 4)
     paged.tables[1][:2] = paged.tables[0][:2]
     paged.k[1][:8], paged.v[1][:8] = paged.k[0][:8], paged.v[0][:8]
-    assert_equal(*paged.attend(Phase.PREFILL, [0, 8], [9, 10]))
+    assert_equal(*paged.prefill([0, 8], [9, 10]))
 
 
 def test_write_kv_puts_each_token_into_its_slot_and_touches_no_other() -> None:
@@ -225,9 +229,9 @@ def test_narrow_dtypes_stay_what_they_are(dtype: torch.dtype) -> None:
     paged = Paged([7, 3], 4)
     paged.k_cache, paged.v_cache = paged.k_cache.to(dtype), paged.v_cache.to(dtype)
     paged.k, paged.v = [k.to(dtype) for k in paged.k], [v.to(dtype) for v in paged.v]
-    metadata = paged.metadata(Phase.PREFILL, [0, 0], [7, 3], paged.write([0, 0], [7, 3]))
+    metadata = paged.metadata(0, [0, 0], [7, 3], paged.write([0, 0], [7, 3]))
     q = torch.randn(10, 4, HEAD_DIM).to(dtype)
-    out = paged.backend.prefill(q, paged.k_cache, paged.v_cache, metadata, SCALE)
+    out = paged.backend.attend(q, paged.k_cache, paged.v_cache, metadata, AttentionSpec(SCALE))
     expected = torch.cat(
         [dense_attention(q[:7], paged.k[0], paged.v[0], 0), dense_attention(q[7:], paged.k[1], paged.v[1], 0)]
     )
@@ -260,7 +264,7 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 def decode(paged: Paged) -> tuple[Tensor, Tensor]:
     before = [n - 1 for n in paged.seq_lens]
     paged.write([0] * len(before), before)
-    return paged.attend(Phase.DECODE, before, paged.seq_lens)
+    return paged.decode(before, paged.seq_lens)
 
 
 @pytest.mark.parametrize("limit", [1, 100, 4000, 1 << 17])
@@ -310,7 +314,7 @@ def test_prefill_in_slices_of_any_size_is_right(
     paged = Paged([12, 23, 9], 4)
     if any(history):
         paged.write([0, 0, 0], history)
-    assert_equal(*paged.attend(Phase.PREFILL, history, paged.seq_lens))
+    assert_equal(*paged.prefill(history, paged.seq_lens))
 
 
 @pytest.mark.parametrize("history", [0, 10])
@@ -321,7 +325,7 @@ def test_prefill_computes_a_bounded_number_of_scores_at_once(
     paged = Paged([30], 4)
     if history:
         paged.write([0], [history])
-    assert_equal(*paged.attend(Phase.PREFILL, [history], [30]))
+    assert_equal(*paged.prefill([history], [30]))
     assert sum(num_queries for _, num_queries, _ in attended) == 30 - history
     assert max(num_queries * seq_len for _, num_queries, seq_len in attended) <= 90
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention import torch_varlen
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.torch_varlen import SINCE, TorchVarlenAttention, torch_release
-from nanoengine.engine.messages import Phase
 from tests.attention import stand_ins
 from tests.attention.stand_ins import installed, pretend_gpu
 from tests.support import TOY
@@ -96,18 +95,18 @@ def test_where_another_implementation_took_the_place_of_torchs(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("release", "phase", "num_heads", "expected"),
+    ("release", "decoding", "num_heads", "expected"),
     [
-        ((2, 12), Phase.PREFILL, 4, None),
-        ((2, 12), Phase.DECODE, 2, None),
-        ((2, 13), Phase.PREFILL, 4, 1),
-        ((2, 13), Phase.DECODE, 2, 1),
-        ((2, 13), Phase.DECODE, 4, None),
-        ((2, 14), Phase.PREFILL, 2, 1),
+        ((2, 12), False, 4, None),
+        ((2, 12), True, 2, None),
+        ((2, 13), False, 4, 1),
+        ((2, 13), True, 2, 1),
+        ((2, 13), True, 4, None),
+        ((2, 14), False, 2, 1),
     ],
 )
 def test_sequences_are_split_only_where_torch_does_it_rightly(
-    release: tuple[int, int], phase: Phase, num_heads: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+    release: tuple[int, int], decoding: bool, num_heads: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -121,12 +120,11 @@ def test_sequences_are_split_only_where_torch_does_it_rightly(
         backend = TorchVarlenAttention(256)
     q, cache = torch.zeros(1, num_heads, 16), torch.zeros(2, 256, 2, 16)
     one = torch.ones(1, dtype=torch.int32)
-    metadata = AttentionMetadata(phase, [], torch.tensor([0, 1]), one, one[None], one, [1], [1])
-    attend = backend.decode if phase is Phase.DECODE else backend.prefill
-    attend(q, cache, cache, metadata, 0.1)
+    metadata = AttentionMetadata([], one, int(decoding), torch.tensor([0, 1]), one, one[None], [1], [1])
+    backend.attend(q, cache, cache, metadata, AttentionSpec(0.1))
     assert asked[0].get("num_splits") == expected
     assert ("num_splits" in asked[0]) == (expected is not None), "torch 2.12 refuses the option itself"
-    assert asked[0]["window_size"] == ((-1, -1) if phase is Phase.DECODE else (-1, 0))
+    assert asked[0]["window_size"] == ((-1, -1) if decoding else (-1, 0))
 
 
 def test_a_captured_decode_is_prepared_for_the_longest_sequence_that_its_tables_hold() -> None:
@@ -135,10 +133,9 @@ def test_a_captured_decode_is_prepared_for_the_longest_sequence_that_its_tables_
         backend = TorchVarlenAttention(256)
     backend._attend = lambda q, _k, _v, _starts, _keys, _max_q, max_k, **_: longest.append(max_k) or q
     one = torch.ones(1, dtype=torch.int32)
-    metadata = AttentionMetadata(
-        Phase.DECODE, [], torch.tensor([0, 1]), one, torch.ones(1, 7, dtype=torch.int32), one, [1], [0]
-    )
-    backend.decode(torch.zeros(1, 2, 16), *torch.zeros(2, 2, 256, 2, 16), metadata, 0.1)
+    tables = torch.ones(1, 7, dtype=torch.int32)
+    metadata = AttentionMetadata([], one, 1, torch.tensor([0, 1]), one, tables, [1], [0])
+    backend.attend(torch.zeros(1, 2, 16), *torch.zeros(2, 2, 256, 2, 16), metadata, AttentionSpec(0.1))
     assert longest == [7 * 256]
 
 

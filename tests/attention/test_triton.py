@@ -17,7 +17,6 @@ pytest.importorskip("triton", reason="Triton is not installed: it is made for Li
 from nanoengine.attention import triton as module
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
-from nanoengine.engine.messages import Phase
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.support import TOY
 
@@ -62,12 +61,12 @@ def test_it_is_near_the_torch_backend(heads: Heads, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("block_size", [16, 64])
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.DECODE])
-def test_it_is_exact_in_float32(phase: Phase, block_size: int) -> None:
+@pytest.mark.parametrize("decoding", [False, True])
+def test_it_is_exact_in_float32(decoding: bool, block_size: int) -> None:
     lens = [1, 16, 17, 65]
     sequences = sequences_of(Heads(1, 2, 32), block_size, lens)
     pools = triton_pool(sequences), exact_pool(sequences)
-    if phase is Phase.PREFILL:
+    if not decoding:
         starts = [0] * len(lens)
         results = [pool.prefill(starts, lens) for pool in pools]
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from benchmarks.drive import Interrupted, RequestTimes, count_wasted_slots, drive
+from benchmarks.drive import Interrupted, Kind, RequestTimes, Tap, count_wasted_slots, drive
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import Phase
+from nanoengine.engine.messages import Chunk, Decodes, Place, StepPlan, Tier, Transfer
 from nanoengine.errors import InvalidPrompt
 from tests.engine.engine_toys import Script, assert_idle, make_engine
 
@@ -24,7 +25,7 @@ def test_every_token_has_a_time_and_every_step_its_work() -> None:
     assert [len(request.output_token_ids) for request in run.requests] == [4, 1, 7]
     assert [request.num_prompt_tokens for request in run.requests] == [5, 9, 2]
     assert sum(told) == run.num_output_tokens == 12
-    assert run.steps[0].phase is Phase.PREFILL
+    assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 6]
     assert run.steps[0].num_seqs == 3
     assert run.steps[0].work.num_tokens == 16
     assert [step.num_seqs for step in run.steps[1:]] == [2, 2, 2, 1, 1, 1]
@@ -33,6 +34,50 @@ def test_every_token_has_a_time_and_every_step_its_work() -> None:
     assert run.steps[-1].end <= run.seconds
     assert all(0 <= step.model_seconds <= step.end - step.start for step in run.steps)
     assert_idle(engine)
+
+
+def test_a_step_of_prompts_and_decodes_is_a_mixed_one() -> None:
+    engine = make_engine(block_size=4, policy="mixed", max_chunk=4)
+    run = drive(engine, Workload([[1] * 3, [2] * 9], output_lens=[6, 2]), ignore)
+    assert [step.kind for step in run.steps] == [Kind.PREFILL, Kind.MIXED, Kind.MIXED, *[Kind.DECODE] * 3]
+    assert [step.work.num_tokens for step in run.steps] == [3 + 4, 1 + 4, 1 + 1, 2, 1, 1]
+    assert [step.num_seqs for step in run.steps] == [2, 2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind"),
+    [
+        (StepPlan(chunks=[Chunk(0, 0, 1, (0,))]), Kind.PREFILL),  # of a prompt of one token
+        (StepPlan(decodes=Decodes(np.zeros(1, np.int32), np.ones(1, np.int32))), Kind.DECODE),
+        (StepPlan(transfers=[Transfer(Place(Tier.DEVICE, 1), Place(Tier.HOST, 0))]), None),
+        (StepPlan(wait=True), None),
+    ],
+    ids=["prefill", "decode", "copies", "waits"],
+)
+def test_what_a_step_computes(plan: StepPlan, kind: Kind | None) -> None:
+    assert Kind.of_plan(plan) is kind
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_step_is_recorded_with_its_own_plan(depth: int) -> None:
+    engine = make_engine(max_steps_in_flight=depth)
+    run = drive(engine, Workload([[1, 2], [3, 4]], [9, 9]), ignore)
+    assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 8]
+    assert [step.num_seqs for step in run.steps] == [2] * 9
+
+
+def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
+    engine = make_engine(block_size=4)
+    workload = Workload([[1] * 3, [2] * 3, [3] * 9], output_lens=[50, 50, 4])
+    run = drive(engine, workload, ignore, num_streams=2)
+    assert [len(request.token_times) for request in run.requests] == [5, 5, 4]
+    assert_idle(engine)
+
+
+def test_a_tap_says_what_its_executor_says() -> None:
+    engine = make_engine()
+    engine.executor.info = object()  # type: ignore[misc, assignment]
+    assert Tap(engine.executor).info is engine.executor.info
 
 
 def test_the_engine_gets_its_executor_back() -> None:
@@ -107,4 +152,4 @@ def test_a_bad_prompt_is_refused_before_anything_runs() -> None:
     script = Script()
     with pytest.raises(InvalidPrompt):
         drive(make_engine(script), Workload([[1, 2], []], [9, 9]), ignore)
-    assert script.batches == []
+    assert script.plans == []

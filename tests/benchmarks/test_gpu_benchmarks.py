@@ -143,6 +143,13 @@ def test_an_engine_runs_in_another_mode_and_back(tiny_llm: LLM) -> None:
     assert again[0].outputs[0].token_ids == tokens[0].outputs[0].token_ids
 
 
+def test_the_script_runs_tests_that_there_are() -> None:
+    words = (ROOT / "benchmarks" / "gpu.sh").read_text().replace("(", " ").replace(")", " ").split()
+    named = [word for word in words if word.startswith("tests/")]
+    assert len(named) == 4
+    assert all((ROOT / name).exists() for name in named)
+
+
 def test_the_script_refuses_a_machine_without_a_gpu(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "gpu.sh")
     assert subprocess.run(["bash", "-n", script], check=False).returncode == 0

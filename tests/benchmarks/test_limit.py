@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.ceiling import measure_ceiling
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.engine.messages import Chunk, Decodes, StepPlan
 from tests.support import QWEN3_06B
 
 NO_COMPUTE = Ceiling(read_bytes_s=32.3e9, flop_s=float("inf"))
@@ -41,23 +41,25 @@ def test_an_untied_head_is_read_and_its_embedding_is_not() -> None:
     assert untied.weight_bytes == LIMIT.weight_bytes
 
 
-def test_the_work_of_a_batch() -> None:
-    params = SamplingParams()
-    prefill = ScheduledBatch(
-        Phase.PREFILL,
-        seq_ids=[1, 2],
-        token_ids=[0] * 7,
-        num_computed_tokens=[16, 0],
-        num_new_tokens=[3, 4],
-        sampled_rows=[0],
-        sampling=[SamplingRow(params, 0, ())],
-    )
+def test_the_work_of_a_step() -> None:
+    chunks = [Chunk(0, 16, 3, samples=(0,)), Chunk(1, 0, 4, samples=())]
     # Queries 17, 18, 19 see 17 + 18 + 19 keys; those of the other sequence 1 + 2 + 3 + 4.
-    assert StepWork.of_batch(prefill) == StepWork(num_tokens=7, num_sampled=1, num_context=23, num_pairs=54 + 10)
-    decode = ScheduledBatch(
-        Phase.DECODE, seq_ids=[1, 2], token_ids=[0, 0], num_computed_tokens=[16, 4], num_new_tokens=[1, 1]
-    )
-    assert StepWork.of_batch(decode) == StepWork(num_tokens=2, num_sampled=0, num_context=22, num_pairs=22)
+    prefill = StepWork(num_tokens=7, num_sampled=1, num_context=23, num_pairs=54 + 10)
+    assert StepWork.of_plan(StepPlan(chunks=chunks)) == prefill
+    decodes = Decodes(np.array([2, 3], np.int32), np.array([16, 4], np.int32))
+    decode = StepWork(num_tokens=2, num_sampled=2, num_context=22, num_pairs=22)
+    assert StepWork.of_plan(StepPlan(decodes=decodes)) == decode
+    both = StepWork(*(a + b for a, b in zip(prefill, decode, strict=True)))
+    assert StepWork.of_plan(StepPlan(decodes=decodes, chunks=chunks)) == both
+    assert all(type(number) is int for number in both), "sums of columns become plain numbers, as JSON takes them"
+
+
+def test_the_samples_of_a_fork_are_counted_each() -> None:
+    assert StepWork.of_plan(StepPlan(chunks=[Chunk(0, 0, 4, samples=(0, 1, 2))])) == StepWork(4, 3, 4, 10)
+
+
+def test_a_step_that_computes_nothing_has_nothing_to_read() -> None:
+    assert LIMIT.seconds(StepWork.of_plan(StepPlan()), NO_COMPUTE) == 0.0
 
 
 def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> None:

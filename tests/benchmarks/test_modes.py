@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bench
-from nanoengine.engine.messages import ScheduledBatch
+from nanoengine.engine.messages import StepPlan
 from nanoengine.runner.model_runner import ModelRunner, Step
 
 ROOT = Path(__file__).parent.parent.parent
@@ -120,6 +121,53 @@ def test_serve_finds_its_own_rates(capsys: pytest.CaptureFixture[str], tiny: Pat
     assert all(r["figures"]["goodput_share"]["median"] == 0 for r in result["rows"] if "rate" in r["case"])
 
 
+def test_serve_compares_policies_on_the_same_arrivals(
+    capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path
+) -> None:
+    policies = ["--policy", "prefill_first", "mixed", "--chunk", 4]
+    options = ["--model", tiny, "--repeat", 1, "--plot", tmp_path / "serve.png"]
+    result = run(capsys, "serve", *TINY_WORK, "--rate", 1000, *policies, *options)
+    figures = {
+        policy: row(result, rate=1000, policy=policy, chunk=4)["figures"] for policy in ("prefill_first", "mixed")
+    }
+    assert all({"output_tok_s", "ttft_ms", "itl_ms_p99"} <= found.keys() for found in figures.values())
+    assert "mixed_tok_s" not in figures["prefill_first"]
+    assert (tmp_path / "serve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interference(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
+    sizes = ["--streams", 3, "--stream-input", 5, "--stream-output", 300, "--num-prompts", 2, "--input-len", 60, 90]
+    options = ["--model", tiny, "--repeat", 1, "--chunk", 8, 32, "--plot", tmp_path / "interference.png"]
+    result = run(capsys, "interference", *sizes, *options)
+    for policy, chunk in product(("prefill_first", "mixed"), (8, 32)):
+        figures = row(result, policy=policy, chunk=chunk)["figures"]
+        for name in ("itl_ms", "slowdown", "ttft_ms"):
+            assert 0 < figures[name]["median"] <= figures[f"{name}_p99"]["median"] <= figures[f"{name}_max"]["median"]
+        for name in ("alone_ms", "output_tok_s", "prompt_tok_s", "decode_limit_share"):
+            assert figures[name]["median"] > 0
+        assert ("mixed_tok_s" in figures) == (policy == "mixed"), "prompts are computed beside the streams, or alone"
+        assert "prefill_tok_s" in figures, "that of the streams themselves"
+    assert result["prompts_per_s"] > 0
+    assert result["warnings"] == [] or not any("streams ended" in warning for warning in result["warnings"])
+    assert (tmp_path / "interference.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_interference_at_a_given_rate_says_when_the_streams_were_too_short(
+    capsys: pytest.CaptureFixture[str], tiny: Path
+) -> None:
+    sizes = ["--streams", 2, "--stream-input", 5, "--stream-output", 40, "--num-prompts", 2, "--input-len", 20, 20]
+    options = ["--model", tiny, "--repeat", 1, "--policy", "mixed", "--rate", 0.5]
+    result = run(capsys, "interference", *sizes, *options)
+    assert result["prompts_per_s"] == 0.5
+    assert any("streams ended before the last prompt" in warning for warning in result["warnings"])
+
+
+def test_interference_needs_room_for_a_prompt(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    options = ["--model", str(tiny), "--stream-output", "40", "--input-len", "20", "20", "--option", "max_num_seqs=8"]
+    assert bench.main(["interference", *options]) == 2
+    assert "BadOption: --streams is 8, but only 8 sequences can run at once" in capsys.readouterr().err
+
+
 def test_prefix(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
     sizes = ["--num-seqs", 3, "--prefix-len", 64, "--user-len", 8, "--output-len", 4, "--chats", 2, "--turns", 3]
     options = ["--model", tiny, "--repeat", 1, "--plot", tmp_path / "prefix.png"]
@@ -142,23 +190,35 @@ def test_prefix(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) 
 def test_scheduler(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sizes = ["--num-seqs", 4, 24, "--input-len", 20, 60, "--output-len", 20, 60]
     result = run(capsys, "scheduler", *sizes, "--repeat", 2, "--plot", tmp_path / "scheduler.png")
-    for count in (4, 24):
-        plenty = row(result, num_seqs=count, pool="plenty")["figures"]
-        quarter = row(result, num_seqs=count, pool="a quarter")["figures"]
+    for count, policy in product((4, 24), ("prefill_first", "mixed")):
+        plenty = row(result, num_seqs=count, policy=policy, pool="plenty")["figures"]
+        quarter = row(result, num_seqs=count, policy=policy, pool="a quarter")["figures"]
         assert plenty["us_per_token"]["median"] > 0
         assert plenty["preemptions"]["max"] == 0
         assert plenty["steps"]["median"] < quarter["steps"]["median"]
         assert 0 < plenty["kv_waste"]["median"] < 0.5
-    assert quarter["preemptions"]["min"] > 0
+        assert count == 4 or quarter["preemptions"]["min"] > 0
     assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_scheduler_with_every_feature_on(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--num-seqs", 16, "--input-len", 20, 60, "--output-len", 20, 60, "--repeat", 1]
-    result = run(capsys, "scheduler", *sizes, "--swap", "--pool-blocks", 20, 200)
-    assert row(result, num_seqs=16, pool="20 blocks")["figures"]["preemptions"]["min"] > 0
-    assert row(result, num_seqs=16, pool="200 blocks")["figures"]["preemptions"]["max"] == 0
+    result = run(capsys, "scheduler", *sizes, "--swap", "--pool-blocks", 20, 200, "--depth", 2)
+    for policy in ("prefill_first", "mixed"):
+        case = {"num_seqs": 16, "policy": policy, "depth": 2}
+        assert row(result, pool="20 blocks", **case)["figures"]["preemptions"]["min"] > 0
+        assert row(result, pool="200 blocks", **case)["figures"]["preemptions"]["max"] == 0
     assert row(result, prompt_tokens=100_000)["figures"]["hash_ms"]["median"] > 0
+
+
+def test_scheduler_with_other_numbers_of_plans_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--num-seqs", 4, "--input-len", 20, 20, "--output-len", 30, 30, "--repeat", 1, "--pool-blocks", 100]
+    result = run(capsys, "scheduler", *sizes, "--policy", "mixed", "--depth", 1, 2, 3)
+    for depth in (1, 2, 3):
+        figures = row(result, num_seqs=4, policy="mixed", depth=depth)["figures"]
+        assert figures["steps"]["median"] == 30, (
+            "a prefill, and a step for each token after the first: nothing is done in vain"
+        )
 
 
 def test_startup(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
@@ -199,12 +259,12 @@ def test_ctrl_c_shows_what_was_measured_so_far(
 ) -> None:
     launch, calls = ModelRunner.launch, 0
 
-    def interrupted_later(self: ModelRunner, batch: ScheduledBatch) -> Step:
+    def interrupted_later(self: ModelRunner, plan: StepPlan) -> Step:
         nonlocal calls
         calls += 1
         if calls == 14:  # 4 steps of warm-up, 6 in each repetition: in the middle of the second
             raise KeyboardInterrupt
-        return launch(self, batch)
+        return launch(self, plan)
 
     monkeypatch.setattr(ModelRunner, "launch", interrupted_later)
     work = ["--num-seqs", "2", "--input-len", "3", "3", "--output-len", "6", "6"]

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import plots
-from benchmarks.drive import Step
+from benchmarks.drive import Kind, Step
 from benchmarks.limit import StepWork
 from benchmarks.report import Report
-from nanoengine.engine.messages import Phase
 
 
 @pytest.fixture
@@ -42,23 +41,26 @@ def test_a_sweep_is_drawn_over_its_rates(tmp_path: Path, figures: list[Any]) -> 
     assert "demo" in figures[0].get_suptitle()
 
 
-def test_a_timeline_shows_phases_waiting_use_and_preemptions(tmp_path: Path, figures: list[Any]) -> None:
+def test_a_timeline_shows_kinds_of_steps_waiting_use_and_preemptions(tmp_path: Path, figures: list[Any]) -> None:
     report = Report("throughput", facts(model="demo"))
     report.add({"num_seqs": 3}, {"output_tok_s": 9.0})
     report.add({"num_seqs": 3}, {"output_tok_s": 3.0}, "peer")
     work = StepWork(1, 1, 1, 1)
     report.timeline = [
-        Step(0.0, 0.4, 0.3, Phase.PREFILL, 3, 2, work, kv_usage=0.5, num_preemptions=0),
-        Step(0.4, 0.5, 0.1, Phase.DECODE, 5, 0, work, kv_usage=0.75, num_preemptions=1),
+        Step(0.0, 0.4, 0.3, Kind.PREFILL, 3, 2, work, kv_usage=0.5, num_preemptions=0),
+        Step(0.4, 0.5, 0.1, Kind.DECODE, 5, 0, work, kv_usage=0.75, num_preemptions=1),
+        Step(0.5, 0.7, 0.2, Kind.MIXED, 6, 0, work, kv_usage=0.8, num_preemptions=1),
+        Step(0.7, 0.8, 0.1, None, 0, 1, work, kv_usage=0.8, num_preemptions=1),
     ]
     plots.plot(report, tmp_path / "throughput.png")
     bars, batch, pool, preemptions = (axis for axis in figures[0].axes if axis.axison)
     assert sorted(bar.get_width() for bar in bars.patches) == [3.0, 9.0]
     assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in batch.patches] == [
-        (0.0, 0.4, 3), (0.4, pytest.approx(0.1), 5)
+        (0.0, 0.4, 3), (0.4, pytest.approx(0.1), 5), (0.5, pytest.approx(0.2), 6)
     ]  # fmt: skip
-    assert pool.lines[0].get_ydata().tolist() == [50.0, 75.0]
-    assert preemptions.lines[0].get_ydata().tolist() == [0, 1]
+    assert len({bar.get_facecolor() for bar in batch.patches}) == 3, "each kind has its colour"
+    assert pool.lines[0].get_ydata().tolist() == [50.0, 75.0, 80.0, 80.0]
+    assert preemptions.lines[0].get_ydata().tolist() == [0, 1, 1, 1]
 
 
 def test_nothing_to_draw_is_no_picture(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.messages import Phase
+from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.runner import startup
+from tests.runner.fake_stream import FakeStream
 from tests.support import model_runner
 
 VOCAB_SIZE = 300
@@ -21,6 +26,11 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
 PROMPTS = [[(37 * i + 11 * j) % 200 for j in range(16)] for i in range(4)]
 
 
+Kind = Literal["prefill", "decode", "mixed"]
+Act = Callable[[torch.Tensor, Kind], None]
+"""Called with the token ids and the kind of a step."""
+
+
 class Broken(Exception):
     """What the sabotaged model raises."""
 
@@ -28,6 +38,17 @@ class Broken(Exception):
 def open_llm(folder: Path, **options: Any) -> LLM:
     defaults = {"max_model_len": MAX_LEN, "num_kv_blocks": 40, "dtype": "float32", "device": "cpu"}
     return LLM(str(folder), use_tqdm=False, **defaults | options)
+
+
+@contextmanager
+def late_device(*, can_record: bool = False, seed: int | None = None) -> Iterator[FakeStream]:
+    """Engines made here run on a device on which time passes. With kernels in torch, their decode steps can be recorded."""
+    stream = FakeStream(can_record=can_record, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(startup, "open_stream", lambda _: stream)
+        patch.setattr(TorchKernels, "capturable", True)
+        patch.setattr(TorchAttention, "capturable", True)
+        yield stream
 
 
 def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
@@ -42,31 +63,36 @@ def assert_idle(llm: LLM) -> None:
     assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
 
 
-def sabotage(llm: LLM, monkeypatch: pytest.MonkeyPatch, act: Callable[[torch.Tensor, Phase], None]) -> None:
-    """Call `act` with the token ids and the phase of every step before the model computes it."""
+def kind_of(metadata: AttentionMetadata) -> Kind:
+    num_runs = len(metadata.query_lens_list)
+    return "prefill" if not metadata.num_decodes else "decode" if metadata.num_decodes == num_runs else "mixed"
+
+
+def sabotage(llm: LLM, monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
+    """Call `act` before the model computes a step."""
     model = model_runner(llm).model
     forward = model.forward
 
-    def sabotaged(input_ids: torch.Tensor, positions: torch.Tensor, metadata: Any) -> torch.Tensor:
-        act(input_ids, metadata.phase)
+    def sabotaged(input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
+        act(input_ids, kind_of(metadata))
         return forward(input_ids, positions, metadata)
 
     monkeypatch.setattr(model, "forward", sabotaged)
 
 
-def raise_on_poison(input_ids: torch.Tensor, phase: Phase) -> None:
+def raise_on_poison(input_ids: torch.Tensor, kind: Kind) -> None:
     if POISON in input_ids.tolist():
-        raise Broken(f"{POISON} is in the {phase.value}")
+        raise Broken(f"{POISON} is in the {kind}")
 
 
-def raise_at(call: int, error: BaseException, only: Phase | None = None) -> Callable[[torch.Tensor, Phase], None]:
-    """Raise at the n-th step (of one phase), once."""
+def raise_at(call: int, error: BaseException, only: Kind | None = None) -> Act:
+    """Raise at the n-th step (of one kind), once."""
     calls = 0
 
-    def act(input_ids: torch.Tensor, phase: Phase) -> None:  # noqa: ARG001
+    def act(input_ids: torch.Tensor, kind: Kind) -> None:  # noqa: ARG001
         nonlocal calls
-        calls += only in (None, phase)
-        if calls == call and only in (None, phase):
+        calls += only in (None, kind)
+        if calls == call and only in (None, kind):
             raise error
 
     return act

@@ -6,8 +6,10 @@ The KV pool is full of NaN, so that a block which is shared, copied or taken bac
 from __future__ import annotations
 
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +23,9 @@ from tests.support import fill_kv_with_nan, reference_logits, reference_model
 Tokens = list[list[int]]
 
 
-def open_llm(**options: Any) -> LLM:
+def open_llm(model: Path | str = "demo", **options: Any) -> LLM:
     defaults: dict[str, Any] = {"max_model_len": 256, "num_kv_blocks": 300}
-    llm = LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **defaults | options)
+    llm = LLM(str(model), dtype="float32", device="cpu", use_tqdm=False, **defaults | options)
     fill_kv_with_nan(llm)
     return llm
 
@@ -96,9 +98,19 @@ def beam_prompts(text: list[int]) -> Tokens:
 
 
 @pytest.fixture(scope="module")
-def beam_llm(transformers_beams: Beams) -> Iterator[LLM]:
-    with open_llm() as llm:
-        llm.engine.eos_token_ids = tuple(transformers_beams.eos)
+def line_model(transformers_beams: Beams, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, for which the end of a line ends the text."""
+    folder = tmp_path_factory.mktemp("lines")
+    for file in DEMO.glob("*"):
+        if file.is_file() and file.name != "generation_config.json":
+            (folder / file.name).symlink_to(file)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": transformers_beams.eos}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def beam_llm(line_model: Path) -> Iterator[LLM]:
+    with open_llm(line_model) as llm:
         yield llm
 
 
@@ -166,11 +178,10 @@ def test_what_a_beam_says_of_itself(beam_llm: LLM, transformers_beams: Beams, be
     ],
 )
 def test_beams_of_many_prompts_in_a_tiny_pool(
-    transformers_beams: Beams, beam_prompts: Tokens, text: list[int], options: dict[str, Any]
+    line_model: Path, transformers_beams: Beams, beam_prompts: Tokens, text: list[int], options: dict[str, Any]
 ) -> None:
     params = BeamSearchParams(beam_width=4, max_tokens=15, length_penalty=2.0, early_stopping="never")
-    with open_llm(max_model_len=100, **options) as llm:
-        llm.engine.eos_token_ids = tuple(transformers_beams.eos)
+    with open_llm(line_model, max_model_len=100, **options) as llm:
         for output in llm.beam_search([*beam_prompts, text[800:855]], params, use_tqdm=False):
             assert token_ids(output) == transformers_beams(output.prompt_token_ids, params)
         scheduler = llm.engine.scheduler

@@ -105,10 +105,11 @@ def test_a_refused_engine_leaves_room_for_a_right_one(folder: Path, right: list[
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("where", ["forward", "schedule", "update", "submit", "decode"])
+@pytest.mark.parametrize("overlap", [False, True])
 def test_ctrl_c_frees_everything_wherever_it_comes(
-    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]], where: str
+    make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]], where: str, overlap: bool
 ) -> None:
-    llm = make(max_num_seqs=2)  # two run, two wait
+    llm = make(max_num_seqs=2, async_scheduling=overlap)  # two run, two wait
     owner, name = {
         "forward": (model_runner(llm).model, "forward"),
         "schedule": (llm.engine.scheduler.block_manager, "admit"),

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.messages import Phase
 from nanoengine.errors import (
     StepFailed,
 )
@@ -62,7 +61,7 @@ def test_a_failed_decode_keeps_the_tokens_so_far_and_spares_who_waits(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]]
 ) -> None:
     llm = make(max_num_seqs=2)
-    sabotage(llm, monkeypatch, raise_at(3, Broken("third decode"), only=Phase.DECODE))
+    sabotage(llm, monkeypatch, raise_at(3, Broken("third decode"), only="decode"))
     with pytest.raises(StepFailed, match="2 of 4 requests failed: third decode") as raised:
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     tokens = [output.outputs[0].token_ids for output in raised.value.outputs]
@@ -162,11 +161,11 @@ def test_generate_ends_when_its_requests_are_aborted_elsewhere(
         assert calls < 100, "it waits for requests that are gone"
         return step()
 
-    def aborting(batch: Any) -> Any:
+    def aborting(plan: Any) -> Any:
         if calls == 3:
             for i in aborted:
                 assert llm.engine.abort(f"request-{i}")
-        return launch(batch)
+        return launch(plan)
 
     monkeypatch.setattr(llm.engine, "step", counted_step)
     monkeypatch.setattr(executor, "launch", aborting)

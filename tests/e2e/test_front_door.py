@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
 from nanoengine import llm as module
-from nanoengine.engine.messages import Phase
+from nanoengine.engine.messages import Chunk, Decodes, StepPlan
+from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from tests.support import tiny_checkpoint
 
@@ -195,12 +197,38 @@ def test_the_progress_bar_goes_on_while_the_last_request_runs(
 
 
 def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    for phase in Phase:
-        tiny_llm.engine.stats.record(phase, 10**15, 1.0)  # what earlier calls did
+    rows = np.zeros(10**6, np.int32)
+    for plan in (StepPlan(chunks=[Chunk(0, 0, 10**15, ())]), StepPlan(decodes=Decodes(rows, rows))):
+        tiny_llm.engine.stats.record(plan, 1e-9)  # what earlier calls did
     tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
     rates = re.findall(r"(?:prefill|decode) (\d+) tok/s", capsys.readouterr().err)
     assert rates
     assert max(map(int, rates)) < 10**9
+
+
+def test_a_request_that_somebody_else_ends_is_not_waited_for(tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a listener of events; no step tells of it."""
+    engine, step = tiny_llm.engine, tiny_llm.engine.step
+    requests: list[Request] = []
+
+    def step_and_abort() -> list[Request]:
+        touched = step()
+        requests.extend(touched)
+        if len(requests) > 8:
+            for request in requests:
+                engine.abort(request.request_id)
+        return touched
+
+    monkeypatch.setattr(engine, "step", step_and_abort)
+    outputs = tiny_llm.generate([PROMPT] * 3, SamplingParams(max_tokens=400, ignore_eos=True), use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["abort"] * 3
+    assert 1 <= len(outputs[0].outputs[0].token_ids) < 10
+
+
+def test_metrics_are_a_snapshot(tiny_llm: LLM) -> None:
+    before = tiny_llm.metrics
+    tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+    assert before != tiny_llm.metrics
 
 
 def test_unseeded_requests_differ_but_a_fresh_engine_repeats_itself(tmp_path: Path) -> None:

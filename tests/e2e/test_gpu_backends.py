@@ -4,8 +4,6 @@ Triton kernels run in their interpreter, and decode steps are recorded and overl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,9 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention import plain_layout
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.runner import model_runner as module
+from nanoengine.attention import nhd_layout
 from tests.attention.stand_ins import installed
-from tests.e2e.small_engine import assert_idle
-from tests.runner.fake_stream import FakeStream
+from tests.e2e.small_engine import assert_idle, late_device
 from tests.support import fill_kv_with_nan, model_runner
 
 LENGTHS = (1, 15, 16, 17, 40, 255, 256, 257, 300)
@@ -28,6 +23,7 @@ Tokens = list[list[list[int]]]
 WAYS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked": {"max_num_batched_tokens": 97},
+    "mixed": {"max_num_batched_tokens": 97, "scheduling_policy": "mixed"},
     "preempted": {"num_kv_blocks": 4, "max_num_seqs": 6},
     "without prefixes": {"enable_prefix_caching": False, "max_num_seqs": 3},
 }
@@ -67,16 +63,6 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return llm
 
 
-@contextmanager
-def late_device(*, can_record: bool) -> Iterator[FakeStream]:
-    """Engines made here run on a late stream."""
-    stream = FakeStream(can_record=can_record, seed=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "open_stream", lambda _: stream)
-        patch.setattr(TorchKernels, "capturable", True)
-        yield stream
-
-
 @pytest.fixture(scope="module")
 def right(tiny: Path) -> Tokens:
     """What the reference says to each prompt alone."""
@@ -91,7 +77,7 @@ def right(tiny: Path) -> Tokens:
 @pytest.mark.parametrize("package", list(BACKENDS))
 def test_tokens_are_those_of_the_reference(tiny: Path, right: Tokens, package: str, way: str) -> None:
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_layout, "why_not_triton", lambda _: "the interpreter is slow")
+        patch.setattr(nhd_layout, "why_not_triton", lambda _: "the interpreter is slow")
         with open_llm(tiny, attention_backend=BACKENDS[package], **WAYS[way]) as llm:
             assert model_runner(llm).backend.name == BACKENDS[package]
             assert generate(llm) == right
@@ -106,14 +92,14 @@ def test_tokens_are_those_of_the_reference(tiny: Path, right: Tokens, package: s
 def test_recorded_and_overlapping_too(tiny: Path, right: Tokens, package: str, way: str) -> None:
     with (
         installed(package, exact=True),
-        late_device(can_record=True) as stream,
+        late_device(can_record=True, seed=0) as stream,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(plain_layout, "why_not_triton", lambda _: "the interpreter is slow")
+        patch.setattr(nhd_layout, "why_not_triton", lambda _: "the interpreter is slow")
         backend = BACKENDS[package]
         with open_llm(tiny, attention_backend=backend, async_scheduling=True, **WAYS[way]) as llm:
             assert generate(llm) == right
-        assert sum(recording.num_repeats for recording in stream.recordings) > 0
+        assert sum(recording.num_replays for recording in stream.recordings) > 0
         assert stream.num_overlapping > 0
 
 
@@ -121,7 +107,7 @@ def test_recorded_and_overlapping_too(tiny: Path, right: Tokens, package: str, w
 def test_half_precision_is_what_the_packages_take(tiny: Path, package: str) -> None:
     """Without the exemption of the exactness tests, the stand-ins refuse anything else, as the packages do."""
     with installed(package), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_layout, "why_not_triton", lambda _: "the interpreter is slow")
+        patch.setattr(nhd_layout, "why_not_triton", lambda _: "the interpreter is slow")
         for dtype in ("bfloat16", "float16"):
             with open_llm(tiny, attention_backend=BACKENDS[package], dtype=dtype) as llm:
                 assert all(len(tokens) == 6 for completions in generate(llm) for tokens in completions)
@@ -130,15 +116,15 @@ def test_half_precision_is_what_the_packages_take(tiny: Path, package: str) -> N
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
 @pytest.mark.parametrize("recorded", [False, True])
 def test_triton_kernels_all_the_way(tiny: Path, recorded: bool) -> None:
-    """In Triton's interpreter, which is slow: few tokens."""
+    """In Triton's interpreter, which is slow: few tokens, and either policy once."""
     pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
     lengths = (1, 17, 33)
     few: dict[str, Any] = {"block_size": 16, "num_kv_blocks": 14, "max_num_batched_tokens": 40, "max_num_seqs": 4}
     with open_llm(tiny, attention_backend="torch", **few) as llm:
         expected = generate(llm, lengths, max_tokens=3)
-    with late_device(can_record=recorded) as stream:
-        few["kernels"] = "triton"
+    with late_device(can_record=recorded, seed=0) as stream:
+        few |= {"kernels": "triton", "scheduling_policy": "mixed" if recorded else "prefill_first"}
         with open_llm(tiny, attention_backend="triton", async_scheduling=recorded, **few) as llm:
             assert (model_runner(llm).kernels.name, model_runner(llm).backend.name) == ("triton", "triton")
             assert generate(llm, lengths, max_tokens=3) == expected
-        assert (sum(recording.num_repeats for recording in stream.recordings) > 0) == recorded
+        assert (sum(recording.num_replays for recording in stream.recordings) > 0) == recorded

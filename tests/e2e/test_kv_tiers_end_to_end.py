@@ -6,7 +6,9 @@ The pool is full of NaN, so that a block which did not come back whole shows.
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import struct
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +17,8 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.kv.kv_file import encode_header, read_kv_file, write_kv_file
-from nanoengine.engine.kv.tiers import LowerTiers
-from nanoengine.engine.messages import ScheduledBatch, Tier
+from nanoengine.engine.kv.kv_file import MAGIC, write_kv_file
+from nanoengine.engine.messages import StepPlan, Tier
 from nanoengine.errors import NanoEngineError, StepFailed
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -53,13 +54,9 @@ def assert_idle(llm: LLM) -> None:
     assert llm.engine.scheduler.block_manager.pool.usage == 0
 
 
-def tiers(llm: LLM) -> LowerTiers:
-    return llm.engine.scheduler.block_manager.tiers
-
-
 def hits(llm: LLM, tier: Tier) -> int:
     """Tokens that were found in a tier."""
-    return llm.engine.scheduler.block_manager.stats.hits_by_tier[tier]
+    return llm.cache_stats.hits_by_tier[tier]
 
 
 def kv_files(folder: Path) -> list[Path]:
@@ -90,7 +87,7 @@ def test_recompute_copies_nothing(prompts: Tokens, right: list[Tokens]) -> None:
         assert run(llm, prompts) == right
         preemption = llm.engine.scheduler.preemption
         assert preemption.num_recomputes == llm.engine.scheduler.num_preemptions > 0
-        assert preemption.num_swaps == tiers(llm).num_saved_blocks == tiers(llm).num_loaded_blocks == 0
+        assert preemption.num_swaps == llm.cache_stats.num_saved_blocks == llm.cache_stats.num_loaded_blocks == 0
         assert hits(llm, Tier.HOST) == hits(llm, Tier.DISK) == 0
 
 
@@ -106,18 +103,18 @@ def test_swapped_blocks_come_back_as_they_were(
         assert run(llm, prompts) == right
         assert llm.engine.scheduler.preemption.num_swaps == llm.engine.scheduler.num_preemptions > 0
         assert llm.cache_stats.num_evicted_blocks > 0
-        assert tiers(llm).num_saved_blocks > 0
-        assert tiers(llm).num_loaded_blocks > 0
-        assert hits(llm, Tier.HOST) == 16 * tiers(llm).num_loaded_blocks
+        assert llm.cache_stats.num_saved_blocks > 0
+        assert llm.cache_stats.num_loaded_blocks > 0
+        assert hits(llm, Tier.HOST) == 16 * llm.cache_stats.num_loaded_blocks
         assert run(llm, prompts) == right
 
 
 def test_with_much_host_memory_the_second_time_hardly_computes_anything(prompts: Tokens, right: list[Tokens]) -> None:
     with open_llm(**TINY_POOL, kv_host_memory=LARGE) as llm:
         assert run(llm, prompts) == right
-        loaded, before = tiers(llm).num_loaded_blocks, llm.engine.stats.prefill_tokens
+        loaded, before = llm.cache_stats.num_loaded_blocks, llm.engine.stats.prefill_tokens
         assert run(llm, prompts[:4]) == right[:4]
-        assert tiers(llm).num_loaded_blocks > loaded
+        assert llm.cache_stats.num_loaded_blocks > loaded
         assert llm.engine.stats.prefill_tokens - before <= 4 * 16, "less than a block of each prompt"
 
 
@@ -141,17 +138,34 @@ def test_a_later_engine_finds_what_an_earlier_one_computed(
         computed = llm.engine.stats.prefill_tokens
         assert computed == sum(LENGTHS)
     assert len(kv_files(Path(folder))) >= sum(length // 16 for length in LENGTHS), "closing wrote them"
-    with open_llm(kv_disk_path=folder) as llm:
+    with open_llm(kv_disk_path=folder, kv_host_memory=LARGE) as llm:
         assert run(llm, prompts) == right
         expected = sum((length - 1) // 16 * 16 for length in LENGTHS)
-        assert hits(llm, Tier.DISK) == 16 * tiers(llm).num_loaded_blocks == expected
+        assert hits(llm, Tier.DISK) == 16 * llm.cache_stats.num_loaded_blocks == expected
         assert llm.engine.stats.prefill_tokens == computed - expected
         assert run(llm, prompts) == right
         assert hits(llm, Tier.DISK) == expected, "now the pool has them"
+    with open_llm(kv_disk_path=folder) as llm:  # with host memory for the files of one prompt
+        for i, prompt in enumerate(prompts):
+            (output,) = llm.generate([prompt], PARAMS[i], use_tqdm=False)
+            assert [completion.token_ids for completion in output.outputs] == right[i]
+            assert output.num_cached_tokens == (LENGTHS[i] - 1) // 16 * 16
+        assert hits(llm, Tier.DISK) == expected
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"kv_host_memory": SMALL}, {"kv_host_memory": SMALL, "preemption_mode": "swap"}]
+    "options",
+    [
+        {},
+        {"kv_host_memory": SMALL},
+        {"kv_host_memory": 2 * SMALL, "preemption_mode": "swap"},
+        {
+            "kv_host_memory": 2 * SMALL,
+            "preemption_mode": "swap",
+            "async_scheduling": True,
+            "scheduling_policy": "mixed",
+        },
+    ],
 )
 def test_a_tiny_pool_above_a_disk(
     prompts: Tokens, right: list[Tokens], tmp_path: Path, options: dict[str, Any]
@@ -159,14 +173,14 @@ def test_a_tiny_pool_above_a_disk(
     for is_second in (False, True):
         with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), **options) as llm:
             assert run(llm, prompts) == right
+            if is_second:
+                assert llm.engine.stats.prefill_tokens < sum(LENGTHS)
             assert run(llm, prompts) == right
             assert kv_files(tmp_path), "written before the engine closes"
             assert llm.engine.scheduler.num_preemptions > 0
             assert hits(llm, Tier.DISK) > 0
-            assert (tiers(llm).num_saved_blocks > 0) == ("kv_host_memory" in options)
+            assert llm.cache_stats.num_saved_blocks > 0
             assert hits(llm, Tier.HOST) > 0 or "preemption_mode" not in options
-            if is_second:
-                assert llm.engine.stats.prefill_tokens < sum(LENGTHS)
 
 
 def test_the_folder_holds_no_more_than_it_may(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
@@ -223,14 +237,22 @@ def put_other_tokens(file: Path, other: bytes) -> None:
     file.write_bytes(other)
 
 
+def parts_of(file: Path) -> tuple[bytes, bytes]:
+    """Header and K/V."""
+    content = file.read_bytes()
+    (length,) = struct.unpack_from("<I", content, len(MAGIC))
+    start = len(MAGIC) + 4
+    return content[start : start + length], content[start + length : -8]
+
+
 def put_another_models(file: Path, other: bytes) -> None:  # noqa: ARG001
-    header, payload = read_kv_file(file)
-    write_kv_file(file, encode_header(header | {"fingerprint": "0" * 32}), bytes(payload))
+    header, payload = parts_of(file)
+    write_kv_file(file, json.dumps(json.loads(header) | {"fingerprint": "0" * 32}, sort_keys=True).encode(), payload)
 
 
 def put_another_size(file: Path, other: bytes) -> None:  # noqa: ARG001
-    header, payload = read_kv_file(file)
-    write_kv_file(file, encode_header(header), bytes(payload[:-64]))
+    header, payload = parts_of(file)
+    write_kv_file(file, header, payload[:-64])
 
 
 def spoil_all(folder: Path, spoil: Callable[[Path, bytes], None]) -> None:
@@ -257,9 +279,8 @@ def test_a_bad_file_is_ignored_with_a_warning(
             assert run(llm, prompts[:1]) == right[:1]
         assert hits(llm, Tier.DISK) == 0
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1, "of the first block of the prompt, once"
-    assert "ignored" in warnings[0]
-    assert ".kv" in warnings[0]
+    assert len(warnings) == len(set(warnings)) == LENGTHS[0] // 16, "one of each file, once"
+    assert all("ignored" in warning and ".kv" in warning for warning in warnings)
     with open_llm(kv_disk_path=str(tmp_path)) as llm:
         assert run(llm, prompts[:1]) == right[:1]
         assert hits(llm, Tier.DISK) > 0, "closing wrote a sound one"
@@ -270,20 +291,15 @@ def remove(file: Path, other: bytes) -> None:  # noqa: ARG001
 
 
 @pytest.mark.parametrize("spoil", [truncate, remove])
-def test_files_that_are_spoilt_while_the_engine_runs_give_no_wrong_tokens_and_are_soon_forgotten(
+def test_files_that_are_spoilt_while_the_engine_runs_are_misses(
     prompts: Tokens, right: list[Tokens], tmp_path: Path, spoil: Callable[[Path, bytes], None]
 ) -> None:
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path)) as llm:
         run(llm, prompts)
         spoil_all(tmp_path, spoil)
-        for _ in range(LENGTHS[0] // 16 + 1):  # a file may cost a step, but only one
-            try:
-                assert run(llm, prompts[:1]) == right[:1]
-            except StepFailed:
-                assert_idle(llm)
-            else:
-                return
-        pytest.fail("the same files break every step")
+        for _ in range(2):
+            assert run(llm, prompts[:1]) == right[:1], "no step fails for it"
+        assert llm.cache_stats.num_bad_files > 0
 
 
 # ---- salts and resets
@@ -321,14 +337,17 @@ def test_a_reset_empties_every_tier(prompts: Tokens, right: list[Tokens], tmp_pa
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
         assert run(llm, prompts) == right
         assert kv_files(tmp_path)
-        loaded = tiers(llm).num_loaded_blocks
         assert llm.reset_prefix_cache()
-        assert not kv_files(tmp_path)
+    assert not kv_files(tmp_path), "deleted beside the steps, or when the engine closes"
+    with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
+        assert run(llm, prompts) == right
+        loaded = llm.cache_stats.num_loaded_blocks
+        assert llm.reset_prefix_cache()
         fill_kv_with_nan(llm)
         before = llm.engine.stats.prefill_tokens
         assert run(llm, prompts[:1]) == right[:1]
         assert llm.engine.stats.prefill_tokens - before == LENGTHS[0]
-        assert tiers(llm).num_loaded_blocks == loaded
+        assert llm.cache_stats.num_loaded_blocks == loaded
         assert run(llm, prompts) == right
 
 
@@ -338,9 +357,9 @@ def test_a_reset_is_refused_while_a_request_runs(
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
         launch, answers = model_runner(llm).launch, []
 
-        def resetting(batch: ScheduledBatch) -> Any:
+        def resetting(plan: StepPlan) -> Any:
             answers.append(llm.reset_prefix_cache())
-            return launch(batch)
+            return launch(plan)
 
         monkeypatch.setattr(model_runner(llm), "launch", resetting)
         assert run(llm, prompts) == right
@@ -356,6 +375,7 @@ class Broken(Exception):
     """What the sabotaged executor raises."""
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("error", "after_the_copies", "disk"),
     [
@@ -372,21 +392,23 @@ def test_a_step_that_fails_with_copies_pending_leaves_the_engine_right(
     error: BaseException,
     after_the_copies: bool,
     disk: bool,
+    overlap: bool,
 ) -> None:
-    options = {"kv_disk_path": str(tmp_path)} if disk else {}
+    options: dict[str, Any] = {"kv_disk_path": str(tmp_path)} if disk else {}
+    options["async_scheduling"] = overlap
     with open_llm(**TINY_POOL, preemption_mode="swap", kv_host_memory=SMALL, **options) as llm:
         runner, launch = model_runner(llm), model_runner(llm).launch
         for nth in (1, 3):
             countdown = nth
 
-            def failing(batch: ScheduledBatch) -> Any:
+            def failing(plan: StepPlan) -> Any:
                 nonlocal countdown
-                countdown -= bool(batch.transfers)
-                if countdown == 0 and batch.transfers:
+                countdown -= bool(plan.transfers)
+                if countdown == 0 and plan.transfers:
                     if after_the_copies:
-                        runner.mover.run(batch.transfers)
+                        runner.mover.run(plan.transfers)
                     raise error
-                return launch(batch)
+                return launch(plan)
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(runner, "launch", failing)

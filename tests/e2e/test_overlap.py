@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,8 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.errors import InvalidConfig, StepFailed
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.runner import model_runner as module
-from tests.e2e.small_engine import POISON, assert_idle, open_llm, raise_on_poison, sabotage
+from nanoengine.errors import StepFailed
+from tests.e2e.small_engine import POISON, assert_idle, late_device, open_llm, raise_on_poison, sabotage
 from tests.runner.fake_stream import FakeStream
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -22,16 +22,9 @@ Tokens = list[list[list[int]]]
 
 
 @pytest.fixture
-def stream(monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    return use(FakeStream(), monkeypatch)
-
-
-def use(stream: FakeStream, monkeypatch: pytest.MonkeyPatch) -> FakeStream:
-    """Engines made from now on run on this stream; on the CPU all kernels can be repeated."""
-    monkeypatch.setattr(module, "open_stream", lambda _: stream)
-    monkeypatch.setattr(TorchKernels, "capturable", True)
-    monkeypatch.setattr(TorchAttention, "capturable", True)
-    return stream
+def stream() -> Iterator[FakeStream]:
+    with late_device() as stream:
+        yield stream
 
 
 def overlapping(folder: Path, **options: Any) -> LLM:
@@ -80,16 +73,15 @@ def generate(llm: LLM) -> Tokens:
     ids=["plenty", "few blocks", "chunks", "no prefixes"],
 )
 def test_tokens_are_those_of_one_step_at_a_time(
-    tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], graphs: bool, seed: int | None
+    tiny: Path, right: Tokens, options: dict[str, Any], graphs: bool, seed: int | None
 ) -> None:
-    stream = use(FakeStream(can_record=graphs, seed=seed), monkeypatch)
-    with overlapping(tiny, **options) as llm:
+    with late_device(can_record=graphs, seed=seed) as stream, overlapping(tiny, **options) as llm:
         assert generate(llm) == right
         assert generate(llm) == right, "with the prefix cache of the first time"
         assert stream.num_overlapping > 0.3 * stream.num_done
         if options.get("num_kv_blocks") == 5:
             assert llm.engine.scheduler.num_preemptions > 5
-        assert bool(sum(recording.num_repeats for recording in stream.recordings)) == graphs
+        assert bool(sum(recording.num_replays for recording in stream.recordings)) == graphs
 
 
 def test_one_step_at_a_time_never_overlaps(tiny: Path, right: Tokens, stream: FakeStream) -> None:
@@ -98,36 +90,37 @@ def test_one_step_at_a_time_never_overlaps(tiny: Path, right: Tokens, stream: Fa
     assert stream.num_overlapping == 0
 
 
-def test_every_decode_step_is_repeated_from_a_recording_but_those_that_need_more(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_needs(
+    tiny: Path,
 ) -> None:
-    stream = use(FakeStream(can_record=True), monkeypatch)
-    with overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
+    with late_device(can_record=True) as stream, overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
         graphs = model_runner(llm).graphs
         assert graphs is not None
         assert graphs.buckets == [1, 2, 4, 7]
         plain = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
         llm.generate(PROMPTS[:7], plain, use_tqdm=False)
-        assert [recording.num_repeats for recording in stream.recordings] == [8, 0, 0, 0], (
+        assert [recording.num_replays for recording in stream.recordings] == [8, 0, 0, 0], (
             "the largest was recorded first"
         )
         llm.generate(PROMPTS[:3], plain, use_tqdm=False)
-        assert [recording.num_repeats for recording in stream.recordings] == [8, 8, 0, 0]
-        llm.generate(PROMPTS[:3], SamplingParams(temperature=0.0, max_tokens=9, logprobs=1), use_tqdm=False)
-        assert sum(recording.num_repeats for recording in stream.recordings) == 16
+        assert [recording.num_replays for recording in stream.recordings] == [8, 8, 0, 0]
+        for more in ({"logprobs": 1}, {"presence_penalty": 1.0}, {"bad_words": ["a"]}, {"min_tokens": 9}):
+            llm.generate(PROMPTS[:3], replace(plain, **more), use_tqdm=False)
+        assert [recording.num_replays for recording in stream.recordings] == [8, 5 * 8, 0, 0]
 
 
-def test_eager_means_no_recordings(tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = use(FakeStream(can_record=True), monkeypatch)
-    with overlapping(tiny, enforce_eager=True) as llm:
-        assert "no CUDA graphs, overlapping steps" in model_runner(llm).describe()
+def test_eager_means_no_recordings(tiny: Path, right: Tokens, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.INFO, logger="nanoengine"),
+        late_device(can_record=True) as stream,
+        overlapping(tiny, enforce_eager=True) as llm,
+    ):
+        assert "no CUDA graphs, overlapping steps" in caplog.text
         assert generate(llm) == right
     assert not stream.recordings
 
 
-def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(tiny: Path) -> None:
     prompts = [[(7 * j) % VOCAB for j in range(63)], [1, 2], [3] * 40]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -137,8 +130,8 @@ def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(
             return [output.outputs[0].token_ids for outputs in outputs for output in outputs]
 
     expected = run(async_scheduling=False)
-    use(FakeStream(can_record=True), monkeypatch)
-    assert run() == expected
+    with late_device(can_record=True):
+        assert run() == expected
 
 
 @pytest.mark.parametrize("abort_after", range(1, 8))
@@ -232,8 +225,8 @@ def test_the_next_step_does_not_touch_what_the_last_one_has_not_read(tiny: Path,
         assert all(torch.equal(a, b) for a, b in zip(packed, handed_out, strict=False))
 
 
-def test_tiers_and_overlap_exclude_each_other(tiny: Path) -> None:
-    with pytest.raises(InvalidConfig, match="async_scheduling is True, but K/V that move"):
-        open_llm(tiny, async_scheduling=True, preemption_mode="swap")
+def test_tiers_and_overlap_go_together(tiny: Path) -> None:
+    with open_llm(tiny, async_scheduling=True, preemption_mode="swap") as llm:
+        assert llm.engine.max_steps_in_flight == 2
     with open_llm(tiny, preemption_mode="swap") as llm:
-        assert llm.engine.max_steps_in_flight == 1
+        assert llm.engine.max_steps_in_flight == 1, "on the CPU steps overlap only if that is asked for"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.engine.request import Request
 from nanoengine.outputs import RequestOutput, TokenLogprob
-from tests.engine.toys import VOCAB_SIZE, ByteTokenizer, Eager, ToyModel, make_scheduler
+from tests.engine.toys import VOCAB_SIZE, ByteTokenizer, Eager, ToyModel, make_scheduler, sampled_rows
 
 EOS = 0
 
@@ -19,22 +19,26 @@ class Script(Eager):
     def __init__(self, text: str = "hello", logprobs: bool = False):
         self.bytes = text.encode()
         self.logprobs = logprobs
-        self.num_said: dict[int, int] = {}  # by the seed of a sequence: several may sample from one row
-        self.batches: list[ScheduledBatch] = []
+        self.seeds: dict[int, int] = {}  # of the sequence in each row
+        self.num_said: dict[int, int] = {}  # by the seed of a sequence
+        self.plans: list[StepPlan] = []
         self.errors: list[BaseException | None] = []  # what the next steps raise
         self.closed = 0
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
-        self.batches.append(batch)
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
             raise error
+        self.seeds.update((start.row, start.sampling.seed) for start in plan.started)
         tokens = []
-        for row in batch.sampling:
-            said = self.num_said.get(row.seed, 0)
-            self.num_said[row.seed] = said + 1
+        for row in sampled_rows(plan):
+            seed = self.seeds[row]
+            said = self.num_said.get(seed, 0)
+            self.num_said[seed] = said + 1
             tokens.append(self.bytes[said] if said < len(self.bytes) else EOS)
-        return SampledBatch(tokens, [{token: TokenLogprob(-0.5, 1)} if self.logprobs else None for token in tokens])
+        entries = {i: {token: TokenLogprob(-0.5, 1)} for i, token in enumerate(tokens)} if self.logprobs else {}
+        return StepResult(tokens, entries)
 
     def close(self) -> None:
         self.closed += 1

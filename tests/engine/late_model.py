@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
-from copy import copy
+from collections.abc import Callable
 
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import StepPlan, StepResult
 from tests.engine.toys import ToyModel
 
 
 class LateStep:
-    def __init__(self, model: LateModel, batch: ScheduledBatch):
+    def __init__(self, model: LateModel, plan: bytes):
         self.model = model
-        self.batch = batch
-        self.outcome: SampledBatch | Exception | None = None
+        self.plan = plan
+        self.work: Callable[[StepPlan], StepResult] = model.execute
+        self.outcome: StepResult | Exception | None = None
 
     def compute(self) -> None:
         try:
-            self.outcome = self.model.execute(self.batch)
+            self.outcome = self.work(pickle.loads(self.plan))
         except Exception as error:  # it belongs to whoever waits for this step
             self.outcome = error
 
-    def result(self) -> SampledBatch:
+    def result(self) -> StepResult:
         while self.outcome is None:
             self.model.queue.popleft().compute()
         if isinstance(self.outcome, Exception):
@@ -30,17 +32,15 @@ class LateStep:
 
 
 class LateModel(ToyModel):
-    """A ToyModel that is always behind. What a step reads of the scheduler's lists, it copies when it is launched."""
+    """A ToyModel that is always behind, and has only the bytes of the plans, as an executor in another process would."""
 
     def __init__(self, *args: object, **options: object):
         super().__init__(*args, **options)  # type: ignore[arg-type]
         self.queue: deque[LateStep] = deque()
         self.num_overlapping = 0  # steps that were launched while another one was not over
 
-    def launch(self, batch: ScheduledBatch) -> LateStep:  # type: ignore[override]
-        packed = copy(batch)
-        packed.block_tables = [list(table) for table in batch.block_tables]
-        step = LateStep(self, packed)
+    def launch(self, plan: StepPlan) -> LateStep:  # type: ignore[override]
+        step = LateStep(self, pickle.dumps(plan))
         self.num_overlapping += bool(self.queue)
         self.queue.append(step)
         return step

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from nanoengine.engine.beam_search import BeamRequest, BeamSearch
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
+from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.outputs import RequestOutput, TokenLogprob, TokenLogprobs
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.engine_toys import assert_idle, make_engine, run
-from tests.engine.toys import FAST, ToyModel, continuation
+from tests.engine.toys import FAST, ToyModel, continuation, runs_of, sampled_rows, watch
 
 EOS = 0
 VOCAB = 6
@@ -54,11 +54,10 @@ def search_through(language: Language, params: BeamSearchParams, eos: Seq[int] =
     """Search a language to the end."""
     search = BeamSearch(params, eos, params.max_tokens)
     for _ in range(params.max_tokens):
-        if search.done:
-            break
-        search.select([likeliest(language(tuple(tokens)), search.num_candidates) for tokens in search.outputs])
-    assert search.done
-    return search
+        logprobs = [likeliest(language(tuple(tokens)), search.num_candidates) for tokens in search.outputs]
+        if not search.select(logprobs):
+            return search
+    raise AssertionError("the search goes on behind its last token")
 
 
 def reference(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> list[tuple[Tokens, float]]:
@@ -208,13 +207,13 @@ def test_the_ways_to_stop_differ() -> None:
 class BeamModel(ToyModel):
     """The toy model with log probabilities, which depend like its tokens on all that it has read."""
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
-        tokens = super().execute(batch).token_ids
-        logprobs: list[TokenLogprobs | None] = []
-        for token, row in zip(tokens, batch.sampling, strict=True):
-            count = row.params.logprobs
-            logprobs.append(None if count is None else likeliest(random_language(token)(()), count))
-        return SampledBatch(tokens, logprobs)
+    def execute(self, plan: StepPlan) -> StepResult:
+        result = super().execute(plan)
+        for i, (row, token) in enumerate(zip(sampled_rows(plan), result.token_ids, strict=True)):
+            count = self.rows[row].sampling.params.logprobs
+            if count is not None:
+                result.logprobs[i] = likeliest(random_language(token)(()), count)
+        return result
 
 
 def expected_beams(prompt: Seq[int], params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> list[Tokens]:
@@ -322,9 +321,12 @@ def test_a_beam_that_is_preempted_while_it_is_held_samples_its_last_token_again(
     num_lost = 0
     while engine.has_unfinished:
         held = {seq: seq.num_tokens for seq in scheduler.held}
+        rows = {seq.row for seq in held}
         engine.step()
         scheduler.check()
-        assert not {seq.seq_id for seq in held} & set(executor.batches[-1].seq_ids)
+        computed = {row for row, _, _ in runs_of(executor.plans[-1])}
+        assert all(seq.num_tokens == count for seq, count in held.items() if seq in scheduler.held), "they wait"
+        assert not rows & computed - {start.row for start in executor.plans[-1].started}
         preempted = [seq for seq in held if seq in scheduler.waiting]
         assert all(seq.num_tokens == held[seq] - 1 for seq in preempted)
         num_lost += len(preempted)
@@ -349,16 +351,17 @@ def test_beams_can_be_aborted_at_any_time(num_steps: int) -> None:
 
 @pytest.mark.parametrize("failing", range(1, 21))
 def test_a_failing_step_ends_the_beams_that_were_in_it_and_no_others(failing: int) -> None:
-    executor = BeamModel(fail_if=lambda _: len(executor.batches) == failing)
+    executor = BeamModel(fail_if=lambda _: len(executor.plans) == failing)
     engine = make_engine(executor, num_blocks=12, max_model_len=16)
+    in_plans = watch(engine.scheduler)
     ordinary, beams = submit_a_crowd(engine)
     run(engine)
     assert_right(ordinary, beams)
-    in_batch = set(executor.batches[failing - 1].seq_ids)
+    in_plan = in_plans[failing - 1]
     for request in (*ordinary.values(), *beams.values()):
-        was_in_batch = any(completion.seq.seq_id in in_batch for completion in request.completions)
+        was_in_plan = any(completion.seq.seq_id in in_plan for completion in request.completions)
         assert request.finished
-        assert (request.error is not None) == was_in_batch
+        assert (request.error is not None) == was_in_plan
     ordinary, beams = submit_a_crowd(engine)
     run(engine)
     assert_right(ordinary, beams)

@@ -41,6 +41,11 @@ def copy(source: int, target: int) -> Transfer:
     return Transfer(Place(Tier.DEVICE, source), Place(Tier.DEVICE, target))
 
 
+def transfers(manager: BlockManager) -> list[Transfer]:
+    """The copies of the next plan."""
+    return manager.take_orders()[0]
+
+
 def hit(manager: BlockManager, prompt: list[int]) -> int | None:
     seq = make_sequence(999, prompt)
     cached = manager.admit(seq)
@@ -72,10 +77,10 @@ def test_the_first_writer_gets_a_copy_and_the_last_holder_writes_in_place(first:
     assert one.block_table[0] == head
     own = one.block_table[1]
     assert own != shared
-    assert manager.take_transfers() == [copy(shared, own)]
+    assert transfers(manager) == [copy(shared, own)]
     grow(manager, other, 8)
     assert other.block_table == [head, shared]
-    assert manager.take_transfers() == []
+    assert transfers(manager) == []
     assert manager.stats.num_copied_blocks == 1
 
 
@@ -87,7 +92,7 @@ def test_a_prompt_that_fills_its_blocks_is_forked_without_any_copy(caching: bool
     assert [len(child.block_table) for child in children] == [2, 2], "the parent's block for its next token is its own"
     for seq in (parent, *children):
         grow(manager, seq, 9)
-    assert manager.take_transfers() == []
+    assert transfers(manager) == []
     assert len({seq.block_table[2] for seq in (parent, *children)}) == 3
 
 
@@ -99,7 +104,7 @@ def test_of_all_who_share_a_block_all_but_one_copy_it(num_children: int) -> None
     shared = parent.block_table[1]
     for i, seq in enumerate(family):
         grow(manager, seq, i)
-    assert len(manager.take_transfers()) == num_children
+    assert len(transfers(manager)) == num_children
     assert len({seq.block_table[1] for seq in family}) == num_children + 1
     assert family[-1].block_table[1] == shared
 
@@ -112,7 +117,7 @@ def test_whoever_is_left_alone_with_a_block_writes_in_place() -> None:
     manager.free(parent)
     grow(manager, child, 7)
     assert child.block_table == table
-    assert manager.take_transfers() == []
+    assert transfers(manager) == []
 
 
 def test_a_grandchild_shares_what_its_line_shares() -> None:
@@ -167,7 +172,7 @@ def test_growth_that_finds_no_block_for_its_copy_changes_nothing(lookahead: int)
     before = snapshot(manager.pool), list(child.block_table), child.num_slots, repr(manager.stats)
     assert not manager.allocate_slots(child, lookahead)
     assert (snapshot(manager.pool), child.block_table, child.num_slots, repr(manager.stats)) == before
-    assert manager.take_transfers() == []
+    assert transfers(manager) == []
 
 
 def test_growth_that_needs_a_copy_and_a_block_takes_both_or_none() -> None:
@@ -202,7 +207,7 @@ def beams(manager: BlockManager, *last: int) -> list[Sequence]:
     family = [first, *(fork(manager, first, 1 + i) for i in range(len(last) - 1))]
     for seq, token in zip(family, last, strict=True):
         grow(manager, seq, token, token)
-    manager.take_transfers()
+    transfers(manager)
     return family
 
 
@@ -223,7 +228,7 @@ def test_after_a_refork_each_holds_exactly_what_its_parent_held(choices: list[in
     for seq in family:
         grow(manager, seq, 9)
     assert len({seq.block_table[1] for seq in family}) == 3
-    assert len(manager.take_transfers()) == 3 - len(set(choices))
+    assert len(transfers(manager)) == 3 - len(set(choices))
     for seq in family:
         manager.free(seq)
     assert manager.pool.num_free == 12

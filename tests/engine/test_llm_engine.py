@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch
-from nanoengine.engine.stats import EngineStats
+from nanoengine.engine.messages import StepPlan, StepResult
+from nanoengine.engine.metrics import EngineStats
 from nanoengine.errors import EngineClosed
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.engine_toys import EOS, Clock, Script, assert_idle, make_engine, run
@@ -43,7 +43,7 @@ def test_a_request_without_params_gets_the_defaults() -> None:
 def test_step_without_requests_does_nothing() -> None:
     engine = make_engine()
     assert engine.step() == []
-    assert engine.executor.batches == []
+    assert engine.executor.plans == []
     assert engine.stats == EngineStats()
 
 
@@ -237,9 +237,9 @@ def test_completions_share_the_prompt_and_have_seeds_of_their_own() -> None:
     engine = make_engine(executor)
     request = engine.add_request("a long prompt", SamplingParams(n=3))
     engine.step()
-    assert executor.batches[0].num_new_tokens == [13], "the prompt is computed once"
-    assert executor.batches[0].sampled_rows == [0, 0, 0]
-    assert len({row.seed for row in executor.batches[0].sampling}) == 3
+    [plan] = executor.plans
+    assert [(chunk.num_new, chunk.samples) for chunk in plan.chunks] == [(13, (0, 1, 2))], "the prompt is computed once"
+    assert len({start.sampling.seed for start in plan.started}) == 3
     assert request.output().num_cached_tokens == 0
 
 
@@ -280,18 +280,18 @@ def test_preemptions_are_reported() -> None:
     assert [output.metrics.num_preemptions for output in run(engine, *requests)] == [0, 1]
 
 
-def test_statistics_count_computed_tokens_and_time_by_phase() -> None:
+def test_statistics_count_computed_tokens_and_time_of_prompts_and_decodes_apart() -> None:
     class Slow(Script):
-        def execute(self, batch: ScheduledBatch) -> SampledBatch:
+        def execute(self, plan: StepPlan) -> StepResult:
             clock.now += 0.5
-            return super().execute(batch)
+            return super().execute(plan)
 
     clock = Clock()
     engine = make_engine(Slow(), clock=clock)
     run(engine, engine.add_request("abcd", SamplingParams(max_tokens=3)))
     assert (engine.stats.prefill_tokens, engine.stats.prefill_time) == (4, 0.5)
     assert (engine.stats.decode_tokens, engine.stats.decode_time) == (2, 1.0)
-    assert engine.stats.num_decode_steps == 2
+    assert (engine.stats.num_prefill_steps, engine.stats.num_decode_steps) == (1, 2)
 
 
 def seeds(engine: LLMEngine, *params: SamplingParams) -> list[int]:

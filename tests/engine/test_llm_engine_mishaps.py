@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.engine.stats import EngineStats
+from nanoengine.engine.metrics import EngineStats
 from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.engine_toys import Script, assert_idle, make_engine, run
@@ -67,7 +67,7 @@ def test_abort_of_a_finished_or_unknown_request_is_false() -> None:
 # ---- failing steps
 
 
-def test_a_failed_step_ends_only_the_requests_of_its_batch() -> None:
+def test_a_failed_step_ends_only_its_own_requests() -> None:
     executor = Script()
     engine = make_engine(executor, max_num_seqs=2)
     first, second, waiting = (engine.add_request(prompt) for prompt in ("a", "b", "c"))
@@ -128,7 +128,7 @@ def _pythons_own_handler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_pythons_own_handler")
-def test_ctrl_c_while_a_batch_executes_ends_its_requests_and_leaves_the_engine_usable() -> None:
+def test_ctrl_c_while_a_plan_is_carried_out_ends_its_requests_and_leaves_the_engine_usable() -> None:
     executor = Script()
     engine = make_engine(executor, max_num_seqs=1)
     request, waiting = engine.add_request("a"), engine.add_request("b")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,76 +10,27 @@ from hypothesis import strategies as st
 
 from nanoengine import SamplingParams
 from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import UNKNOWN, Phase, ScheduledBatch
-from nanoengine.engine.request import Request
+from nanoengine.engine.messages import StepPlan, StepResult
+from nanoengine.engine.scheduler import POLICIES
+from nanoengine.outputs import TokenLogprob
 from nanoengine.sampling_params import BeamSearchParams
 from tests.engine.engine_toys import assert_idle, make_engine
 from tests.engine.late_model import LateModel
-from tests.engine.toys import FAST, VOCAB_SIZE, ToyModel, answer, continuation, make_scheduler, make_sequence
-
-NO_EOS: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wish:
-    """One request of a drawn workload."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    n: int
-    stops: frozenset[int]  # it ends at a token whose remainder by 7 is one of these: nobody can foresee it
-    arrives: int  # in the engine's step of this number
-    abort_at: int | None  # likewise
-
-    @property
-    def params(self) -> SamplingParams:
-        stops = [token for token in range(VOCAB_SIZE) if token % 7 in self.stops]
-        return SamplingParams(temperature=0.0, max_tokens=self.max_tokens, n=self.n, stop_token_ids=stops, seed=0)
-
-
-prompts = st.one_of(
-    st.lists(st.integers(0, 2), min_size=1, max_size=14).map(tuple),
-    st.sampled_from([(1,) * 4, (1,) * 8, (1,) * 9, (1,) * 12]),  # prefixes that meet, at block boundaries
+from tests.engine.toys import (
+    FAST,
+    VOCAB_SIZE,
+    ToyModel,
+    answer,
+    continuation,
+    is_decode,
+    is_prefill,
+    make_scheduler,
+    make_sequence,
+    members,
+    runs_of,
+    sampled_rows,
 )
-wishes = st.builds(
-    Wish,
-    prompt=prompts,
-    max_tokens=st.integers(1, 14),
-    n=st.sampled_from([1, 1, 1, 2, 3]),
-    stops=st.frozensets(st.integers(0, 6), max_size=2),
-    arrives=st.integers(0, 8),
-    abort_at=st.one_of(st.none(), st.none(), st.integers(0, 14)),
-)
-
-
-def serve(engine: LLMEngine, workload: list[Wish]) -> list[Request]:
-    """Run a workload to its end; the invariants are checked after every step."""
-    requests = [engine.make_request(list(wish.prompt), wish.params) for wish in workload]
-    step = 0
-    while step <= 15 or engine.has_unfinished:
-        assert step < 3000, "the engine does not come to an end"
-        for wish, request in zip(workload, requests, strict=True):
-            if wish.arrives == step:
-                engine.submit(request)
-            if wish.abort_at is not None and wish.abort_at + wish.arrives == step:
-                engine.abort(request.request_id)
-        engine.step()
-        engine.scheduler.check()
-        assert all(UNKNOWN not in c.token_ids for r in requests if r.completions for c in r.output().outputs)
-        step += 1
-    assert_idle(engine)
-    assert engine.scheduler.num_in_flight == 0
-    return requests
-
-
-def expected(wish: Wish) -> list[int]:
-    """What each completion of a request says, if it is not aborted."""
-    tokens = []
-    for token in continuation(wish.prompt, wish.max_tokens):
-        tokens.append(token)
-        if token % 7 in wish.stops:
-            break
-    return tokens
+from tests.engine.workload import NO_EOS, Wish, assert_as_alone, expected, serve, wishes
 
 
 @FAST
@@ -90,20 +40,13 @@ def expected(wish: Wish) -> list[int]:
     budget=st.sampled_from([3, 8, 64]),
     max_num_seqs=st.integers(2, 8),
     caching=st.booleans(),
+    policy=st.sampled_from(POLICIES),
+    max_chunk=st.sampled_from([None, 2, 5]),
 )
 def test_tokens_are_those_of_one_step_at_a_time(workload: list[Wish], **options: Any) -> None:
     model = LateModel()
     engine = make_engine(model, eos=NO_EOS, max_steps_in_flight=2, max_model_len=30, **options)
-    for wish, request in zip(workload, serve(engine, workload), strict=True):
-        for output in request.output().outputs:
-            tokens = expected(wish)
-            said = output.token_ids if output.finish_reason != "stop" else output.token_ids[:-1]
-            assert output.text == engine.tokenizer.decode(said)
-            if output.finish_reason == "abort":
-                assert output.token_ids == tokens[: len(output.token_ids)]
-            else:
-                assert output.token_ids == tokens
-                assert output.finish_reason == ("stop" if tokens[-1] % 7 in wish.stops else "length")
+    assert_as_alone(engine, workload, serve(engine, workload))
 
 
 def test_under_preemption_and_forks_steps_do_overlap() -> None:
@@ -114,7 +57,7 @@ def test_under_preemption_and_forks_steps_do_overlap() -> None:
         assert all(output.token_ids == expected(wish) for output in request.output().outputs)
     assert engine.scheduler.num_preemptions > 5
     assert engine.scheduler.num_forks > 3
-    assert model.num_overlapping > 0.8 * len(model.batches)
+    assert model.num_overlapping > 0.8 * len(model.plans)
 
 
 def test_a_step_costs_one_step_more_only_where_an_end_could_not_be_foreseen() -> None:
@@ -134,18 +77,21 @@ def test_the_next_step_takes_tokens_that_nobody_has_seen() -> None:
     scheduler.add(a)
     first = scheduler.schedule()
     second = scheduler.schedule()
-    assert (first.phase, second.phase) == (Phase.PREFILL, Phase.DECODE)
-    assert second.token_ids == [UNKNOWN]
-    assert second.num_computed_tokens == [3]
-    assert second.rows == first.sampled_into == [a.row]
+    assert (is_prefill(first), is_decode(second)) == (True, True)
+    assert runs_of(second) == [(a.row, 3, 1)]
+    assert sampled_rows(first) == [a.row]
+    assert (second.started, second.grown) == ([], []), "the row's last token is where it was sampled, and nowhere else"
+    assert (a.num_tokens, a.token_ids) == (5, [1, 2, 3])
     scheduler.add(b)
     third = scheduler.schedule()
-    assert third.seq_ids == [b.seq_id]
+    assert members(scheduler, third) == [b.seq_id]
+    scheduler.check()
     scheduler.update(first, answer(first, 8))
     scheduler.update(second, answer(second, 9))
     assert a.output_token_ids == [8, 9]
     scheduler.update(third, answer(third, 7))
-    assert scheduler.schedule().token_ids == [9, 7]
+    assert members(scheduler, scheduler.schedule()) == [0, 1]
+    assert (a.token_ids, b.token_ids) == ([1, 2, 3, 8, 9], [4, 5, 7])
     scheduler.check()
 
 
@@ -154,25 +100,23 @@ def test_a_row_is_given_on_at_once_and_belongs_to_one() -> None:
     a, b = make_sequence(0, [1, 2], max_tokens=1), make_sequence(1, [3, 4], max_tokens=1)
     scheduler.add(a)
     scheduler.add(b)
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     assert not scheduler.schedule(), "its only token is on its way: there is nothing to decode"
-    scheduler.update(batch, answer(batch))
+    scheduler.update(plan, answer(plan))
     assert a.finish_reason == "length"
-    assert scheduler.schedule().rows == [0]
+    assert [start.row for start in scheduler.schedule().started] == [0]
     scheduler.check()
 
 
 def test_beams_wait_for_their_results() -> None:
     class WithLogprobs(LateModel):
-        def execute(self, batch: ScheduledBatch) -> Any:
-            from nanoengine.outputs import TokenLogprob
-
-            sampled = super().execute(batch)
-            sampled.logprobs = [
-                {(token + i) % VOCAB_SIZE: TokenLogprob(-0.5 - i, i + 1) for i in range(row.params.num_logprobs or 0)}
-                for token, row in zip(sampled.token_ids, batch.sampling, strict=True)
-            ]
-            return sampled
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = super().execute(plan)
+            for i, (row, token) in enumerate(zip(sampled_rows(plan), result.token_ids, strict=True)):
+                count = self.rows[row].sampling.params.num_logprobs or 0
+                entries = {(token + rank) % VOCAB_SIZE: TokenLogprob(-0.5 - rank, rank + 1) for rank in range(count)}
+                result.logprobs[i] = entries
+            return result
 
     results = []
     for depth in (1, 2):
@@ -191,8 +135,8 @@ def test_beams_wait_for_their_results() -> None:
 # ---- when a step fails
 
 
-def poisoned(batch: ScheduledBatch) -> bool:
-    return 13 in batch.token_ids
+def poisoned(plan: StepPlan) -> bool:
+    return any(13 in start.token_ids for start in plan.started)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -213,7 +157,7 @@ def test_a_failing_step_ends_its_own_requests_and_no_others(depth: int) -> None:
 
 def test_who_shares_what_a_failed_step_was_to_write_fails_with_it() -> None:
     """A prompt that was admitted while the step was on its way has hit blocks that will never be written."""
-    model = LateModel(fail_if=lambda batch: len(batch.token_ids) == 9 and batch.phase is Phase.PREFILL)
+    model = LateModel(fail_if=lambda plan: is_prefill(plan) and plan.num_new_tokens == 9)
     engine = make_engine(model, eos=NO_EOS, max_steps_in_flight=2, max_num_seqs=8, budget=9)
     params = SamplingParams(temperature=0.0, max_tokens=5)
     first = engine.add_request([1] * 9, params)
@@ -243,11 +187,11 @@ def test_after_ctrl_c_the_engine_goes_on(where: str) -> None:
     class Interrupting(LateModel):
         armed = False
 
-        def launch(self, batch: ScheduledBatch) -> Any:
+        def launch(self, plan: StepPlan) -> Any:
             if self.armed and where == "launch":
                 self.armed = False
                 raise KeyboardInterrupt
-            step = super().launch(batch)
+            step = super().launch(plan)
             if self.armed:
                 self.armed = False
 

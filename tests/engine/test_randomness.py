@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, mix, position_key, sequence_seed
+from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
+from nanoengine.kernels.gumbel import position_keys, signed
 from tests.engine.toys import FAST
 
 # The first outputs of SplitMix64 from two states: a reference implementation's, known from many test suites.
@@ -17,6 +19,11 @@ FROM_1234567 = [
 ]
 
 seeds = st.integers(-(2**63), 2**64 - 1)
+
+
+def position_key(seed: int, position: int) -> int:
+    """The key that the sampler draws the token at one position of a sequence with."""
+    return int(position_keys(torch.tensor([signed(seed & MASK)]), torch.tensor([position]))[0]) & MASK
 
 
 def test_mix_is_the_finalizer_of_splitmix64() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from nanoengine.engine.messages import Phase
+from nanoengine.engine.messages import Chunk, Started
 from tests.engine.toys import (
     ToyModel,
     add,
@@ -13,60 +14,80 @@ from tests.engine.toys import (
     continuation,
     drain,
     ids,
+    is_decode,
+    is_prefill,
     make_scheduler,
     make_sequence,
+    members,
+    new_tokens,
+    ran,
     run_step,
+    runs_of,
+    sampled_rows,
     step,
 )
 
 # ---- making batches
 
 
-def test_nothing_to_do_gives_an_empty_batch() -> None:
+def test_nothing_to_do_gives_an_empty_plan() -> None:
     scheduler = make_scheduler()
-    assert len(scheduler.schedule()) == 0
+    assert not scheduler.schedule()
     assert not scheduler.has_unfinished
     assert_idle(scheduler)
 
 
-def test_a_batch_lists_tokens_lengths_and_blocks_of_each_sequence() -> None:
+def test_a_plan_of_new_sequences_says_all_about_them() -> None:
     scheduler = make_scheduler()
     a, b = add(scheduler, 3, 5)
-    batch = scheduler.schedule()
-    assert batch.phase is Phase.PREFILL
-    assert batch.seq_ids == ids(a, b)
-    assert batch.token_ids == [10 * a.seq_id + 1] * 3 + [10 * b.seq_id + 1] * 5
-    assert batch.rows == batch.sampled_into == [a.row, b.row] == [0, 1]
-    assert batch.num_computed_tokens == [0, 0]
-    assert batch.num_new_tokens == [3, 5]
-    assert batch.block_tables == [[1], [2, 3]]
-    assert batch.sampled_rows == [0, 1]
+    plan = scheduler.schedule()
+    assert is_prefill(plan)
+    assert [a.row, b.row] == [0, 1]
+    assert plan.started == [
+        Started(0, [10 * a.seq_id + 1] * 3, ([1],), a.sampling),
+        Started(1, [10 * b.seq_id + 1] * 5, ([2, 3],), b.sampling),
+    ]
+    assert plan.chunks == [Chunk(0, 0, 3, (0,)), Chunk(1, 0, 5, (1,))]
+    assert (plan.grown, plan.replaced, plan.ended, plan.masks, plan.transfers) == ([], [], [], [], [])
+    assert (plan.num_new_tokens, plan.num_samples) == (8, 2)
 
 
-def test_a_decode_batch_has_the_last_token_of_each_running_sequence() -> None:
+def test_what_a_plan_says_does_not_change_with_the_sequence() -> None:
+    scheduler = make_scheduler()
+    [seq] = add(scheduler, 3)
+    plan = step(scheduler)
+    while scheduler.has_unfinished:
+        step(scheduler)
+    assert seq.num_output_tokens > 4
+    assert plan.started[0].token_ids == [10 * seq.seq_id + 1] * 3
+    assert plan.started[0].tables == ([1],)
+
+
+def test_a_decode_plan_has_the_row_and_the_length_of_each_running_sequence() -> None:
     scheduler = make_scheduler()
     a, b = add(scheduler, 3, 5)
     step(scheduler, token=42)
-    batch = scheduler.schedule()
-    assert batch.phase is Phase.DECODE
-    assert batch.token_ids == [42, 42]
-    assert batch.num_computed_tokens == [3, 5]
-    assert batch.num_new_tokens == [1, 1]
-    assert [row.seed for row in batch.sampling] == [a.seed, b.seed]
+    plan = scheduler.schedule()
+    assert is_decode(plan)
+    assert plan.decodes.rows.tolist() == [a.row, b.row]
+    assert plan.decodes.num_computed.tolist() == [3, 5]
+    assert plan.decodes.rows.dtype == plan.decodes.num_computed.dtype == np.int32
+    assert (plan.num_new_tokens, plan.num_samples) == (2, 2)
+    assert (plan.started, plan.ended) == ([], []), "the executor has their last tokens: it sampled them"
 
 
 def test_first_come_first_served() -> None:
     scheduler = make_scheduler(max_num_seqs=2)
     a, b, c, d = add(scheduler, 2, 2, 2, 2, max_tokens=1)
-    assert step(scheduler).seq_ids == ids(a, b)
-    assert step(scheduler).seq_ids == ids(c, d)
+    assert ran(scheduler) == ids(a, b)
+    assert ran(scheduler) == ids(c, d)
 
 
 def test_a_short_request_does_not_overtake_one_that_does_not_fit() -> None:
     scheduler = make_scheduler(num_blocks=4, max_model_len=16)
     a, big, small = add(scheduler, 9, 9, 1)
-    assert step(scheduler).seq_ids == ids(a)
-    assert step(scheduler).seq_ids == ids(a), "the running one goes on while the big one waits for blocks"
+    assert ran(scheduler) == ids(a)
+    assert ran(scheduler) == ids(a), "the running one goes on while the big one waits for blocks"
     assert list(scheduler.waiting) == [big, small]
 
 
@@ -74,26 +95,27 @@ def test_max_num_seqs_bounds_the_running_sequences() -> None:
     scheduler = make_scheduler(max_num_seqs=3)
     add(scheduler, *[2] * 5, max_tokens=4)
     while scheduler.has_unfinished:
-        assert len(step(scheduler)) <= 3
+        assert len(runs_of(step(scheduler))) <= 3
 
 
 def test_the_budget_bounds_the_running_sequences_too() -> None:
     scheduler = make_scheduler(max_num_seqs=8, budget=3)
     add(scheduler, *[1] * 6, max_tokens=4)
     while scheduler.has_unfinished:
-        assert sum(step(scheduler).num_new_tokens) <= 3
+        assert step(scheduler).num_new_tokens <= 3
 
 
 def test_the_last_prompt_of_a_step_is_cut_to_the_budget() -> None:
     scheduler = make_scheduler(budget=8)
     a, b = add(scheduler, 6, 6)
-    batch = step(scheduler)
-    assert batch.num_new_tokens == [6, 2]
-    assert batch.sampled_rows == [0]
+    plan = step(scheduler)
+    assert new_tokens(plan) == [6, 2]
+    assert sampled_rows(plan) == [a.row]
     assert (a.num_output_tokens, b.num_output_tokens) == (1, 0)
-    batch = step(scheduler)
-    assert (batch.phase, batch.seq_ids) == (Phase.PREFILL, ids(b))
-    assert (batch.num_computed_tokens, batch.num_new_tokens) == ([2], [4])
+    plan = step(scheduler)
+    assert is_prefill(plan)
+    assert plan.chunks == [Chunk(b.row, 2, 4, (b.row,))]
+    assert plan.started == [], "the executor has its tokens"
     assert b.num_output_tokens == 1
 
 
@@ -103,11 +125,12 @@ def test_only_the_last_chunk_of_a_prompt_samples_a_token(budget: int) -> None:
     [seq] = add(scheduler, 13, max_tokens=1)
     computed = 0
     while scheduler.has_unfinished:
-        batch = step(scheduler)
-        assert batch.num_computed_tokens == [computed]
-        assert batch.num_new_tokens[0] <= budget
-        computed += batch.num_new_tokens[0]
-        assert len(batch.sampling) == (computed == 13)
+        plan = step(scheduler)
+        [chunk] = plan.chunks
+        assert chunk.num_computed == computed
+        assert chunk.num_new <= budget
+        computed += chunk.num_new
+        assert plan.num_samples == len(chunk.samples) == (computed == 13)
     assert computed == 13
     assert seq.num_output_tokens == 1
     assert_idle(scheduler)
@@ -126,18 +149,18 @@ def test_new_prompts_go_before_decode() -> None:
     [a] = add(scheduler, 3)
     step(scheduler)
     [b] = add(scheduler, 3)
-    assert (step(scheduler).phase, a.num_output_tokens) == (Phase.PREFILL, 1)
-    assert step(scheduler).seq_ids == ids(a, b)
+    assert (is_prefill(step(scheduler)), a.num_output_tokens) == (True, 1)
+    assert ran(scheduler) == ids(a, b)
 
 
 def test_a_started_prompt_is_finished_before_others_are_admitted() -> None:
     scheduler = make_scheduler(budget=4)
     a, b = add(scheduler, 10, 3)
-    assert step(scheduler).seq_ids == ids(a)
-    assert step(scheduler).seq_ids == ids(a)
-    batch = step(scheduler)
-    assert batch.seq_ids == ids(a, b)
-    assert batch.num_new_tokens == [2, 2]
+    assert ran(scheduler) == ids(a)
+    assert ran(scheduler) == ids(a)
+    plan = scheduler.schedule()
+    assert members(scheduler, plan) == ids(a, b)
+    assert new_tokens(plan) == [2, 2]
 
 
 def test_a_chunk_that_leaves_one_prompt_token_still_samples_once() -> None:
@@ -159,12 +182,12 @@ def test_a_prompt_with_one_token_left_is_not_overtaken_by_newer_ones() -> None:
     assert b.num_computed_tokens == 3
 
 
-def test_results_are_taken_in_the_order_of_the_batches() -> None:
+def test_results_are_taken_in_the_order_of_the_plans() -> None:
     scheduler = make_scheduler()
     add(scheduler, 3)
     scheduler.schedule()
     second = scheduler.schedule()
-    with pytest.raises(AssertionError, match="in the order of the batches"):
+    with pytest.raises(AssertionError, match="in the order of the plans"):
         scheduler.update(second, answer(second))
 
 
@@ -241,17 +264,25 @@ def test_a_stop_on_the_last_allowed_token_counts_as_stop() -> None:
     assert seq.finish_reason == "stop"
 
 
-def test_min_tokens_bans_all_stop_tokens_until_it_is_reached() -> None:
+def test_the_executor_knows_which_stop_tokens_min_tokens_bans_and_from_where_it_counts() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(0, [1, 2, 3], eos=[5], stop_token_ids=[9], min_tokens=2))
-    banned = [set(step(scheduler).sampling[0].banned_token_ids) for _ in range(4)]
-    assert banned == [{5, 9}, {5, 9}, set(), set()]
+    [start] = step(scheduler).started
+    assert set(start.sampling.stop_token_ids) == {5, 9}
+    assert start.sampling.params.min_tokens == 2
+    assert start.sampling.num_prompt_tokens == 3
 
 
 def test_min_tokens_does_not_ban_an_ignored_end_of_text() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(0, [1, 2, 3], eos=[5], min_tokens=2, ignore_eos=True))
-    assert step(scheduler).sampling[0].banned_token_ids == ()
+    assert step(scheduler).started[0].sampling.stop_token_ids == ()
+
+
+def test_without_min_tokens_nothing_is_banned() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(0, [1, 2, 3], eos=[5], stop_token_ids=[9]))
+    assert step(scheduler).started[0].sampling.stop_token_ids == ()
 
 
 # ---- aborts
@@ -261,7 +292,7 @@ def test_abort_of_a_waiting_sequence() -> None:
     scheduler = make_scheduler()
     a, b = add(scheduler, 3, 3)
     scheduler.finish(a, "abort")
-    assert step(scheduler).seq_ids == ids(b)
+    assert ran(scheduler) == ids(b)
     assert a.finish_reason == "abort"
 
 
@@ -304,9 +335,9 @@ def test_abort_of_a_running_sequence_leaves_the_others_alone() -> None:
 def test_abort_while_the_step_runs_drops_its_token() -> None:
     scheduler = make_scheduler()
     a, b = add(scheduler, 3, 3)
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     scheduler.finish(a, "abort")
-    assert scheduler.update(batch, answer(batch)) == [b]
+    assert scheduler.update(plan, answer(plan)) == ([b], [7])
     assert a.output_token_ids == []
     scheduler.check()
 
@@ -330,9 +361,8 @@ def test_equal_prompts_in_one_step_share_blocks_and_compute_them_once() -> None:
     seqs = [make_sequence(i, prompt, max_tokens=4) for i in range(3)]
     for seq in seqs:
         scheduler.add(seq)
-    batch = run_step(scheduler, model)
-    assert batch.num_computed_tokens == [0, 8, 8]
-    assert batch.num_new_tokens == [10, 2, 2]
+    plan = run_step(scheduler, model)
+    assert runs_of(plan) == [(0, 0, 10), (1, 8, 2), (2, 8, 2)]
     assert seqs[0].block_table[:2] == seqs[1].block_table[:2] == seqs[2].block_table[:2]
     drain(scheduler, model)
     assert all(seq.output_token_ids == continuation(prompt, 4) for seq in seqs)
@@ -355,7 +385,7 @@ def test_sampling_params_play_no_part_in_sharing() -> None:
     scheduler = make_scheduler()
     scheduler.add(make_sequence(0, [1] * 9, temperature=0.0))
     scheduler.add(make_sequence(1, [1] * 9, temperature=1.0, top_k=3))
-    assert step(scheduler).num_computed_tokens == [0, 8]
+    assert [chunk.num_computed for chunk in step(scheduler).chunks] == [0, 8]
 
 
 def test_cached_tokens_do_not_count_against_the_budget() -> None:
@@ -365,4 +395,4 @@ def test_cached_tokens_do_not_count_against_the_budget() -> None:
     drain(scheduler, model)
     for seq_id in (1, 2, 3):
         scheduler.add(make_sequence(seq_id, [1] * 9, max_tokens=1))
-    assert run_step(scheduler, model).seq_ids == [1, 2, 3]
+    assert members(scheduler, scheduler.schedule()) == [1, 2, 3]

@@ -6,39 +6,27 @@ import itertools
 
 import pytest
 
-from nanoengine.engine.messages import SampledBatch, ScheduledBatch, Tier
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.messages import Chunk, StepPlan, Tier
 from nanoengine.engine.sequence import Sequence
 from nanoengine.sampling_params import SamplingParams
-from tests.engine.toys import ToyModel, assert_idle, continuation, drain, make_scheduler, run_step
+from tests.engine.toys import (
+    VOCAB_SIZE,
+    ToyModel,
+    ToyRow,
+    add_family,
+    assert_idle,
+    continuation,
+    drain,
+    make_scheduler,
+    run_step,
+)
 
 
 class Diverging(ToyModel):
     """Its first tokens differ from row to row, so that the completions of a prompt go different ways."""
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
-        sampled = super().execute(batch)
-        rows = zip(batch.sampled_rows, batch.sampling, sampled.token_ids, strict=True)
-        return SampledBatch([(token + row.seed) % 1000 for _, row, token in rows])
-
-
-def add_family(
-    scheduler: Scheduler, prompt: list[int], n: int, *, first_id: int = 0, seed: int = 0, **params: object
-) -> list[Sequence]:
-    family: list[Sequence] = []
-    for index in range(n):
-        family.append(
-            Sequence(
-                first_id + index,
-                prompt,
-                SamplingParams(**params),  # type: ignore[arg-type]
-                index=index,
-                seed=seed,
-                fork_of=family[0] if family else None,
-            )
-        )
-        scheduler.add(family[-1])
-    return family
+    def choose(self, row: ToyRow, token: int) -> int:
+        return (token + row.sampling.seed) % VOCAB_SIZE
 
 
 def alone(prompt: list[int], index: int, max_tokens: int) -> list[int]:
@@ -50,8 +38,8 @@ def alone(prompt: list[int], index: int, max_tokens: int) -> list[int]:
     return seq.output_token_ids
 
 
-def copies(batches: list[ScheduledBatch]) -> int:
-    moves = itertools.chain.from_iterable(batch.transfers for batch in batches)
+def copies(plans: list[StepPlan]) -> int:
+    moves = itertools.chain.from_iterable(plan.transfers for plan in plans)
     return sum(move.source.tier is move.target.tier is Tier.DEVICE for move in moves)
 
 
@@ -67,29 +55,32 @@ def test_a_prompt_is_computed_once_for_all_its_completions(length: int, caching:
     assert scheduler.num_forks == 3
     assert [seq.output_token_ids for seq in family] == [alone(prompt, i, 7) for i in range(4)]
     assert len({tuple(seq.output_token_ids) for seq in family}) == 4
-    assert copies(model.batches) == (3 if length % 4 else 0)
+    assert copies(model.plans) == (3 if length % 4 else 0)
     assert_idle(scheduler)
 
 
 def test_the_prompt_samples_one_token_for_each_completion_from_one_row() -> None:
     scheduler = make_scheduler()
     add_family(scheduler, [1] * 6, 3, max_tokens=4)
-    batch = scheduler.schedule()
-    assert batch.seq_ids == [0]
-    assert batch.sampled_rows == [0, 0, 0]
-    assert len({row.seed for row in batch.sampling}) == 3
-    assert batch.transfers == [], "nobody writes yet"
+    plan = scheduler.schedule()
+    assert plan.chunks == [Chunk(0, 0, 6, (0, 1, 2))]
+    assert [start.row for start in plan.started] == [0, 1, 2]
+    assert len({start.sampling.seed for start in plan.started}) == 3
+    first, *children = [start.tables[0] for start in plan.started]
+    assert all(table == first for table in children)
+    assert plan.transfers == [], "nobody writes yet"
 
 
 def test_the_copies_are_in_the_batch_in_which_the_forks_first_write() -> None:
     scheduler, model = make_scheduler(), Diverging()
     add_family(scheduler, [1] * 6, 3, max_tokens=5)
     run_step(scheduler, model)
-    batch = run_step(scheduler, model)
-    targets = {transfer.target.where for transfer in batch.transfers}
-    sources = {transfer.source.where for transfer in batch.transfers}
-    assert len(batch.transfers) == len(targets) == 2
-    tails = {table[1] for table in batch.block_tables}
+    plan = run_step(scheduler, model)
+    targets = {transfer.target.where for transfer in plan.transfers}
+    sources = {transfer.source.where for transfer in plan.transfers}
+    assert len(plan.transfers) == len(targets) == 2
+    assert {(change.entry, change.block_id) for change in plan.replaced} == {(1, block) for block in targets}
+    tails = {seq.block_table[1] for seq in scheduler.running}
     assert tails == targets | sources, "two copies, and the last holder keeps the block"
     assert copies([run_step(scheduler, model) for _ in range(2)]) == 0
 
@@ -129,11 +120,11 @@ def test_completions_go_on_when_the_first_is_aborted(when: str, caching: bool) -
     prompt = [3] * 6
     family = add_family(scheduler, prompt, 3, max_tokens=6)
     if when == "in flight":
-        batch = scheduler.schedule()
+        plan = scheduler.schedule()
         scheduler.finish(family[0], "abort")
         scheduler.check()
-        advanced = scheduler.update(batch, model.execute(batch))
-        assert advanced == family[1:]
+        advanced = scheduler.update(plan, model.execute(plan))
+        assert advanced.seqs == family[1:]
     else:
         for _ in range({"waiting": 0, "between chunks": 1, "running": 3}[when]):
             run_step(scheduler, model)
@@ -146,9 +137,9 @@ def test_completions_go_on_when_the_first_is_aborted(when: str, caching: bool) -
 def test_a_child_aborted_in_flight_gets_no_token_and_moves_no_other() -> None:
     scheduler, model = make_scheduler(), Diverging()
     family = add_family(scheduler, [3] * 6, 3, max_tokens=6)
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     scheduler.finish(family[1], "abort")
-    scheduler.update(batch, model.execute(batch))
+    scheduler.update(plan, model.execute(plan))
     assert family[1].output_token_ids == []
     drain(scheduler, model)
     assert [family[i].output_token_ids for i in (0, 2)] == [alone([3] * 6, i, 6) for i in (0, 2)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.scheduler import POLICIES, Scheduler
 from nanoengine.engine.sequence import Sequence, Status
 from tests.engine.toys import (
     FAST,
@@ -21,7 +21,10 @@ from tests.engine.toys import (
     ids,
     make_scheduler,
     make_sequence,
+    new_tokens,
+    ran,
     run_step,
+    runs_of,
     step,
 )
 
@@ -30,10 +33,10 @@ from tests.engine.toys import (
 
 def fail_once(scheduler: Scheduler, model: ToyModel) -> list[Sequence]:
     """A step that raises, with garbage left in the blocks that it was to write."""
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     model.fail_if = lambda _: True
     with pytest.raises(RuntimeError):
-        model.execute(batch)
+        model.execute(plan)
     model.fail_if = lambda _: False
     failed = scheduler.fail()
     scheduler.check()
@@ -46,7 +49,7 @@ def test_a_failed_step_ends_its_sequences_and_frees_their_blocks() -> None:
     assert fail_once(scheduler, ToyModel()) == [a, b]
     assert [seq.finish_reason for seq in (a, b, c)] == ["error", "error", None]
     assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
-    assert step(scheduler).seq_ids == ids(c)
+    assert ran(scheduler) == ids(c)
 
 
 def test_what_a_failed_step_published_is_never_hit() -> None:
@@ -113,6 +116,39 @@ def test_a_sequence_aborted_in_a_step_that_then_fails_stays_aborted() -> None:
     assert_idle(scheduler)
 
 
+def test_who_gave_way_after_it_had_shared_what_was_not_written_samples_again() -> None:
+    """Of three steps in flight the first fails, the second sampled from its blocks, and in the third that sequence gives way."""
+    scheduler, model = make_scheduler(num_blocks=5, max_model_len=20), ToyModel()
+    old, failing, sharing = (
+        make_sequence(i, prompt, max_tokens=6) for i, prompt in enumerate(([5] * 3, [1] * 9, [1] * 9))
+    )
+    scheduler.add(old)
+    for _ in range(2):
+        run_step(scheduler, model)
+    plans = []
+    for seq in (failing, sharing):
+        scheduler.add(seq)
+        plans.append(scheduler.schedule())
+        scheduler.check()
+    assert sharing.block_table[:2] == failing.block_table[:2]
+    plans.append(scheduler.schedule())
+    scheduler.check()
+    assert (sharing.status, sharing.num_preemptions, sharing.num_tokens) == (Status.WAITING, 1, 10)
+    model.fail_if = lambda plan: plan is plans[0]
+    with pytest.raises(RuntimeError):
+        model.execute(plans[0])
+    assert scheduler.fail() == [failing]
+    scheduler.check()
+    for plan in plans[1:]:
+        scheduler.update(plan, model.execute(plan))
+        scheduler.check()
+    assert sharing.output_token_ids == [], "what it sampled followed from what was not written"
+    drain(scheduler, model)
+    assert sharing.output_token_ids == continuation([1] * 9, 6)
+    assert old.output_token_ids == continuation([5] * 3, 6)
+    assert_idle(scheduler)
+
+
 # ---- the checker, and everything at once
 
 
@@ -133,12 +169,33 @@ def waiting_with_progress(scheduler: Scheduler) -> None:
 
 
 def computed_too_far(scheduler: Scheduler) -> None:
-    scheduler.running[0].num_computed_tokens += 5
+    scheduler.running[0]._offset += 5  # while it is decoded, its counts follow from a clock
+
+
+def row_of_two(scheduler: Scheduler) -> None:
+    scheduler.running[0].row = scheduler.running[1].row
+
+
+def in_two_states(scheduler: Scheduler) -> None:
+    scheduler.held.add(scheduler.running[0])
+
+
+def more_tokens_than_are_on_their_way(scheduler: Scheduler) -> None:
+    scheduler.running[0].token_ids.append(5)
 
 
 @pytest.mark.parametrize(
     "corrupt",
-    [lose_a_block, swap_running, wrong_status, waiting_with_progress, computed_too_far],
+    [
+        lose_a_block,
+        swap_running,
+        wrong_status,
+        waiting_with_progress,
+        computed_too_far,
+        row_of_two,
+        in_two_states,
+        more_tokens_than_are_on_their_way,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_check_notices_corruption(corrupt: Callable[[Scheduler], None]) -> None:
@@ -165,6 +222,8 @@ requests = st.lists(
     budget=st.integers(1, 24),
     max_num_seqs=st.integers(1, 6),
     caching=st.booleans(),
+    policy=st.sampled_from(POLICIES),
+    max_chunk=st.sampled_from([None, 1, 3, 8]),
     events=st.dictionaries(
         st.integers(0, 60), st.tuples(st.sampled_from(["abort", "fail"]), st.integers(0, 9)), max_size=6
     ),
@@ -176,6 +235,8 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
     budget: int,
     max_num_seqs: int,
     caching: bool,
+    policy: str,
+    max_chunk: int | None,
     events: dict[int, tuple[str, int]],
 ) -> None:
     max_model_len = max(2, min(num_blocks * block_size, 20))
@@ -186,6 +247,8 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         caching=caching,
+        policy=policy,
+        max_chunk=max_chunk,
     )
     model = ToyModel(block_size)
     seqs = []
@@ -202,23 +265,24 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
         seq = seqs[which % len(seqs)]
         if event == "abort" and seq not in late:
             scheduler.finish(seq, "abort")
-        batch = scheduler.schedule()
+        plan = scheduler.schedule()
         scheduler.check()
-        if not batch:
+        if not plan:
             assert not scheduler.has_unfinished
             if not late:
                 break
             continue
-        assert sum(batch.num_new_tokens) == len(batch.token_ids) <= budget
-        assert len(batch) <= max_num_seqs
-        assert min(batch.num_new_tokens) >= 1
+        assert sum(new_tokens(plan)) == plan.num_new_tokens <= budget
+        assert len(runs_of(plan)) <= max_num_seqs
+        assert min(new_tokens(plan)) >= 1
+        assert max(new_tokens(plan)) <= (max_chunk or budget)
         model.fail_if = lambda _, event=event: event == "fail"
         try:
-            sampled = model.execute(batch)
+            result = model.execute(plan)
         except RuntimeError:
             scheduler.fail()
         else:
-            scheduler.update(batch, sampled)
+            scheduler.update(plan, result)
         scheduler.check()
     assert_idle(scheduler)
     for seq in seqs:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool
-from nanoengine.engine.messages import UNKNOWN, Place, SampledBatch, ScheduledBatch, Tier
+from nanoengine.engine.messages import UNKNOWN, FileDone, Place, RowSampling, StepPlan, StepResult, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
@@ -28,7 +29,7 @@ def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), **params
 def tell(seq: Sequence, *tokens: int) -> None:
     """Give a sequence new tokens, sampled and known."""
     seq.token_ids += tokens
-    seq.num_known_tokens += len(tokens)
+    seq.num_tokens += len(tokens)
 
 
 def make_scheduler(
@@ -39,12 +40,16 @@ def make_scheduler(
     budget: int = 64,
     max_model_len: int = 64,
     caching: bool = True,
+    policy: str = "prefill_first",
+    max_chunk: int | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockManager(num_blocks, block_size, caching),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
+        policy=policy,
+        long_prefill_token_threshold=max_chunk,
     )
 
 
@@ -58,83 +63,204 @@ def free_order(pool: BlockPool) -> list[int]:
     return list(pool.free_blocks)
 
 
-def answer(batch: ScheduledBatch, token: int = 7) -> SampledBatch:
-    """The same token for every row that samples."""
-    return SampledBatch([token] * len(batch.sampling))
+def answer(plan: StepPlan, token: int = 7) -> StepResult:
+    """The same token for every sample."""
+    return StepResult([token] * plan.num_samples)
+
+
+def runs_of(plan: StepPlan) -> list[tuple[int, int, int]]:
+    """(row, tokens before, new tokens) of each run, decodes first."""
+    decodes = zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True)
+    return [(row, before, 1) for row, before in decodes] + [(c.row, c.num_computed, c.num_new) for c in plan.chunks]
+
+
+def new_tokens(plan: StepPlan) -> list[int]:
+    """How many new tokens each run has."""
+    return [count for _, _, count in runs_of(plan)]
+
+
+def sampled_rows(plan: StepPlan) -> list[int]:
+    """The row of each sample."""
+    return plan.decodes.rows.tolist() + [row for chunk in plan.chunks for row in chunk.samples]
+
+
+def samples_of(plan: StepPlan) -> list[tuple[int, int]]:
+    """(position of the token, row) of each sample."""
+    decodes = zip((plan.decodes.num_computed + 1).tolist(), plan.decodes.rows.tolist(), strict=True)
+    return [*decodes, *((c.num_computed + c.num_new, row) for c in plan.chunks for row in c.samples)]
+
+
+def members(scheduler: Scheduler, plan: StepPlan) -> list[int]:
+    """Whose runs they are, by seq_id. The plan has just been made."""
+    owners = {seq.row: seq.seq_id for seq in scheduler.running}
+    return [owners[row] for row, _, _ in runs_of(plan)]
+
+
+def watch(scheduler: Scheduler) -> list[set[int]]:
+    """Will hold who computes or samples in each plan that is made from now on, by seq_id."""
+    seen: list[set[int]] = []
+    make_plan = scheduler.schedule
+
+    def schedule() -> StepPlan:
+        plan = make_plan()
+        owners = {seq.row: seq.seq_id for seq in scheduler.running}
+        if plan:
+            seen.append({*members(scheduler, plan), *(owners[row] for row in sampled_rows(plan))})
+        return plan
+
+    scheduler.schedule = schedule  # type: ignore[method-assign]
+    return seen
+
+
+def is_prefill(plan: StepPlan) -> bool:
+    """Whether it computes chunks alone."""
+    return bool(plan.chunks) and not len(plan.decodes.rows)
+
+
+def is_decode(plan: StepPlan) -> bool:
+    """Whether it decodes alone."""
+    return bool(len(plan.decodes.rows)) and not plan.chunks
 
 
 class Done:
     """Results that are there."""
 
-    def __init__(self, sampled: SampledBatch):
-        self.sampled = sampled
+    def __init__(self, result: StepResult):
+        self.outcome = result
 
-    def result(self) -> SampledBatch:
-        return self.sampled
+    def result(self) -> StepResult:
+        return self.outcome
 
 
 class Eager:
-    """An executor whose batches are over when they are launched."""
+    """An executor whose plans are carried out when they are launched."""
 
-    execute: Callable[[ScheduledBatch], SampledBatch]
+    execute: Callable[[StepPlan], StepResult]
 
-    def launch(self, batch: ScheduledBatch) -> Done:
-        return Done(self.execute(batch))
+    def launch(self, plan: StepPlan) -> Done:
+        return Done(self.execute(plan))
+
+
+@dataclass
+class ToyRow:
+    """What an executor knows of a sequence: it came in plans, but for the tokens that it has sampled since."""
+
+    token_ids: list[int]
+    table: list[int]
+    sampling: RowSampling
 
 
 class ToyModel(Eager):
     """An executor whose KV cache is a table of slots, and whose next token depends on every slot that attention reads.
 
     A slot holds a digest of all tokens up to its own, so a block that was never written, was overwritten, or belongs to
-    another prefix changes the output. `fail_if` says which batches raise; those leave garbage behind, as a real one may.
+    another prefix changes the output. `fail_if` says which plans raise; those leave garbage behind, as a real one may, and their
+    rows are good for nothing until they are started again.
     """
 
-    def __init__(self, block_size: int = 4, fail_if: Callable[[ScheduledBatch], bool] = lambda _: False):
+    def __init__(self, block_size: int = 4, fail_if: Callable[[StepPlan], bool] = lambda _: False):
         self.block_size = block_size
         self.fail_if = fail_if
-        self.slots: dict[tuple[int | str, int], int] = {}
-        self.newest: dict[int, int] = {}  # row -> the token that was last sampled into it
-        self.elsewhere: dict[Place, dict[int, int]] = {}  # what host memory and files hold: offset -> digest
-        self.batches: list[ScheduledBatch] = []
+        self.slots: dict[tuple[int, int], int] = {}
+        self.rows: dict[int, ToyRow] = {}
+        self.broken: set[int] = set()
+        self.host: dict[int, dict[int, int]] = {}  # slot -> offset -> digest
+        self.files: dict[str, tuple[bytes, dict[int, int]]] = {}  # path -> header, content
+        self.plans: list[StepPlan] = []
         self.closed = 0
 
-    def execute(self, batch: ScheduledBatch) -> SampledBatch:
-        self.batches.append(batch)
-        failing = self.fail_if(batch)
-        if not failing:
-            for transfer in batch.transfers:
-                self._write(transfer.target, self._read(transfer.source))
-        new_tokens = iter(batch.token_ids)
-        for row, start, count, table in zip(
-            batch.rows, batch.num_computed_tokens, batch.num_new_tokens, batch.block_tables, strict=True
-        ):
-            for position in range(start, start + count):
-                token = next(new_tokens)
-                token = self.newest.get(row, 0) if token == UNKNOWN else token
-                history = self.slots[self._slot(table, position - 1)] if position else 0
-                digest = -1 if failing else mix(3 * history + token + 1)
-                self.slots[self._slot(table, position)] = digest
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        failing = self.fail_if(plan)
+        self.broken -= {start.row for start in plan.started}
+        files = [] if failing else self._copy(plan)
+        self._apply(plan)
+        for row, start, count in runs_of(plan):
+            if row not in self.broken:
+                self._write_tokens(self.rows[row], start, count, failing)
         if failing:
+            self.break_rows(plan)
             raise RuntimeError("the step broke")
-        sampled = [self._next_token(batch, row) for row in batch.sampled_rows]
-        self.newest.update(zip(batch.sampled_into, sampled, strict=True))
-        return SampledBatch(sampled)
+        tokens: list[int] = []
+        for row, before in zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True):
+            tokens += self._sample(row, before + 1, (row,))
+        for chunk in plan.chunks:
+            tokens += self._sample(chunk.row, chunk.num_computed + chunk.num_new, chunk.samples)
+        return StepResult(tokens, files=files)
+
+    def choose(self, row: ToyRow, token: int) -> int:  # noqa: ARG002 - for those that sample otherwise
+        """The token that a row gets where all rows with its tokens would get this one."""
+        return token
+
+    def break_rows(self, plan: StepPlan) -> None:
+        """A plan failed: what the rows that it touches hold is anybody's guess."""
+        changed = {change.row for change in (*plan.started, *plan.grown, *plan.replaced)}
+        self.broken |= changed | {row for row, _, _ in runs_of(plan)} | set(sampled_rows(plan))
 
     def close(self) -> None:
         self.closed += 1
 
+    def _apply(self, plan: StepPlan) -> None:
+        for row, token_ids, (table,), sampling in plan.started:
+            self.rows[row] = ToyRow(list(token_ids), list(table), sampling)
+        for row, _, first, block_ids in plan.grown:
+            if row not in self.broken:
+                assert len(self.rows[row].table) == first
+                self.rows[row].table += block_ids
+        for row, _, entry, block in plan.replaced:
+            if row not in self.broken:
+                self.rows[row].table[entry] = block
+
+    def _write_tokens(self, row: ToyRow, start: int, count: int, failing: bool) -> None:
+        assert start + count <= len(row.token_ids), "the tokens of a run are known here"
+        for position in range(start, start + count):
+            history = self.slots[self._slot(row.table, position - 1)] if position and not failing else 0
+            digest = mix(3 * history + row.token_ids[position] + 1)
+            self.slots[self._slot(row.table, position)] = -1 if failing else digest
+
+    def _sample(self, row: int, end: int, into: Seq[int]) -> list[int]:
+        if not into:
+            return []
+        if row in self.broken:
+            self.broken.update(into)
+            return [UNKNOWN] * len(into)
+        table = self.rows[row].table
+        token = _token_after([self.slots[self._slot(table, position)] for position in range(end)])
+        tokens = []
+        for each in into:
+            state = self.rows[each]
+            assert len(state.token_ids) == end, "a row samples behind its last token"
+            tokens.append(self.choose(state, token))
+            state.token_ids.append(tokens[-1])
+        return tokens
+
+    def _copy(self, plan: StepPlan) -> list[FileDone]:
+        written = {
+            path: (header, self._read(source)) for path, header, source in plan.writes
+        }  # as it was before the plan
+        done = [FileDone(path) for path in written]
+        for path, header, slot in plan.reads:
+            found = self.files.get(path)
+            good = found is not None and found[0] == header
+            if found is not None and good:
+                self.host[slot] = dict(found[1])
+            done.append(FileDone(path, None if good else "it is not what it should be"))
+        for path in plan.deletes:
+            self.files.pop(path, None)
+        self.files |= written
+        for transfer in plan.transfers:
+            self._write(transfer.target, self._read(transfer.source))
+        return done
+
     def _read(self, place: Place) -> dict[int, int]:
-        if place.tier is not Tier.DEVICE:
-            return dict(self.elsewhere[place])
-        return {
-            offset: self.slots[place.where, offset]
-            for offset in range(self.block_size)
-            if (place.where, offset) in self.slots
-        }
+        if place.tier is Tier.HOST:
+            return dict(self.host[place.where])
+        offsets = range(self.block_size)
+        return {i: self.slots[place.where, i] for i in offsets if (place.where, i) in self.slots}
 
     def _write(self, place: Place, content: dict[int, int]) -> None:
-        if place.tier is not Tier.DEVICE:
-            self.elsewhere[place] = content
+        if place.tier is Tier.HOST:
+            self.host[place.where] = content
             return
         for offset in range(self.block_size):
             self.slots.pop((place.where, offset), None)
@@ -142,14 +268,10 @@ class ToyModel(Eager):
 
     @property
     def num_computed(self) -> int:
-        return sum(sum(batch.num_new_tokens) for batch in self.batches)
+        return sum(plan.num_new_tokens for plan in self.plans)
 
     def _slot(self, table: list[int], position: int) -> tuple[int, int]:
         return table[position // self.block_size], position % self.block_size
-
-    def _next_token(self, batch: ScheduledBatch, row: int) -> int:
-        end = batch.num_computed_tokens[row] + batch.num_new_tokens[row]
-        return _token_after([self.slots[self._slot(batch.block_tables[row], position)] for position in range(end)])
 
 
 def _token_after(digests: list[int]) -> int:
@@ -167,23 +289,23 @@ def continuation(prompt: Seq[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def run_step(scheduler: Scheduler, model: ToyModel) -> ScheduledBatch:
+def run_step(scheduler: Scheduler, model: ToyModel) -> StepPlan:
     """One whole step, with the invariants checked at every stage."""
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     scheduler.check()
-    if batch:
-        scheduler.update(batch, model.execute(batch))
+    if plan:
+        scheduler.update(plan, model.execute(plan))
         scheduler.check()
-    return batch
+    return plan
 
 
-def drain(scheduler: Scheduler, model: ToyModel, limit: int = 2000) -> list[ScheduledBatch]:
+def drain(scheduler: Scheduler, model: ToyModel, limit: int = 2000) -> list[StepPlan]:
     """Run until nothing is left; more than `limit` steps count as never."""
-    batches = []
+    plans = []
     for _ in range(limit):
         if not scheduler.has_unfinished:
-            return batches
-        batches.append(run_step(scheduler, model))
+            return plans
+        plans.append(run_step(scheduler, model))
     raise AssertionError("the scheduler does not come to an end")
 
 
@@ -209,17 +331,46 @@ def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]
     return seqs
 
 
+def add_family(
+    scheduler: Scheduler, prompt: list[int], n: int, *, first_id: int = 0, seed: int = 0, **params: object
+) -> list[Sequence]:
+    family: list[Sequence] = []
+    for index in range(n):
+        family.append(
+            Sequence(
+                first_id + index,
+                prompt,
+                SamplingParams(**params),  # type: ignore[arg-type]
+                index=index,
+                seed=seed,
+                fork_of=family[0] if family else None,
+            )
+        )
+        scheduler.add(family[-1])
+    return family
+
+
 def ids(*seqs: Sequence) -> list[int]:
     return [seq.seq_id for seq in seqs]
 
 
-def step(scheduler: Scheduler, token: int = 7) -> ScheduledBatch:
+def step(scheduler: Scheduler, token: int = 7) -> StepPlan:
     """One step that samples the same token everywhere."""
-    batch = scheduler.schedule()
+    plan = scheduler.schedule()
     scheduler.check()
-    scheduler.update(batch, answer(batch, token))
+    scheduler.update(plan, answer(plan, token))
     scheduler.check()
-    return batch
+    return plan
+
+
+def ran(scheduler: Scheduler, token: int = 7) -> list[int]:
+    """`step`; returns whose runs it had, by seq_id."""
+    plan = scheduler.schedule()
+    who = members(scheduler, plan)
+    scheduler.check()
+    scheduler.update(plan, answer(plan, token))
+    scheduler.check()
+    return who
 
 
 def assert_idle(scheduler: Scheduler) -> None:

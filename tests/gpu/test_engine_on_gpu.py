@@ -37,6 +37,7 @@ POOLS: dict[str, dict[str, Any]] = {
     "tiny": {"num_kv_blocks": TINY_POOL},
     "blocks of 64": {"block_size": 64, "num_kv_blocks": 100},
     "small steps": {"max_num_batched_tokens": 24},
+    "mixed steps": {"max_num_batched_tokens": 24, "scheduling_policy": "mixed"},
 }
 COMBINATIONS = [*(("triton", pool) for pool in POOLS), *((path, "tiny") for path in PATHS if path != "triton")]
 
@@ -121,8 +122,8 @@ def test_a_seed_decides_whatever_else_runs(checkpoint: Path) -> None:
         assert [generate(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)] == together
 
 
-def test_logprobs_best_of_and_bans_are_those_of_the_cpu(checkpoint: Path) -> None:
-    """What recorded steps cannot do goes on beside them."""
+def test_logprobs_best_of_bans_and_penalties_are_those_of_the_cpu(checkpoint: Path) -> None:
+    """Whatever is asked for, a recorded step ends at the logits."""
     prompts, _ = requests(12, seed=1)
     params = [
         SamplingParams(
@@ -132,6 +133,9 @@ def test_logprobs_best_of_and_bans_are_those_of_the_cpu(checkpoint: Path) -> Non
             min_tokens=5 * (i % 3 == 0),
             logprobs=3 if i % 4 == 0 else None,
             best_of=2 if i % 6 == 5 else None,
+            repetition_penalty=1.3 if i % 5 == 1 else 1.0,
+            frequency_penalty=0.7 if i % 5 == 2 else 0.0,
+            logit_bias={7: 3.0} if i % 5 == 3 else {},
         )
         for i in range(len(prompts))
     ]

@@ -74,11 +74,15 @@ def run_in_full_size(llm: LLM) -> None:
             ignore_eos=True,
             max_tokens=8,
             logprobs=5 if turn and i % 2 else None,
+            frequency_penalty=1.0 if turn else 0.0,
+            prompt_logprobs=2 if turn and i % 3 == 0 else None,
         )
         for turn in range(2)
         for i in range(MAX_NUM_SEQS)
     ]
-    for turn in range(2):  # the second with log probabilities of half of the rows
+    for turn in range(
+        2
+    ):  # the second with penalties, and log probabilities of half of the rows and a third of the prompts
         own = params[turn * MAX_NUM_SEQS : (turn + 1) * MAX_NUM_SEQS]
         outputs = llm.generate(prompts, own, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
@@ -86,8 +90,8 @@ def run_in_full_size(llm: LLM) -> None:
 
 
 def pool_bytes(llm: LLM) -> int:
-    runner = model_runner(llm)
-    return runner.num_blocks * runner.block_bytes
+    info = model_runner(llm).info
+    return info.num_blocks * info.block_bytes
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.98])
@@ -143,6 +147,7 @@ def test_a_card_that_is_full_is_an_error_with_advice(wide: Path) -> None:
 def test_other_dtypes_are_sized_too(wide: Path, dtype: str) -> None:
     with open_wide(wide, dtype=dtype, gpu_memory_utilization=0.3, max_model_len=4096) as llm:
         runner = model_runner(llm)
-        assert runner.dtype == getattr(torch, dtype)
-        assert runner.num_blocks == MAX_NUM_SEQS * 4096 // BLOCK_SIZE, "more could not be in use at once"
+        assert runner.kv_cache is not None
+        assert runner.kv_cache.layers[0][0].dtype == getattr(torch, dtype)
+        assert runner.info.num_blocks == MAX_NUM_SEQS * 4096 // BLOCK_SIZE, "more could not be in use at once"
         run_in_full_size(llm)

@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
 from nanoengine.kernels.compiler import FLAGS, SOURCES, CannotCompile, compile_all, find_compiler
-from nanoengine.kernels.native_kernels import DTYPES, SIGNATURES
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles
+from nanoengine.kernels.native_operations import DTYPES, SIGNATURES
 
 TILE = 16
 
@@ -126,26 +124,36 @@ class BuildAttention(NativeAttention):
     def rotate_and_write(
         self,
         qkv: Tensor,
-        q_norm: RMSNorm,
-        k_norm: RMSNorm,
-        angles: Angles,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
         kv_heads, dim = k_cache.shape[2], k_cache.shape[3] // TILE
         q = torch.empty(len(qkv), qkv.shape[1] // dim - 2 * kv_heads, dim, dtype=qkv.dtype)
-        inputs = qkv, q_norm.weight, k_norm.weight, q_norm.eps, *angles, slot_mapping
-        sizes = len(qkv), q.shape[1], *self._sizes(k_cache)
-        caches = k_cache.data_ptr(), v_cache.data_ptr()
+        row, itemsize = qkv.shape[1], qkv.itemsize
+        k = qkv.data_ptr() + q.shape[1] * dim * itemsize
+        projected = qkv, row, k, row, k + kv_heads * dim * itemsize, row
+        inputs = *projected, q_weight, k_weight, eps, cos, sin, slot_mapping
+        caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(qkv), q.shape[1], *self._sizes(k_cache))
         self.build.call("attention_write", DTYPES[qkv.dtype], *inputs, q, *caches, *sizes)
         return q
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return self._attend("attention_prefill", q, k_cache, v_cache, metadata, scale, metadata.query_start_loc)
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+        inputs = *projected, None, None, 0.0, None, None, slot_mapping
+        caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(k), 0, *self._sizes(k_cache))
+        self.build.call("attention_write", DTYPES[k.dtype], *inputs, None, *caches, *sizes)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        return self._attend("attention_decode", q, k_cache, v_cache, metadata, scale)
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        return self._attend("attention_prefill", q, k_cache, v_cache, runs, spec, runs.query_start_loc)
+
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec)
 
     def _attend(
         self,
@@ -153,13 +161,14 @@ class BuildAttention(NativeAttention):
         q: Tensor,
         k_cache: Tensor,
         v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
+        runs: Runs,
+        spec: AttentionSpec,
         *query_start: Tensor,
     ) -> Tensor:
-        out, tables, lens = torch.empty_like(q), metadata.block_tables, metadata.seq_lens
+        out, tables, lens = torch.empty_like(q), runs.block_tables, runs.seq_lens
         inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens
-        self.build.call(name, DTYPES[q.dtype], *inputs, out, len(lens), q.shape[1], *self._sizes(k_cache), scale)
+        sizes = len(lens), q.shape[1], *self._sizes(k_cache)
+        self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, spec.scale)
         return out
 
     def _sizes(self, k_cache: Tensor) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.gumbel import signed
-from nanoengine.kernels.native_kernels import operations, why_not
+from nanoengine.kernels.native_operations import operations, why_not
 from nanoengine.kernels.sampling import Draw
 
 REASON = why_not(torch.device("cpu"), torch.float32)

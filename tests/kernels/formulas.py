@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoengine.engine.randomness import GOLDEN_GAMMA, mix
 from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.interface import Kernels, Weight
 
@@ -39,12 +40,7 @@ def weight_of(kernels: Kernels, values: Tensor) -> Weight:
 
 
 def new_weight(kernels: Kernels, outputs: int, inputs: int, dtype: torch.dtype) -> Weight:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        return kernels.new_weight(outputs, inputs)
-    finally:
-        torch.set_default_dtype(default)
+    return kernels.new_weight(outputs, inputs, dtype, torch.device("cpu"))
 
 
 def assert_close(result: Tensor, exact: Tensor, magnitude: Tensor | float) -> None:
@@ -88,3 +84,8 @@ def assert_drawn(tokens: Tensor, logits: Tensor, keys: Tensor) -> None:
     assert tokens.dtype == torch.int64
     drawn = noisy.gather(1, tokens[:, None])[:, 0]
     assert (drawn >= noisy.amax(1) - 1e-5).all()
+
+
+def position_key(seed: int, position: int) -> int:
+    """The 64-bit key of the token at one position of a sequence, in whole numbers."""
+    return mix(seed + (position + 1) * GOLDEN_GAMMA)

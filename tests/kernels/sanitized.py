@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def write_some(build: Build) -> None:
     for dtype in DTYPES:
         for tokens in (3, 70):
             sequences = Sequences(shapes.HEADS[0], 16, [tokens], dtype)
-            pool = Pool(sequences, BuildAttention(build, 16))
             slots = [-1 if i % 3 == 1 else slot for i, slot in enumerate(sequences.slots(0, 0, tokens))]
-            pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
+            for norms, rotated, one_go in itertools.product((True, False), repeat=3):
+                pool = Pool(sequences, BuildAttention(build, 16), norms=norms, rotated=rotated, one_go=one_go)
+                pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
 
 
 def main(folder: Path) -> None:

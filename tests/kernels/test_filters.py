@@ -37,6 +37,12 @@ def sorted_reference(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: 
     return ordered.indices[:count][keep].tolist()
 
 
+@pytest.mark.parametrize("top_k", [VOCAB, VOCAB + 1, 2**31 - 1])
+def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k: int) -> None:
+    logits = torch.randn(VOCAB)
+    assert sorted(kept(logits, top_k=top_k)) == list(range(VOCAB))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

@@ -8,11 +8,12 @@ import random
 import pytest
 import torch
 
-from nanoengine.engine.randomness import MASK, mix, position_key, sequence_seed
+from nanoengine.engine.randomness import MASK, mix, sequence_seed
 from nanoengine.kernels.gumbel import _mix, gumbel_noise, position_keys, signed
 from nanoengine.kernels.sampling import Draw
 from nanoengine.kernels.torch_kernels import draw_tokens
 from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys
+from tests.kernels.formulas import position_key
 
 EULER_GAMMA = 0.5772156649015329
 

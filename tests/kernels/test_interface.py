@@ -16,9 +16,9 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.attention import native as native_attention
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels import compiler, native_kernels
+from nanoengine.kernels import compiler, native_kernels, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
-from nanoengine.kernels.native_kernels import why_not
+from nanoengine.kernels.native_operations import why_not
 from tests.support import QWEN3_06B, model_runner
 
 CPU = torch.device("cpu")
@@ -35,10 +35,11 @@ def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    monkeypatch.setattr(native_kernels, "load_libraries", compiler.load_libraries.__wrapped__)
-    monkeypatch.setattr(native_kernels, "c_functions", native_kernels.c_functions.__wrapped__)
-    for module in (native_attention, native_kernels):
-        monkeypatch.setattr(module, "operations", native_kernels.operations.__wrapped__)
+    monkeypatch.setattr(native_operations, "load_libraries", compiler.load_libraries.__wrapped__)
+    operations, c_functions = native_operations.operations.__wrapped__, native_operations.c_functions.__wrapped__
+    monkeypatch.setattr(native_operations, "c_functions", c_functions)
+    for module in (native_attention, native_kernels, native_operations):
+        monkeypatch.setattr(module, "operations", operations)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -188,8 +189,9 @@ def test_an_engine_that_insists_on_native_kernels_does_not_start_without_a_compi
 
 
 @needs_kernels
-def test_the_start_up_line_of_native_kernels(demo_llm: LLM) -> None:
-    line = model_runner(demo_llm).describe()
+def test_the_start_up_line_of_native_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "nanoengine"), LLM("demo", num_kv_blocks=20, device="cpu", use_tqdm=False):
+        line = start_up_line(caplog.text)
     assert "kernels: native" in line
     assert "attention: native" in line
 

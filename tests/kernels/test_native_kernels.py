@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
 from tests.engine.toys import FAST
 from tests.kernels.draws import DRAWS, native_draw, random_keys
@@ -247,7 +248,7 @@ def test_rows_of_a_checkpoint_may_have_gaps_between_them(kernels: NativeKernels,
 
 
 def test_a_weight_has_the_shape_that_was_asked_for(kernels: NativeKernels) -> None:
-    weight = kernels.new_weight(33, 7)
+    weight = new_weight(kernels, 33, 7, torch.float32)
     assert weight.shape == (33, 7)
     assert weight.rows(30, 3).shape == (3, 7)
 

@@ -13,7 +13,7 @@ from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, sequence_seed
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.sampling import BLOCK, NOT_FINITE, Draw, choose_tokens, likeliest
+from nanoengine.kernels.sampling import BLOCK, NONE_LEFT, NOT_FINITE, Draw, SamplingTable, choose_tokens, likeliest
 from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, unmix
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
@@ -49,8 +49,7 @@ def choose(
     tokens = choose_tokens(
         draw,
         logits,
-        **columns(table),
-        seeds=seeds,
+        SamplingTable(**columns(table), seeds=seeds),
         rows=torch.tensor(places, dtype=torch.int32),
         positions=torch.tensor(positions or [7] * count),
     )
@@ -330,8 +329,8 @@ def test_the_only_token_left_is_drawn_whatever_the_random_bits(bits: int) -> Non
     seed = unmix(key_with_bits(bits, 3)) - (position + 1) * GOLDEN_GAMMA & MASK
     logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
     one = torch.tensor([0], dtype=torch.int32)
-    settings = columns([how(top_k=1)]).values()
-    tokens = choose_tokens(torch_kernels.draw_tokens, logits, *settings, keys_of([seed]), one, torch.tensor([position]))
+    table = SamplingTable(**columns([how(top_k=1)]), seeds=keys_of([seed]))
+    tokens = choose_tokens(torch_kernels.draw_tokens, logits, table, one, torch.tensor([position]))
     assert tokens.tolist() == [3]
 
 
@@ -357,7 +356,7 @@ def test_a_row_of_minus_infinity_gives_no_token(settings: dict[str, float]) -> N
     logits = random_logits(13, 2, 10)
     logits[0] = -torch.inf
     tokens = sample(logits, [how(**settings), how(temperature=0)])
-    assert tokens == [NOT_FINITE, int(logits[1].argmax())]
+    assert tokens == [NONE_LEFT, int(logits[1].argmax())]
 
 
 @every_draw
@@ -370,16 +369,13 @@ def test_single_tokens_of_minus_infinity_are_never_drawn(draw: Draw, top_p: floa
 
 @needs_kernels
 def test_every_implementation_for_the_cpu_chooses_the_same() -> None:
-    """As the protocol has it, with the tables as arguments."""
+    """As the protocol has it."""
     logits, rng = random_logits(14, 60, 500), random.Random(4)
     rows = [how(temperature=rng.choice([0, 0.7, 3.0]), **random_filters(rng, 500)) for _ in range(60)]
-    arguments = (
-        *columns(rows).values(),
-        keys_of([rng.getrandbits(64) for _ in rows]),
-        torch.arange(60, dtype=torch.int32),
-        torch.arange(60),
-    )
+    table = SamplingTable(**columns(rows), seeds=keys_of([rng.getrandbits(64) for _ in rows]))
+    entries, positions = torch.arange(60, dtype=torch.int32), torch.arange(60)
     chosen = [
-        kernels.choose_tokens(logits.clone(), *arguments) for kernels in (torch_kernels.TorchKernels(), NativeKernels())
+        kernels.choose_tokens(logits.clone(), table, entries, positions)
+        for kernels in (torch_kernels.TorchKernels(), NativeKernels())
     ]
     assert torch.equal(*chosen)

@@ -15,14 +15,14 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 
 
 def weight_of(kernels: TorchKernels, rows: torch.Tensor) -> object:
-    weight = kernels.new_weight(*rows.shape)
+    weight = kernels.new_weight(*rows.shape, rows.dtype, rows.device)
     weight.rows(0, len(rows)).copy_(rows)
     return weight
 
 
 def test_a_weight_is_filled_row_by_row() -> None:
     kernels, rows = TorchKernels(), torch.randn(5, 3)
-    weight = kernels.new_weight(5, 3)
+    weight = kernels.new_weight(5, 3, torch.float32, torch.device("cpu"))
     weight.rows(3, 2).copy_(rows[3:])
     weight.rows(0, 3).copy_(rows[:3])
     assert weight.shape == (5, 3)
@@ -47,11 +47,7 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
 
 
 def test_logits_are_float32_whatever_the_weights_are() -> None:
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        weight = TorchKernels().new_weight(7, 4)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    weight = TorchKernels().new_weight(7, 4, torch.bfloat16, torch.device("cpu"))
     weight.rows(0, 7).fill_(1.0)
     logits = TorchKernels().logits(torch.ones(2, 4, dtype=torch.bfloat16), weight)
     assert logits.dtype == torch.float32
@@ -87,7 +83,7 @@ def test_tokens_stand_where_the_formula_says(
     rng = random.Random(seed)
     num_rows = 8
     tables = [[rng.randrange(1 << 30) for _ in range(70)] for _ in range(num_rows)]
-    newest = [rng.randrange(1000) for _ in range(num_rows)]
+    last_tokens = [rng.randrange(1000) for _ in range(num_rows)]
     rows = rng.sample(range(num_rows - 1), len(batch))
     tokens, ids, positions, slots, seq_lens, starts = [], [], [], [], [], [0]
     for i, (before, count, is_padding) in enumerate(batch):
@@ -95,7 +91,7 @@ def test_tokens_stand_where_the_formula_says(
         rows[i] = row = num_rows - 1 if is_padding else rows[i]
         for position in range(before, before + count):
             tokens.append(rng.choice([-1, rng.randrange(1000)]))
-            ids.append(newest[row] if tokens[-1] < 0 else tokens[-1])
+            ids.append(last_tokens[row] if tokens[-1] < 0 else tokens[-1])
             positions.append(position)
             slot = tables[row][position // block_size] * block_size + position % block_size
             slots.append(-1 if is_padding else slot)
@@ -104,7 +100,14 @@ def test_tokens_stand_where_the_formula_says(
     computed = [before for before, _, _ in batch]
     longest = max(end - start for start, end in pairwise(starts))
     placed = TorchKernels().place_tokens(
-        ints(tokens), ints(rows), ints(starts), ints(computed), torch.tensor(newest), ints(tables), block_size, longest
+        ints(tokens),
+        ints(rows),
+        ints(starts),
+        ints(computed),
+        torch.tensor(last_tokens),
+        ints(tables),
+        block_size,
+        longest,
     )
     assert placed.input_ids.tolist() == ids
     assert placed.positions.tolist() == positions
@@ -114,7 +117,7 @@ def test_tokens_stand_where_the_formula_says(
     assert placed.seq_lens.dtype == torch.int32
 
 
-def test_a_newest_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
+def test_a_last_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
     """So that nothing is read out of bounds before its sequence is ended."""
     tables = torch.zeros(2, 4, dtype=torch.int32)
     placed = TorchKernels().place_tokens(

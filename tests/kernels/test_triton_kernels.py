@@ -12,6 +12,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton_kernels import TritonKernels
 
@@ -25,7 +26,7 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def weight(kernels: Kernels | TritonKernels, rows: Tensor) -> object:
-    result = kernels.new_weight(*rows.shape)
+    result = kernels.new_weight(*rows.shape, rows.dtype, rows.device)
     result.tensor = result.tensor.to(DEVICE, rows.dtype)  # type: ignore[attr-defined]
     result.rows(0, len(rows)).copy_(rows)
     return result
@@ -69,7 +70,8 @@ def test_places_and_choices_are_delegated() -> None:
     assert [values.tolist() for values in placed] == [[9, 5], [15, 16], [63, 64], [17]]
     zero, one = torch.zeros(1, device=DEVICE), torch.ones(1, device=DEVICE)
     logits, seeds = random(1, 50, dtype=torch.float32), ints(1, dtype=torch.int64)
-    chosen = KERNELS.choose_tokens(logits, zero, ints(0), one, zero, seeds, ints(0), seeds)
+    table = SamplingTable(zero, ints(0), one, zero, seeds)
+    chosen = KERNELS.choose_tokens(logits, table, ints(0), seeds)
     assert torch.equal(chosen, logits.argmax(-1))
 
 

@@ -1,4 +1,7 @@
-"""The attention layer: it writes to its own layer's cache before it reads, and lets the stated phase choose."""
+"""The attention layer: it writes to its own layer's cache before it reads, as the backend offers it and the layer needs it.
+
+What comes out of it with real backends is tested in tests/attention.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.engine.messages import Phase
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
+from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
+
+CPU = torch.device("cpu")
+SPEC = AttentionSpec(0.25)
+HEADS, KV_HEADS, DIM = 4, 2, 8
+WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 
 
 class Recorder:
@@ -20,39 +29,99 @@ class Recorder:
 
     name = description = "recorder"
 
-    def __init__(self) -> None:
+    def __init__(self, *, offers: bool):
         self.calls: list[tuple[Any, ...]] = []
+        self.rotate_and_write = self._rotate_and_write if offers else None
 
-    def rotate_and_write(self, qkv: Tensor, *rest: object) -> Tensor:
-        self.calls.append(("write", qkv, *rest))
-        return qkv[:, :16].unflatten(-1, (2, 8))
+    def _rotate_and_write(self, qkv: Tensor, *rest: object) -> Tensor:
+        self.calls.append(("rotate_and_write", qkv, *rest))
+        return qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        self.calls.append(("prefill", q, k_cache, v_cache, metadata, scale))
-        return q + 1
+    def write_kv(self, *what: object) -> None:
+        self.calls.append(("write_kv", *what))
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
-        self.calls.append(("decode", q, k_cache, v_cache, metadata, scale))
+    def attend(self, q: Tensor, *rest: object) -> Tensor:
+        self.calls.append(("attend", q, *rest))
         return q + 2
 
 
-@pytest.mark.parametrize(("phase", "offset"), [(Phase.PREFILL, 1), (Phase.DECODE, 2)])
-def test_it_writes_then_attends_by_the_phase_that_the_step_states(phase: Phase, offset: int) -> None:
-    backend = Recorder()
+def norm_of(eps: float = 1e-6) -> RMSNorm:
+    norm = RMSNorm(Factory(TorchKernels(), torch.float32, CPU), DIM, eps)
+    norm.weight.copy_(torch.rand(DIM) + 0.5)
+    return norm
+
+
+def step() -> tuple[Tensor, Angles, AttentionMetadata]:
+    """Projections, angles and metadata of three tokens, in a model of three layers."""
+    one = torch.ones(1, dtype=torch.int32)
     caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
-    one = torch.ones(1, dtype=torch.int32)  # one new token of a fresh sequence: it could be either phase
-    slots = torch.tensor([4])
-    metadata = AttentionMetadata(phase, caches, torch.tensor([0, 1]), one, one[None], slots, [1], [1])
-    qkv, angles = torch.randn(1, 32), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))
-    q_norm, k_norm = (RMSNorm(TorchKernels(), 8, 1e-6) for _ in range(2))
-    out = Attention(1, 0.25, q_norm, k_norm, backend)(qkv, angles, metadata)  # type: ignore[arg-type]
-    q = qkv[:, :16].unflatten(-1, (2, 8))
-    assert torch.equal(out, q + offset)
-    write, attend = backend.calls
-    assert [write[0], attend[0]] == ["write", phase.value]
-    for got, expected in zip(write[1:], (qkv, q_norm, k_norm, angles, *caches[1], slots), strict=True):
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
+    return torch.randn(3, WIDTH), RotaryEmbedding(DIM, 1e4, CPU)(torch.arange(3)), metadata
+
+
+def layer_over(backend: Recorder, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None) -> Attention:
+    """The second layer of a model."""
+    return Attention(1, KV_HEADS, DIM, SPEC, backend, q_norm, k_norm)  # type: ignore[arg-type]
+
+
+def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: AttentionMetadata) -> None:
+    """The last call attends with q to the cache of the layer, as its spec says, and its result is that of the layer."""
+    name, given, *rest = backend.calls[-1]
+    assert name == "attend"
+    torch.testing.assert_close(given, q)
+    assert torch.equal(out, given + 2)
+    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC), strict=True):
         assert got is expected
-    assert torch.equal(attend[1], q)
-    assert attend[2] is caches[1][0]
-    assert attend[3] is caches[1][1]
-    assert attend[5] == 0.25
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool, rotated: bool) -> None:
+    backend = Recorder(offers=True)
+    qkv, angles, metadata = step()
+    both = [norm_of(), norm_of()] if norms else []
+    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
+    (name, *given), _ = backend.calls
+    assert name == "rotate_and_write"
+    weights = [norm.weight for norm in both] or [None, None]
+    cos, sin = angles if rotated else (None, None)
+    expected = (qkv, *weights, 1e-6 if norms else 0.0, cos, sin, *metadata.kv_cache[1], metadata.slot_mapping)
+    for got, right in zip(given, expected, strict=True):
+        assert got is right or got == right
+    check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
+
+
+NORMS = {
+    "none": (None, None),
+    "both": (1e-6, 1e-6),
+    "of different eps": (1e-6, 1e-5),
+    "of q alone": (1e-6, None),
+    "of k alone": (None, 1e-6),
+}
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+@pytest.mark.parametrize(
+    ("eps", "offers"),
+    [(eps, offers) for kind, eps in NORMS.items() for offers in (False, True) if not offers or kind.startswith("of")],
+    ids=str,
+)
+def test_otherwise_it_does_one_after_the_other(
+    eps: tuple[float | None, float | None], offers: bool, rotated: bool
+) -> None:
+    """Where nothing is offered, and where what is offered is not what the layer needs."""
+    backend = Recorder(offers=offers)
+    qkv, angles, metadata = step()
+    q_norm, k_norm = (None if value is None else norm_of(value) for value in eps)
+    out = layer_over(backend, q_norm, k_norm)(qkv, angles if rotated else None, metadata)
+    q, k, v = qkv.view(3, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    q, k = (x if norm is None else norm(x) for norm, x in ((q_norm, q), (k_norm, k)))
+    q, k = (apply_rotary(x, angles) if rotated else x for x in (q, k))
+    assert [call[0] for call in backend.calls] == ["write_kv", "attend"]
+    _, written_k, written_v, k_cache, v_cache, slots = backend.calls[0]
+    torch.testing.assert_close(written_k, k)
+    assert torch.equal(written_v, v)
+    assert (k_cache, v_cache) == metadata.kv_cache[1]
+    assert slots is metadata.slot_mapping
+    check_attended(backend, out, q, metadata)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Kernels
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.linear import Linear
 
 
-def filled(kernels: Kernels, *sizes: int, bias: bool) -> tuple[Linear, Tensor]:
+def filled(factory: Factory, *sizes: int, bias: bool) -> tuple[Linear, Tensor]:
     """A layer with one part for each output size, and the weight that it was filled with."""
-    layer = Linear(kernels, *sizes, bias=bias)
+    layer = Linear(factory, *sizes, bias=bias)
     weight = torch.randn(sum(sizes[1:]), sizes[0])
     names = [str(i) for i in range(len(sizes) - 1)]
     parts = layer.parts("x", *names)
@@ -24,8 +24,8 @@ def filled(kernels: Kernels, *sizes: int, bias: bool) -> tuple[Linear, Tensor]:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_it_is_x_times_the_weight_transposed_plus_the_bias(kernels: Kernels, bias: bool) -> None:
-    layer, weight = filled(kernels, 5, 3, 4, bias=bias)
+def test_it_is_x_times_the_weight_transposed_plus_the_bias(factory: Factory, bias: bool) -> None:
+    layer, weight = filled(factory, 5, 3, 4, bias=bias)
     x = torch.randn(6, 5)
     expected = x.double() @ weight.double().T
     if layer.bias is not None:
@@ -34,16 +34,16 @@ def test_it_is_x_times_the_weight_transposed_plus_the_bias(kernels: Kernels, bia
 
 
 @pytest.mark.parametrize("size", [6, 32, 64])  # in a kernel's own panels, and across them
-def test_the_gate_is_silu_of_the_first_part_times_the_second(kernels: Kernels, size: int) -> None:
-    layer, weight = filled(kernels, 5, size, size, bias=False)
+def test_the_gate_is_silu_of_the_first_part_times_the_second(factory: Factory, size: int) -> None:
+    layer, weight = filled(factory, 5, size, size, bias=False)
     x = torch.randn(7, 5) * 3
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     torch.testing.assert_close(layer.gated(x).double(), gate / (1 + (-gate).exp()) * up, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [1, 32])
-def test_large_gates_do_not_overflow(kernels: Kernels, size: int) -> None:
-    layer = Linear(kernels, 2, size, size)
+def test_large_gates_do_not_overflow(factory: Factory, size: int) -> None:
+    layer = Linear(factory, 2, size, size)
     parts = layer.parts("x", "gate", "up")
     parts["x.gate.weight"].copy_(torch.tensor([[1.0, 0.0]]).expand(size, 2))
     parts["x.up.weight"].copy_(torch.tensor([[0.0, 1.0]]).expand(size, 2))
@@ -51,22 +51,22 @@ def test_large_gates_do_not_overflow(kernels: Kernels, size: int) -> None:
     torch.testing.assert_close(out, torch.tensor([[0.0], [3e4]]).expand(2, size))
 
 
-def test_without_bias_there_is_none(kernels: Kernels) -> None:
-    assert filled(kernels, 5, 3, bias=False)[0].bias is None
+def test_without_bias_there_is_none(factory: Factory) -> None:
+    assert filled(factory, 5, 3, bias=False)[0].bias is None
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_parts_have_the_names_and_shapes_of_a_checkpoint(kernels: Kernels, bias: bool) -> None:
-    parts = Linear(kernels, 5, 6, 2, 2, bias=bias).parts("layer.attn", "q", "k", "v")
+def test_parts_have_the_names_and_shapes_of_a_checkpoint(factory: Factory, bias: bool) -> None:
+    parts = Linear(factory, 5, 6, 2, 2, bias=bias).parts("layer.attn", "q", "k", "v")
     shapes = {f"layer.attn.{name}.weight": (rows, 5) for name, rows in (("q", 6), ("k", 2), ("v", 2))}
     if bias:
         shapes |= {f"layer.attn.{name}.bias": (rows,) for name, rows in (("q", 6), ("k", 2), ("v", 2))}
     assert {name: tuple(part.shape) for name, part in parts.items()} == shapes
 
 
-def test_what_is_copied_into_a_part_is_in_the_layer(kernels: Kernels) -> None:
-    layer = Linear(kernels, 5, 6, 2, 3, bias=True)
-    separate = [filled(kernels, 5, rows, bias=True) for rows in (6, 2, 3)]
+def test_what_is_copied_into_a_part_is_in_the_layer(factory: Factory) -> None:
+    layer = Linear(factory, 5, 6, 2, 3, bias=True)
+    separate = [filled(factory, 5, rows, bias=True) for rows in (6, 2, 3)]
     parts = layer.parts("x", "a", "b", "c")
     for name, (source, weight) in zip("abc", separate, strict=True):
         parts[f"x.{name}.weight"].copy_(weight)
@@ -76,13 +76,13 @@ def test_what_is_copied_into_a_part_is_in_the_layer(kernels: Kernels) -> None:
     torch.testing.assert_close(layer(x), torch.cat([source(x) for source, _ in separate], dim=-1))
 
 
-def test_parts_cover_every_number_of_the_layer(kernels: Kernels) -> None:
-    layer = Linear(kernels, 5, 6, 2, 3, bias=True)
+def test_parts_cover_every_number_of_the_layer(factory: Factory) -> None:
+    layer = Linear(factory, 5, 6, 2, 3, bias=True)
     for part in layer.parts("x", "a", "b", "c").values():
         part.copy_(torch.full(tuple(part.shape), 7.0))
     assert torch.equal(layer(torch.eye(5)), torch.full((5, 11), 14.0))
 
 
-def test_a_name_too_few_is_a_mistake(kernels: Kernels) -> None:
+def test_a_name_too_few_is_a_mistake(factory: Factory) -> None:
     with pytest.raises(ValueError, match="zip"):
-        Linear(kernels, 5, 6, 2).parts("x", "a")
+        Linear(factory, 5, 6, 2).parts("x", "a")

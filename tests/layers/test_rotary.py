@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.layers.rotary import apply_rotary, rotary_angles
+from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
+
+
+def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
+    return RotaryEmbedding(head_dim, theta, positions.device)(positions)
 
 
 def formula(x: Tensor, positions: Tensor, theta: float) -> Tensor:

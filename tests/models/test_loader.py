@@ -19,7 +19,8 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
@@ -247,15 +248,29 @@ def test_misshapen_tensors_are_named_with_both_shapes(copy: Path, reshape: Calla
 
 def test_a_tensor_that_would_broadcast_is_misshapen(copy: Path) -> None:
     edit_weights(copy, lambda t: t.update({Q_PROJ: t[Q_PROJ][:1].clone()}))
-    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is torch.float32 \[1, 24\]"):
+    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is F32 \[1, 24\]"):
         load(copy)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
-def test_integer_weights_are_refused(copy: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.int8, "I8"), (torch.int64, "I64"), (torch.bool, "BOOL"), (torch.float8_e4m3fn, "F8_E4M3")],
+    ids=str,
+)
+def test_weights_that_are_no_floats_of_their_own_scale_are_refused(copy: Path, dtype: torch.dtype, name: str) -> None:
     edit_weights(copy, lambda t: t.update({Q_PROJ: t[Q_PROJ].to(dtype)}))
-    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is {dtype}"):
+    with pytest.raises(InvalidWeights, match=rf"{Q_PROJ} is {name}"):
         load(copy)
+
+
+def test_nothing_is_copied_from_a_checkpoint_that_does_not_fit(copy: Path) -> None:
+    model = build(copy, TorchKernels(), torch.float32)
+    for tensor in tensors_of(model).values():
+        tensor.fill_(7.0)
+    edit_weights(copy, lambda t: t.pop(Q_PROJ))
+    with pytest.raises(InvalidWeights):
+        load_weights(model.checkpoint_tensors(), copy, use_tqdm=False)
+    assert all(bool((tensor == 7.0).all()) for tensor in tensors_of(model).values())
 
 
 def test_a_tensor_in_two_files_is_refused_and_named(sharded_copy: Path) -> None:

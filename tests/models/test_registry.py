@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ARCHITECTURES
-from nanoengine.kernels.native_kernels import NativeKernels, why_not
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.models.registry import MODELS, build_model
+from nanoengine.models.registry import MODELS, attention_specs, build_model
 from tests.support import TOY
 
 CONFIG = replace(TOY, tie_word_embeddings=False, attention_bias=True)
@@ -49,7 +51,24 @@ def test_a_model_is_built_on_its_device() -> None:
     assert {tensor.device.type for tensor in model.checkpoint_tensors().values()} == {"meta"}  # type: ignore[attr-defined]
 
 
-def test_a_failed_build_restores_torchs_default_dtype() -> None:
-    with pytest.raises(KeyError):
-        build_model(replace(CONFIG, architecture="Other"), TorchKernels(), TorchAttention(4), torch.bfloat16, CPU)
-    assert torch.get_default_dtype() == torch.float32
+def test_torchs_default_dtype_and_device_count_for_nothing() -> None:
+    """A model is of the dtype and on the device that it is built for, to the angles of its rotation."""
+    positions = torch.tensor([30_000])
+    expected = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, CPU).rotary(positions)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float16, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    places = {(place.device.type, place.dtype) for place in model.checkpoint_tensors().values()}  # type: ignore[attr-defined]
+    assert places == {("cpu", torch.float16)}
+    for angles, right in zip(model.rotary(positions), expected, strict=True):
+        assert torch.equal(angles, right)
+
+
+def test_a_model_states_what_each_of_its_layers_asks_of_attention() -> None:
+    specs = attention_specs(replace(CONFIG, num_layers=3, head_dim=16))
+    assert specs == [AttentionSpec(scale=0.25)] * 3
+    model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, CPU)
+    assert [layer.self_attn.attention.spec for layer in model.layers] == attention_specs(CONFIG)

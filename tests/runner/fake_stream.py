@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nanoengine.runner.stream import Mark, Recorder
+from nanoengine.runner.stream import Event, Recorder
 
 GARBAGE = -12345
 
@@ -17,7 +17,7 @@ GARBAGE = -12345
 class FakeStream:
     """A late device on the CPU.
 
-    Work that raises counts as done. Its error is kept, and nothing more is done, until somebody waits for a mark behind it.
+    Work that raises counts as done. Its error is kept, and nothing more is done, until somebody waits for an event behind it.
 
     Args:
         can_record: whether decode steps are recorded, as CUDA graphs are.
@@ -55,7 +55,7 @@ class FakeStream:
             except Exception as error:
                 self._error = error
 
-    def mark(self) -> Mark:
+    def event(self) -> Event:
         return _Place(self, self.num_done + len(self.queue))
 
     def wait(self, until: int) -> None:
@@ -65,7 +65,7 @@ class FakeStream:
             raise error
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
-        return torch.full((size,), GARBAGE, dtype=dtype)
+        return torch.full((size,), GARBAGE if dtype.is_signed else 0xAB, dtype=dtype)
 
     def recorder(self) -> Recorder:
         return _Recorder(self)
@@ -85,10 +85,10 @@ class Recording:
     def __init__(self, work: Callable[[], Tensor]):
         self.work = work
         self.result = work()
-        self.num_repeats = 0
+        self.num_replays = 0
 
     def __call__(self) -> Tensor:
-        self.num_repeats += 1
+        self.num_replays += 1
         self.result.copy_(self.work())
         return self.result
 

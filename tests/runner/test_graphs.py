@@ -1,4 +1,4 @@
-"""Which sizes are recorded, which one a batch runs in, and that it is the right recording that is repeated."""
+"""Which sizes are recorded, which one a batch runs in, and that it is the right recording that is replayed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_buckets_no_size_has_one() -> None:
 
 
 class Steps:
-    """Steps whose tokens are size * 1000 and the number that was there when they ran."""
+    """Steps whose logits are size * 1000 and the number that was there when they ran."""
 
     def __init__(self) -> None:
         self.stream = FakeStream(can_record=True)
@@ -82,13 +82,13 @@ def test_the_largest_is_recorded_first_and_each_on_padding() -> None:
     assert len(steps.stream.recordings) == 3
 
 
-def test_the_step_of_a_size_is_repeated_with_the_numbers_that_are_there() -> None:
+def test_the_step_of_a_size_is_replayed_with_the_numbers_that_are_there() -> None:
     steps = Steps()
     graphs = steps.graphs([1, 2, 5])
     for number, size in enumerate((2, 5, 2, 1, 2)):
         steps.number.fill_(number)
-        assert graphs.repeat(size).tolist() == [1000 * size + number] * size
-    assert [recording.num_repeats for recording in steps.stream.recordings] == [1, 3, 1]
+        assert graphs.replay(size).tolist() == [1000 * size + number] * size
+    assert [recording.num_replays for recording in steps.stream.recordings] == [1, 3, 1]
 
 
 def test_sizes_may_be_recorded_one_by_one() -> None:
@@ -96,12 +96,12 @@ def test_sizes_may_be_recorded_one_by_one() -> None:
     graphs = steps.graphs([])
     graphs.record(3)
     assert steps.calls == [("prepare", 3), ("run", 3), ("run", 3)]
-    assert graphs.repeat(3).tolist() == [3000] * 3
+    assert graphs.replay(3).tolist() == [3000] * 3
 
 
 def test_a_size_that_was_not_recorded_is_a_mistake() -> None:
     with pytest.raises(KeyError):
-        Steps().graphs([1, 2]).repeat(3)
+        Steps().graphs([1, 2]).replay(3)
 
 
 def test_a_step_that_cannot_be_recorded_is_an_error() -> None:

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine import SamplingParams
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
-from nanoengine.engine.messages import UNKNOWN, Phase, SamplingRow, ScheduledBatch
+from nanoengine.engine.messages import Chunk, StepPlan
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.runner.inputs import InputBatch, Layout, Shape, pack, shape_of, unpack
+from nanoengine.runner.inputs import InputBatch, Layout, StepShape, pack, shape_of, unpack
 from nanoengine.runner.rows import Rows
 from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream
+from tests.runner.plans import decodes, start
 
 NUM_ROWS, WIDTH = 9, 20
 STREAM = FakeStream()  # its memory is full of garbage
@@ -25,41 +25,50 @@ Seq = tuple[int, int, list[int]]
 """Tokens in the cache, new tokens, block table."""
 
 
-def batch_of(*seqs: Seq, sampling: tuple[int, ...] = (), phase: Phase = Phase.PREFILL) -> ScheduledBatch:
-    """Sequences, the last of them in row 0; `sampling` are the indices of those that sample."""
-    num_tokens = sum(new for _, new, _ in seqs)
-    rows = list(range(len(seqs)))[::-1]
-    return ScheduledBatch(
-        phase,
-        seq_ids=list(range(len(seqs))),
-        rows=rows,
-        token_ids=list(range(100, 100 + num_tokens)),
-        num_computed_tokens=[computed for computed, _, _ in seqs],
-        num_new_tokens=[new for _, new, _ in seqs],
-        block_tables=[table for _, _, table in seqs],
-        sampled_rows=list(sampling),
-        sampled_into=[rows[i] for i in sampling],
-        sampling=[SamplingRow(SamplingParams(), 0, ()) for _ in sampling],
+def plan_of(
+    *seqs: Seq, sampling: tuple[int, ...] | None = None, num_decodes: int = 0, rows: list[int] | None = None
+) -> StepPlan:
+    """Sequences, begun where they stand, the last of them in row 0. The leading `num_decodes` are decodes, the rest chunks.
+
+    The tokens of the chunks are 100, 101, and so on. `sampling` are the indices of those that sample; None: the decodes.
+    """
+    rows = list(range(len(seqs)))[::-1] if rows is None else rows
+    runs = list(zip(rows, seqs, strict=True))
+    numbers = iter(range(100, 100 + sum(new for _, new, _ in seqs[num_decodes:])))
+    started = [start(row, [7] * (computed + 1), table) for row, (computed, _, table) in runs[:num_decodes]]
+    chunks = []
+    for i, (row, (computed, new, table)) in enumerate(runs[num_decodes:], num_decodes):
+        tokens = [next(numbers) for _ in range(new)]
+        started.append(start(row, [*[7] * computed, *tokens], table))
+        chunks.append(Chunk(row, computed, new, (row,) * (i in (sampling or ()))))
+    assert sampling is None or set(range(num_decodes)) <= set(sampling), "decodes sample"
+    return StepPlan(
+        started=started,
+        decodes=decodes(*((row, computed) for row, (computed, _, _) in runs[:num_decodes])),
+        chunks=chunks,
     )
 
 
-def new_rows(batch: ScheduledBatch, width: int = WIDTH) -> Rows:
-    """Rows that know the tables of a batch."""
-    rows = Rows(NUM_ROWS, width, STREAM)
-    rows.apply(rows.find_changes(batch))
+def new_rows(plan: StepPlan, width: int = WIDTH) -> Rows:
+    """Rows that have made the changes of a plan."""
+    rows = Rows(NUM_ROWS, [width], STREAM)
+    rows.apply(plan)
     return rows
 
 
-def tensors_of(batch: ScheduledBatch, block_size: int, rows: Rows | None = None) -> InputBatch:
-    rows = rows or new_rows(batch)
-    layout, numbers = pack(batch, rows, STREAM)
-    assert (numbers.shape, numbers.dtype) == ((layout.size,), torch.int32)
-    return unpack(shape_of(batch, layout, block_size), numbers, rows, TorchKernels(), [], block_size)
+def tensors_of(plan: StepPlan, block_size: int, rows: Rows | None = None) -> InputBatch:
+    rows = rows or new_rows(plan)
+    packed = pack(plan, rows, STREAM)
+    assert (packed.numbers.shape, packed.numbers.dtype) == ((packed.layout.size,), torch.int32)
+    inputs = unpack(shape_of(plan, packed.layout, block_size), packed.numbers, rows, TorchKernels(), [], block_size)
+    assert packed.sampled_rows.tolist() == inputs.sampled_rows.tolist(), "the sampler looks at them on the host"
+    assert packed.sampled_positions.tolist() == inputs.sampled_positions.tolist()
+    return inputs
 
 
-def build(block_size: int, *seqs: Seq, sampling: tuple[int, ...] = ()) -> InputBatch:
+def build(block_size: int, *seqs: Seq, sampling: tuple[int, ...] | None = None, num_decodes: int = 0) -> InputBatch:
     """The tensors of a step."""
-    return tensors_of(batch_of(*seqs, sampling=sampling), block_size)
+    return tensors_of(plan_of(*seqs, sampling=sampling, num_decodes=num_decodes), block_size)
 
 
 def slots(inputs: InputBatch) -> list[int]:
@@ -80,9 +89,10 @@ def test_slots_of_a_chunk_in_the_middle_that_crosses_into_a_new_block() -> None:
 
 
 def test_slot_of_one_decoded_token_with_blocks_of_16() -> None:
-    inputs = build(16, (35, 1, [5, 2, 8, 12]))
-    assert inputs.positions.tolist() == [35]
-    assert slots(inputs) == [131]
+    for num_decodes in (0, 1):
+        inputs = build(16, (35, 1, [5, 2, 8, 12]), num_decodes=num_decodes)
+        assert inputs.positions.tolist() == [35]
+        assert slots(inputs) == [131]
 
 
 def test_slots_with_blocks_of_256() -> None:
@@ -125,7 +135,7 @@ def test_no_token_is_ever_written_to_the_null_block() -> None:
 def test_slots_of_large_pools_do_not_overflow_32_bits() -> None:
     block = 2**31 // 16 + 5
     assert slots(build(16, (0, 2, [block]))) == [block * 16, block * 16 + 1]
-    assert slots(build(16, (1, 1, [block]))) == [block * 16 + 1]
+    assert slots(build(16, (1, 1, [block]), num_decodes=1)) == [block * 16 + 1]
 
 
 # ---- sampling
@@ -140,22 +150,22 @@ def test_sampled_tokens_are_the_last_ones_of_the_sequences_that_sample() -> None
     ):
         inputs = build(4, *step, sampling=sampling)
         assert inputs.sampled_tokens.tolist() == tokens
-        assert inputs.sampled_into.tolist() == rows
+        assert inputs.sampled_rows.tolist() == rows
         assert inputs.sampled_positions.tolist() == positions, "where the new token will stand"
 
 
 def test_a_prompt_that_forks_samples_one_token_for_each_row() -> None:
-    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), sampling=(1, 1, 1, 0))
-    batch.sampled_into = [0, 7, 5, 1]
-    inputs = tensors_of(batch, 4)
-    assert inputs.sampled_tokens.tolist() == [6, 6, 6, 1]
-    assert inputs.sampled_into.tolist() == [0, 7, 5, 1]
-    assert inputs.sampled_positions.tolist() == [9, 9, 9, 2]
+    plan = plan_of((4, 1, [8, 9]), (0, 2, [1]), (4, 5, [2, 3, 4]), sampling=(0, 1, 2), num_decodes=1)
+    plan.chunks[0] = plan.chunks[0]._replace(samples=(1, 7, 5))
+    inputs = tensors_of(plan, 4)
+    assert inputs.sampled_tokens.tolist() == [0, 2, 2, 2, 7]
+    assert inputs.sampled_rows.tolist() == [2, 1, 7, 5, 0]
+    assert inputs.sampled_positions.tolist() == [5, 2, 2, 2, 9]
 
 
 def test_a_step_of_chunks_only_samples_nothing() -> None:
     inputs = build(4, (0, 4, [1]))
-    assert inputs.sampled_tokens.shape == inputs.sampled_into.shape == inputs.sampled_positions.shape == (0,)
+    assert inputs.sampled_tokens.shape == inputs.sampled_rows.shape == inputs.sampled_positions.shape == (0,)
 
 
 # ---- what the device keeps
@@ -177,57 +187,75 @@ def test_block_tables_are_as_wide_as_the_longest_sequence_of_the_step() -> None:
     assert inputs.metadata.block_tables.tolist() == [[1, 8], [2, 3]]
 
 
-def test_tokens_that_nobody_has_seen_are_the_newest_of_their_rows() -> None:
-    batch = batch_of((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]), phase=Phase.DECODE, sampling=(0, 1, 2))
-    batch.rows = batch.sampled_into = [4, 0, 7]
-    batch.token_ids = [UNKNOWN, 55, UNKNOWN]
-    rows = new_rows(batch)
-    rows.newest[:] = torch.arange(300, 310)
-    assert tensors_of(batch, 4, rows).input_ids.tolist() == [304, 55, 307]
-    rows.newest[7] = 9  # before the step is unpacked, not when it is packed
-    assert tensors_of(batch, 4, rows).input_ids.tolist() == [304, 55, 9]
+def test_a_decode_computes_the_last_token_of_its_row() -> None:
+    plan = plan_of((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]), num_decodes=3, rows=[4, 0, 7])
+    rows = new_rows(plan)
+    rows.last_tokens[:] = torch.arange(300, 310)
+    assert tensors_of(plan, 4, rows).input_ids.tolist() == [304, 300, 307]
+    packed = pack(plan, rows, STREAM)
+    rows.last_tokens[7] = 9  # before the step is unpacked, not when it is packed
+    inputs = unpack(shape_of(plan, packed.layout, 4), packed.numbers, rows, TorchKernels(), [], 4)
+    assert inputs.input_ids.tolist() == [304, 300, 9]
 
 
-def test_an_unknown_token_may_stand_at_the_end_of_a_longer_chunk() -> None:
-    batch = batch_of((0, 3, [1]), (2, 2, [2]))
-    batch.token_ids = [100, 101, UNKNOWN, 103, UNKNOWN]
-    rows = new_rows(batch)
-    rows.newest[:] = torch.arange(300, 310)
-    assert tensors_of(batch, 4, rows).input_ids.tolist() == [100, 101, 301, 103, 300]
+def test_a_chunk_computes_the_tokens_that_its_row_was_started_with() -> None:
+    """Whatever was sampled into the row since then."""
+    first = plan_of((0, 3, [1]), (0, 9, [2, 3, 4]))
+    rows = new_rows(first)
+    rows.last_tokens[:] = torch.arange(300, 310)
+    later = StepPlan(chunks=[Chunk(0, 2, 4, ()), Chunk(1, 1, 2, ())])
+    assert tensors_of(later, 4, rows).input_ids.tolist() == [105, 106, 107, 108, 101, 102]
 
 
-def test_what_was_packed_does_not_change_with_the_batch() -> None:
-    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), sampling=(1,))
-    rows = new_rows(batch)
-    layout, numbers = pack(batch, rows, STREAM)
-    before = numbers.clone()
-    for column in (batch.rows, batch.token_ids, batch.num_computed_tokens, batch.num_new_tokens, batch.sampled_into):
-        column[:] = [77] * len(column)
-    assert torch.equal(numbers, before)
-    assert pack(batch_of((0, 1, [1])), rows, STREAM)[1].data_ptr() != numbers.data_ptr()
-    assert layout == Layout(2, 7, 1)
+def test_decodes_come_first_and_sample_first() -> None:
+    plan = plan_of((3, 1, [1]), (8, 1, [2, 3, 4]), (2, 5, [5, 6]), (0, 1, [7]), num_decodes=2, sampling=(0, 1, 2))
+    rows = new_rows(plan)
+    rows.last_tokens[:] = torch.arange(300, 310)
+    inputs = tensors_of(plan, 4, rows)
+    assert inputs.input_ids.tolist() == [303, 302, 100, 101, 102, 103, 104, 105]
+    assert inputs.positions.tolist() == [3, 8, 2, 3, 4, 5, 6, 0]
+    assert slots(inputs) == [7, 16, 22, 23, 24, 25, 26, 28]
+    assert inputs.metadata.num_decodes == 2
+    assert inputs.metadata.query_start_loc.tolist() == [0, 1, 2, 7, 8]
+    assert inputs.metadata.query_lens_list == [1, 1, 5, 1]
+    assert inputs.metadata.seq_lens.tolist() == inputs.metadata.seq_lens_list == [4, 9, 7, 1]
+    assert inputs.sampled_tokens.tolist() == [0, 1, 6]
+    assert inputs.sampled_rows.tolist() == [3, 2, 1]
+    assert inputs.sampled_positions.tolist() == [4, 9, 7]
+
+
+def test_what_was_packed_is_nobody_elses() -> None:
+    plan = plan_of((8, 1, [1, 2, 3]), (0, 2, [1]), (4, 5, [2, 3, 4]), num_decodes=1, sampling=(0, 2))
+    rows = new_rows(plan)
+    packed = pack(plan, rows, STREAM)
+    assert packed.layout == Layout(3, 8, 2)
+    before = packed.numbers.clone()
+    plan.decodes.rows[:] = plan.decodes.num_computed[:] = 77
+    rows.token_ids.clear()
+    assert torch.equal(packed.numbers, before)
+    assert pack(StepPlan(), rows, STREAM, 3).numbers.data_ptr() != packed.numbers.data_ptr()
 
 
 # ---- decode steps that are filled up
 
 
-def filled(batch: ScheduledBatch, size: int, block_size: int = 4) -> InputBatch:
-    """A decode batch in the tensors of a step of `size` sequences."""
-    rows = new_rows(batch)
-    rows.newest[:] = torch.arange(300, 310)
-    layout, numbers = pack(batch, rows, STREAM, size)
-    assert layout == Layout.of_decode(size)
-    shape = Shape(layout, Phase.DECODE, [1] * size, [WIDTH * block_size] * size, WIDTH)
-    return unpack(shape, numbers, rows, TorchKernels(), [], block_size)
+def filled(plan: StepPlan, size: int, block_size: int = 4) -> InputBatch:
+    """A plan of decodes in the tensors of a step of `size` sequences."""
+    rows = new_rows(plan)
+    rows.last_tokens[:] = torch.arange(300, 310)
+    packed = pack(plan, rows, STREAM, size)
+    assert packed.layout == Layout.of_decodes(size)
+    assert packed.sampled_rows.tolist() == plan.decodes.rows.tolist(), "of the plan's own samples alone"
+    assert packed.sampled_positions.tolist() == (plan.decodes.num_computed + 1).tolist()
+    shape = StepShape(packed.layout, size, [1] * size, [WIDTH * block_size] * size, WIDTH)
+    return unpack(shape, packed.numbers, rows, TorchKernels(), [], block_size)
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 8, 13])
-def test_padding_is_nobodys_has_no_slot_and_no_length(size: int) -> None:
-    step = ((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]))
-    batch = batch_of(*step, phase=Phase.DECODE, sampling=(0, 1, 2))
-    batch.token_ids[2] = UNKNOWN
-    inputs, more = filled(batch, size), size - 3
-    assert inputs.input_ids.tolist() == [100, 101, 300] + [0] * more
+def test_padding_has_no_slot_and_no_length(size: int) -> None:
+    plan = plan_of((3, 1, [1]), (8, 1, [2, 3, 4]), (7, 1, [5, 6]), num_decodes=3)
+    inputs, more = filled(plan, size), size - 3
+    assert inputs.input_ids.tolist() == [302, 301, 300] + [0] * more
     assert inputs.positions.tolist() == [3, 8, 7] + [0] * more
     assert slots(inputs) == [7, 16, 27] + [-1] * more
     assert inputs.metadata.seq_lens.tolist() == [4, 9, 8] + [0] * more
@@ -239,16 +267,17 @@ def test_padding_is_nobodys_has_no_slot_and_no_length(size: int) -> None:
         *[[NULL_BLOCK] * 4] * more,
     ]
     assert inputs.metadata.block_tables.shape == (size, WIDTH)
+    assert inputs.metadata.num_decodes == size
     assert inputs.sampled_tokens.tolist() == list(range(size))
-    assert inputs.sampled_into.tolist() == [2, 1, 0] + [NUM_ROWS] * more
+    assert inputs.sampled_rows.tolist() == [2, 1, 0] + [NUM_ROWS] * more
     assert inputs.sampled_positions.tolist() == [4, 9, 8] + [0] * more
 
 
 def test_a_step_may_be_all_padding() -> None:
-    inputs = filled(ScheduledBatch(Phase.DECODE), 5)
+    inputs = filled(StepPlan(), 5)
     assert slots(inputs) == [-1] * 5
     assert inputs.metadata.seq_lens.tolist() == [0] * 5
-    assert inputs.sampled_into.tolist() == [NUM_ROWS] * 5
+    assert inputs.sampled_rows.tolist() == [NUM_ROWS] * 5
     assert inputs.input_ids.tolist() == [0] * 5
     assert inputs.positions.tolist() == [0] * 5
 
@@ -262,7 +291,7 @@ def test_the_sections_of_a_layout_follow_one_another_at_multiples_of_16_bytes() 
         (0, 5), (8, 13), (16, 22), (24, 33), (36, 38), (40, 42), (44, 46),
     ]  # fmt: skip
     assert layout.size == 48
-    assert Layout.of_decode(3) == Layout(3, 3, 3)
+    assert Layout.of_decodes(3) == Layout(3, 3, 3)
 
 
 @FAST
@@ -282,19 +311,27 @@ def test_sections_never_overlap_and_waste_little(num_seqs: int, num_tokens: int,
 
 
 def test_a_shape_is_what_the_host_knows() -> None:
-    batch = batch_of((0, 2, [1]), (4, 5, [2, 3, 4]), (7, 3, [5, 6, 7]))
-    layout, _ = pack(batch, new_rows(batch), STREAM)
-    assert shape_of(batch, layout, 4) == Shape(Layout(3, 10, 0), Phase.PREFILL, [2, 5, 3], [2, 9, 10], 3)
-    assert shape_of(batch, layout, 10).num_blocks == 1
-    assert shape_of(batch, layout, 3).num_blocks == 4
+    plan = plan_of((0, 2, [1]), (4, 5, [2, 3, 4]), (7, 3, [5, 6, 7]))
+    layout = pack(plan, new_rows(plan), STREAM).layout
+    assert shape_of(plan, layout, 4) == StepShape(Layout(3, 10, 0), 0, [2, 5, 3], [2, 9, 10], 3)
+    assert shape_of(plan, layout, 10).num_blocks == 1
+    assert shape_of(plan, layout, 3).num_blocks == 4
+    mixed = plan_of((9, 1, [1, 2, 3]), (4, 5, [4, 5, 6]), num_decodes=1)
+    layout = pack(mixed, new_rows(mixed), STREAM).layout
+    assert shape_of(mixed, layout, 4) == StepShape(Layout(2, 6, 1), 1, [1, 5], [10, 9], 3)
 
 
 def test_tensors_have_the_dtypes_that_kernels_take() -> None:
-    for inputs in (build(4, (0, 2, [1]), sampling=(0,)), build(4, (2, 1, [1]), sampling=(0,))):
+    steps = (
+        build(4, (0, 2, [1]), sampling=(0,)),
+        build(4, (2, 1, [1]), num_decodes=1),
+        build(4, (2, 1, [1]), (0, 2, [2]), num_decodes=1, sampling=(0, 1)),
+    )
+    for inputs in steps:
         assert inputs.input_ids.dtype == inputs.positions.dtype == inputs.metadata.slot_mapping.dtype == torch.int64
         for values in (inputs.metadata.query_start_loc, inputs.metadata.seq_lens, inputs.metadata.block_tables):
             assert values.dtype == torch.int32
-        for values in (inputs.sampled_tokens, inputs.sampled_into, inputs.sampled_positions):
+        for values in (inputs.sampled_tokens, inputs.sampled_rows, inputs.sampled_positions):
             assert values.dtype == torch.int32
 
 
@@ -304,28 +341,38 @@ def test_tensors_have_the_dtypes_that_kernels_take() -> None:
 @FAST
 @given(
     seqs=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=NUM_ROWS),
-    is_decode=st.booleans(),
     block_size=st.sampled_from([2, 4, 16]),
     data=st.data(),
 )
-def test_any_step_is_packed_and_unpacked(
-    seqs: list[tuple[int, int]], is_decode: bool, block_size: int, data: st.DataObject
-) -> None:
-    seqs = [(computed, 1 if is_decode else new) for computed, new in seqs]
+def test_any_step_is_packed_and_unpacked(seqs: list[tuple[int, int]], block_size: int, data: st.DataObject) -> None:
+    num_decodes = data.draw(st.integers(0, len(seqs)))
+    seqs = [(computed, 1 if i < num_decodes else new) for i, (computed, new) in enumerate(seqs)]
     tables = [list(range(1 + 30 * i, 1 + 30 * i - (-(a + b) // block_size))) for i, (a, b) in enumerate(seqs)]
-    sampling = data.draw(st.lists(st.sampled_from(range(len(seqs))), unique=True))
-    batch = batch_of(*((*seq, table) for seq, table in zip(seqs, tables, strict=True)), sampling=tuple(sampling))
-    inputs = tensors_of(batch, block_size, new_rows(batch, width=30))
+    sampling = [i for i in range(len(seqs)) if i < num_decodes or data.draw(st.booleans())]
+    plan = plan_of(
+        *((*seq, table) for seq, table in zip(seqs, tables, strict=True)),
+        sampling=tuple(sampling),
+        num_decodes=num_decodes,
+        rows=data.draw(st.permutations(range(NUM_ROWS)))[: len(seqs)],
+    )
+    rows = new_rows(plan, width=30)
+    rows.last_tokens[:] = torch.arange(300, 310)
+    inputs = tensors_of(plan, block_size, rows)
     starts = [0, *accumulate(new for _, new in seqs)]
     assert inputs.metadata.query_start_loc.tolist() == starts
-    for i, (start, end) in enumerate(pairwise(starts)):
+    for i, (first, end) in enumerate(pairwise(starts)):
         computed, new = seqs[i]
         positions = list(range(computed, computed + new))
-        assert inputs.positions[start:end].tolist() == positions
-        assert slots(inputs)[start:end] == [
+        assert inputs.positions[first:end].tolist() == positions
+        assert slots(inputs)[first:end] == [
             tables[i][position // block_size] * block_size + position % block_size for position in positions
         ]
         assert inputs.metadata.block_tables[i, : len(tables[i])].tolist() == tables[i]
+    assert inputs.input_ids.tolist() == [
+        *(300 + row for row in plan.decodes.rows.tolist()),
+        *range(100, 100 + starts[-1] - num_decodes),
+    ]
+    assert inputs.metadata.num_decodes == num_decodes
     assert inputs.metadata.seq_lens.tolist() == inputs.metadata.seq_lens_list == [sum(seq) for seq in seqs]
     assert inputs.sampled_tokens.tolist() == [starts[i + 1] - 1 for i in sampling]
     assert inputs.sampled_positions.tolist() == [sum(seqs[i]) for i in sampling]

@@ -1,20 +1,15 @@
-"""How large the KV pool is, and from which memory."""
+"""The tensors of the KV pool: how much they take, and how they lie."""
 
 from __future__ import annotations
-
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.runner import kv_cache
-from nanoengine.runner.kv_cache import KVCache, available_ram, cpu_kv_bytes, gpu_kv_bytes
+from nanoengine.runner.kv_cache import KVCache
 from tests.support import QWEN3_06B
 
 MIB = 2**20
-GIB = 2**30
 CPU = torch.device("cpu")
 
 
@@ -82,80 +77,3 @@ def test_fill_reaches_every_slot(backend: type[TorchAttention]) -> None:
     cache = KVCache(2, QWEN3_06B, backend(2), torch.float32, CPU)
     cache.fill(float("nan"))
     assert all(tensor.isnan().all() for layer in cache.layers for tensor in layer)
-
-
-@pytest.mark.parametrize(
-    ("total", "free", "utilization", "needed", "expected"),
-    [
-        (24 * GIB, 22 * GIB, 1.0, 0, 22 * GIB),  # all that is free
-        (24 * GIB, 22 * GIB, 0.5, 0, 10 * GIB),  # half of the device, 2 GiB of it taken by somebody
-        (24 * GIB, 22 * GIB, 0.5, 3 * GIB, 7 * GIB),  # and a forward pass needs 3 GiB beyond what is held
-        (24 * GIB, 4 * GIB, 0.5, 0, -8 * GIB),  # others hold more than the share
-        (32_768 * MIB, 30_000 * MIB, 0.75, 4_400 * MIB, 17_408 * MIB),
-    ],
-)
-def test_gpu_bytes_are_the_share_less_what_is_used_less_what_a_step_needs(
-    total: int, free: int, utilization: float, needed: int, expected: int
-) -> None:
-    assert gpu_kv_bytes(total, free, utilization, needed) == expected
-
-
-def fake_files(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
-    """Let the system's memory files have this content; those not named do not exist."""
-
-    def read_text(path: Path, *_: object, **__: object) -> str:
-        if str(path) not in files:
-            raise FileNotFoundError(path)
-        return files[str(path)]
-
-    monkeypatch.setattr(kv_cache.Path, "read_text", read_text)
-
-
-MEMINFO = {"/proc/meminfo": "MemTotal:       33554432 kB\nMemFree: 1 kB\nMemAvailable:   16777216 kB\n"}
-
-
-def cgroup(limit: str, used: int, active_file: int = 0, inactive_file: int = 0) -> dict[str, str]:
-    stat = f"anon 5\nfile 7\ninactive_anon 11\ninactive_file {inactive_file}\nactive_file {active_file}\nslab 13\n"
-    files = {"memory.max": f"{limit}\n", "memory.current": f"{used}\n", "memory.stat": stat}
-    return {str(kv_cache.CGROUP / name): content for name, content in files.items()}
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (MEMINFO, 16 * GIB),
-        (MEMINFO | cgroup("max", 5 * GIB), 16 * GIB),
-        (MEMINFO | cgroup(str(8 * GIB), 3 * GIB), 5 * GIB),  # the container has less than the machine
-        (MEMINFO | cgroup(str(64 * GIB), 3 * GIB), 16 * GIB),  # the machine has less than the container may take
-        (MEMINFO | cgroup(str(2 * GIB), 3 * GIB), 0),  # over its limit
-        (MEMINFO | cgroup(str(8 * GIB), 7 * GIB, 2 * GIB, 3 * GIB), 6 * GIB),  # cached files make room for others
-        (MEMINFO | cgroup(str(64 * GIB), 63 * GIB, 30 * GIB, 30 * GIB), 16 * GIB),
-        (MEMINFO | cgroup("max", 5 * GIB, 2 * GIB, 3 * GIB), 16 * GIB),
-    ],
-)
-def test_available_ram_is_the_machines_or_the_containers(
-    monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
-) -> None:
-    fake_files(monkeypatch, files)
-    assert available_ram() == expected
-
-
-@pytest.mark.parametrize("meminfo", [{}, {"/proc/meminfo": "MemTotal: 33554432 kB\n"}])
-def test_available_ram_without_meminfo_is_half_of_the_physical(
-    monkeypatch: pytest.MonkeyPatch, meminfo: dict[str, str]
-) -> None:
-    fake_files(monkeypatch, meminfo)
-    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
-    assert available_ram() == 1000 * 4096 // 2
-
-
-def test_available_ram_of_this_machine_is_plausible() -> None:
-    assert 0 <= available_ram() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(("available", "expected"), [(16 * GIB, 4 * GIB), (8 * GIB, 4 * GIB), (3 * GIB, 3 * GIB // 2)])
-def test_the_cpu_takes_half_of_the_ram_and_at_most_4_gib(
-    monkeypatch: pytest.MonkeyPatch, available: int, expected: int
-) -> None:
-    monkeypatch.setattr(kv_cache, "available_ram", lambda: available)
-    assert cpu_kv_bytes() == expected

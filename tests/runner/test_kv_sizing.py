@@ -11,10 +11,18 @@ import torch
 from nanoengine.config import EngineConfig
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.runner import kv_sizing as module
-from nanoengine.runner.kv_sizing import PoolSize, size_pool
+from nanoengine.runner.kv_sizing import (
+    PoolSize,
+    cpu_kv_bytes,
+    gpu_kv_bytes,
+    host_kv_bytes,
+    size_host_tier,
+    size_pool,
+)
 from tests.support import QWEN3_06B
 
 MIB = 2**20
+GIB = 2**30
 LIMIT = 512
 BLOCK_BYTES = 8192
 """Of 16 tokens."""
@@ -181,3 +189,99 @@ def test_a_machine_without_free_memory_is_a_named_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "cpu_kv_bytes", lambda: 0)
     with pytest.raises(KVCacheTooSmall, match="0 blocks"):
         size()
+
+
+# ---- the host tier
+
+
+def host_blocks(max_model_len: int = LIMIT, block_bytes: int = BLOCK_BYTES, **options: Any) -> int:
+    return size_host_tier(EngineConfig(model="x", **options), max_model_len, block_bytes)
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 1,000 blocks' worth of RAM to spare, of which swapped blocks take 100 unasked."""
+    monkeypatch.setattr(module, "available_ram", lambda: 1000 * BLOCK_BYTES)
+    monkeypatch.setattr(module, "host_kv_bytes", lambda: 100 * BLOCK_BYTES)
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 0),
+        ({"preemption_mode": "swap"}, 100),
+        ({"preemption_mode": "auto"}, 100),
+        ({"kv_host_memory": 7 * BLOCK_BYTES + 5}, 7),
+        ({"kv_host_memory": 5}, 0),
+        ({"preemption_mode": "swap", "kv_host_memory": 7 * BLOCK_BYTES}, 7),
+        ({"kv_host_memory": 1000 * BLOCK_BYTES}, 1000),
+    ],
+    ids=str,
+)
+def test_host_memory_is_what_was_asked_for_or_what_swapping_needs(options: dict[str, Any], expected: int) -> None:
+    assert host_blocks(**options) == expected
+
+
+@pytest.mark.usefixtures("roomy")
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        ({"max_model_len": 512}, {}, 32),  # one sequence
+        ({"max_model_len": 513}, {}, 33),
+        ({"max_model_len": 16}, {}, 16),  # the fewest
+        ({"max_model_len": 10**6, "block_bytes": MIB}, {}, 256),  # 256 MiB
+        ({"max_model_len": 10**6, "block_bytes": 64 * MIB}, {}, 16),
+        ({"max_model_len": 512}, {"preemption_mode": "swap"}, 100),
+        ({"max_model_len": 16 * 300}, {"preemption_mode": "swap"}, 300),
+        ({"max_model_len": 512}, {"kv_host_memory": 7 * BLOCK_BYTES}, 7),  # the user's own word
+        ({"max_model_len": 512}, {"kv_host_memory": 1}, 1),
+    ],
+    ids=str,
+)
+def test_files_go_through_host_memory(sizes: dict[str, int], options: dict[str, Any], expected: int) -> None:
+    assert host_blocks(kv_disk_path="x", **sizes, **options) == expected
+
+
+@pytest.mark.usefixtures("roomy")
+def test_more_host_memory_than_there_is_is_refused() -> None:
+    too_much = 1000 * BLOCK_BYTES + 1
+    with pytest.raises(
+        InvalidConfig, match=rf"kv_host_memory is {too_much} bytes, but {1000 * BLOCK_BYTES} bytes of RAM"
+    ):
+        host_blocks(kv_host_memory=too_much)
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize(
+    ("total", "free", "utilization", "needed", "expected"),
+    [
+        (24 * GIB, 22 * GIB, 1.0, 0, 22 * GIB),  # all that is free
+        (24 * GIB, 22 * GIB, 0.5, 0, 10 * GIB),  # half of the device, 2 GiB of it taken by somebody
+        (24 * GIB, 22 * GIB, 0.5, 3 * GIB, 7 * GIB),  # and a forward pass needs 3 GiB beyond what is held
+        (24 * GIB, 4 * GIB, 0.5, 0, -8 * GIB),  # others hold more than the share
+        (32_768 * MIB, 30_000 * MIB, 0.75, 4_400 * MIB, 17_408 * MIB),
+    ],
+)
+def test_gpu_bytes_are_the_share_less_what_is_used_less_what_a_step_needs(
+    total: int, free: int, utilization: float, needed: int, expected: int
+) -> None:
+    assert gpu_kv_bytes(total, free, utilization, needed) == expected
+
+
+@pytest.mark.parametrize(("available", "expected"), [(16 * GIB, 4 * GIB), (8 * GIB, 4 * GIB), (3 * GIB, 3 * GIB // 2)])
+def test_the_cpu_takes_half_of_the_ram_and_at_most_4_gib(
+    monkeypatch: pytest.MonkeyPatch, available: int, expected: int
+) -> None:
+    monkeypatch.setattr(module, "available_ram", lambda: available)
+    assert cpu_kv_bytes() == expected
+
+
+@pytest.mark.parametrize(("available", "expected"), [(32 * GIB, 4 * GIB), (16 * GIB, 4 * GIB), (4 * GIB, GIB)])
+def test_swapped_blocks_take_a_quarter_of_the_ram_and_at_most_4_gib(
+    monkeypatch: pytest.MonkeyPatch, available: int, expected: int
+) -> None:
+    monkeypatch.setattr(module, "available_ram", lambda: available)
+    assert host_kv_bytes() == expected

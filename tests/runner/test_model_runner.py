@@ -1,267 +1,247 @@
-"""The runner: what it makes of options and machine, what it says about it, and what it refuses."""
+"""Steps of a runner: what they compute and sample, one after the other and over one another."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import pickle
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import fields
 
 import pytest
 import torch
 
-from nanoengine.config import EngineConfig
-from nanoengine.errors import EngineClosed, InvalidConfig, KVCacheTooSmall, ModelNotFound
-from nanoengine.runner import kv_sizing
-from nanoengine.runner import model_runner as module
-from nanoengine.runner.model_runner import ModelRunner
-from tests.runner.batches import prefill
-from tests.runner.conftest import MakeRunner, shape
-from tests.support import num_weights
+from nanoengine.engine.messages import UNKNOWN, Chunk, Place, Replaced, StepPlan, StepResult, Tier, Transfer
+from nanoengine.errors import EngineClosed, NotFiniteLogits
+from nanoengine.runner.model_runner import drop_runs
+from tests.runner.conftest import MakeRunner
+from tests.runner.fake_stream import FakeStream
+from tests.runner.plans import TABLES, chain, decodes, execute, prefill, start
 
-MODEL_LIMIT = 512
-BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # K and V, 2 layers, 2 KV heads, head_dim 16, float32
+# ---- one step
 
 
-def pool_bytes(runner: ModelRunner) -> int:
-    assert runner.kv_cache is not None
-    return sum(tensor.numel() * tensor.itemsize for layer in runner.kv_cache.layers for tensor in layer)
+def test_a_whole_prompt_samples_one_token(make: MakeRunner) -> None:
+    result = execute(make(), prefill(5))
+    assert len(result.token_ids) == 1
+    assert 0 <= result.token_ids[0] < 300
+    assert result == StepResult(result.token_ids)
 
 
-# ---- the start-up line
+def test_a_chunk_that_samples_nothing_has_an_empty_result(make: MakeRunner) -> None:
+    assert execute(make(), prefill(5, sampled=False)) == StepResult([])
 
 
-def test_the_start_up_line_says_what_runs_where_and_how(make: MakeRunner, folder: Path) -> None:
-    line = make(max_num_seqs=7, max_num_batched_tokens=99, kernels="torch").describe()
-    for part in (
-        str(folder),
-        "Qwen3ForCausalLM",
-        "float32",
-        f"cpu, {torch.get_num_threads()} threads",
-        "kernels: torch (",
-        "attention: torch (",
-        "no CUDA graphs",
-        "64 blocks x 16 tokens (num_kv_blocks)",
-        "max_model_len 512",
-        "at most 7 sequences and 99 tokens a step",
-    ):
-        assert part in line
-    assert f"{64 * 16 * BYTES_PER_TOKEN / 2**20:.0f} MiB" in line
-    assert "lowered" not in line
-    assert "\n" not in line
+def test_a_chunk_that_samples_nothing_still_writes_its_kv(make: MakeRunner) -> None:
+    plan = StepPlan(started=[start(0, range(10, 30), [1, 2], logprobs=3)], chunks=[Chunk(0, 0, 20, (0,))])
+    expected = execute(make(), plan)
+    chunked = make()
+    execute(chunked, StepPlan(started=plan.started, chunks=[Chunk(0, 0, 9, ())]))
+    result = execute(chunked, StepPlan(chunks=[Chunk(0, 9, 11, (0,))]))
+    assert result.token_ids == expected.token_ids
+    assert result.logprobs[0].keys() == expected.logprobs[0].keys()
+    for token, entry in expected.logprobs[0].items():
+        assert result.logprobs[0][token].logprob == pytest.approx(entry.logprob, abs=1e-4)
 
 
-def test_the_start_up_line_is_logged_once(make: MakeRunner, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="nanoengine"):
+def test_the_position_of_the_sampled_token_addresses_its_randomness(make: MakeRunner) -> None:
+    """The same text cut into chunks draws the same token: its position counts, not its row."""
+    draws = []
+    for first in (0, 4, 16, 19):
         runner = make()
-    assert [record.getMessage() for record in caplog.records] == [runner.describe()]
+        started = [start(row, range(30, 50), [1, 2], temperature=5.0) for row in range(10)]
+        if first:
+            execute(runner, StepPlan(started=started[:1], chunks=[Chunk(0, 0, first, ())]))
+        rest = Chunk(0, first, 20 - first, tuple(range(10)))
+        draws.append(execute(runner, StepPlan(started=started[bool(first) :], chunks=[rest])).token_ids)
+    assert draws[1:] == draws[:1] * 3
+    assert len(set(draws[0])) > 5
 
 
-def test_the_start_up_line_counts_the_parameters(make: MakeRunner) -> None:
+def test_a_fork_decodes_what_it_sampled_itself(make: MakeRunner) -> None:
+    """Prompt and blocks are its parent's; the block that both would write is copied first."""
+    prompt, rows = range(30, 50), (0, 3, 1)
+    right = {}
+    for row in rows:
+        alone = make()
+        begun = start(row, prompt, [1, 2], temperature=3.0)
+        tokens = execute(alone, StepPlan(started=[begun], chunks=[Chunk(row, 0, 20, (row,))])).token_ids
+        for step in range(6):
+            tokens += execute(alone, StepPlan(decodes=decodes((row, 20 + step)))).token_ids
+        right[row] = tokens
+    assert len({*map(tuple, right.values())}) == 3
     runner = make()
-    assert f"{num_weights(runner.model) / 1e6:.1f} M parameters" in runner.describe()
+    started = [start(row, prompt, [1, 2], temperature=3.0) for row in rows]
+    firsts = execute(runner, StepPlan(started=started, chunks=[Chunk(0, 0, 20, rows)])).token_ids
+    found = {row: [token] for row, token in zip(rows, firsts, strict=True)}
+    for step in range(6):
+        plan = StepPlan(decodes=decodes(*((row, 20 + step) for row in rows)))
+        if not step:
+            for row, block in ((3, 7), (1, 8)):
+                plan.replaced.append(Replaced(row, 0, 1, block))
+                plan.transfers.append(Transfer(Place(Tier.DEVICE, 2), Place(Tier.DEVICE, block)))
+        for row, token in zip(rows, execute(runner, plan).token_ids, strict=True):
+            found[row].append(token)
+    assert found == right
 
 
-# ---- the size of the pool
+# ---- one step after the other, or over one another
 
 
-def test_num_kv_blocks_are_usable_ones_and_the_null_block_comes_on_top(make: MakeRunner) -> None:
-    runner = make(num_kv_blocks=40)
-    assert runner.num_blocks == 40
-    assert pool_bytes(runner) == 41 * 16 * BYTES_PER_TOKEN
+def test_tokens_pass_from_step_to_step_on_the_device(make: MakeRunner) -> None:
+    """Rows that go on compute what rows do that are told all their tokens before every step."""
+    texts, told = {row: [50 + row] for row in TABLES}, make(max_num_seqs=6)
+    for step in range(8):
+        started = [start(row, tokens, TABLES[row], prompt=1, temperature=2.0) for row, tokens in texts.items()]
+        plan = StepPlan(started=started, decodes=decodes(*((row, step) for row in texts)))
+        for row, token in zip(texts, execute(told, plan).token_ids, strict=True):
+            texts[row].append(token)
+    assert len({*zip(*texts.values(), strict=True)}) > 7
+    runner = make(max_num_seqs=6)
+    assert [execute(runner, plan).token_ids for plan in chain(TABLES, 8, temperature=2.0)] == [
+        [tokens[step + 1] for tokens in texts.values()] for step in range(8)
+    ]
 
 
-def test_kv_cache_memory_is_never_exceeded_and_used_to_the_last_block(make: MakeRunner) -> None:
-    budget = 1_000_000
-    runner = make(num_kv_blocks=None, kv_cache_memory=budget)
-    assert budget - 16 * BYTES_PER_TOKEN < pool_bytes(runner) <= budget
-    assert "(kv_cache_memory)" in runner.describe()
+def test_a_launched_step_is_done_when_its_result_is_taken(make: MakeRunner) -> None:
+    stream = FakeStream()
+    right = make(max_num_seqs=6)
+    expected = [execute(right, plan).token_ids for plan in chain(TABLES, 5)]
+    late = make(max_num_seqs=6, stream=stream)
+    steps = [late.launch(plan) for plan in chain(TABLES, 5)]
+    assert stream.num_done == 0
+    assert stream.num_overlapping == 4
+    assert steps[1].result().token_ids == expected[1]
+    assert stream.num_done == 2
+    assert [step.result().token_ids for step in steps] == expected
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 256])
-def test_the_pool_in_bytes_does_not_depend_on_the_block_size(make: MakeRunner, block_size: int) -> None:
-    runner = make(num_kv_blocks=None, kv_cache_memory=600_000, block_size=block_size)
-    assert 0 <= 600_000 - pool_bytes(runner) < block_size * BYTES_PER_TOKEN
+def test_a_plan_is_left_as_it_was(make: MakeRunner) -> None:
+    """Whoever made it may keep it, and parts of it may be in others too."""
+    for plan in (prefill(20), *chain(deepcopy(TABLES), 2, logprobs=2, frequency_penalty=1.0)):
+        before = pickle.dumps(plan)
+        runner = make(max_num_seqs=6)
+        runner._broken.add(5)  # a row whose runs are dropped
+        execute(runner, StepPlan(started=chain(TABLES, 1)[0].started))
+        execute(runner, plan)
+        assert pickle.dumps(plan) == before
 
 
-def test_by_default_the_pool_comes_from_free_memory(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_sizing, "cpu_kv_bytes", lambda: 2_000_000)
-    runner = make(num_kv_blocks=None)
-    assert 2_000_000 - 16 * BYTES_PER_TOKEN < pool_bytes(runner) <= 2_000_000
-    assert "available RAM" in runner.describe()
+def test_the_bytes_of_a_plan_are_as_good_as_the_plan(make: MakeRunner) -> None:
+    """An executor may live in another process."""
+    plans = [prefill(20), *chain(TABLES, 4, temperature=1.5, logprobs=3)]
+    here, there = make(max_num_seqs=6), make(max_num_seqs=6)
+    for plan in plans:
+        assert pickle.loads(pickle.dumps(execute(there, pickle.loads(pickle.dumps(plan))))) == execute(here, plan)
 
 
-def test_the_automatic_pool_is_no_larger_than_what_can_run_at_once(
+def test_an_empty_plan_does_nothing(make: MakeRunner) -> None:
+    assert execute(make(), StepPlan()) == StepResult([])
+
+
+def test_a_plan_without_runs_makes_its_changes_and_does_its_transfers(make: MakeRunner) -> None:
+    runner = make(max_num_seqs=6)
+    expected = [execute(runner, plan).token_ids for plan in chain(TABLES, 4)][-1]
+    moved = {row: [block + 10 for block in table] for row, table in TABLES.items()}
+    blocks = [block for table in TABLES.values() for block in table]
+    transfers = [Transfer(Place(Tier.DEVICE, block), Place(Tier.DEVICE, block + 10)) for block in blocks]
+    other = make(max_num_seqs=6)
+    last = [execute(other, plan).token_ids for plan in chain(TABLES, 3)][-1]
+    started = [start(row, [0, 0, 0, token], moved[row]) for row, token in zip(moved, last, strict=True)]
+    assert execute(other, StepPlan(started=started, transfers=transfers)) == StepResult([])
+    assert other.kv_cache is not None
+    for layer in other.kv_cache.layers:
+        for tensor in layer:
+            tensor[blocks] = torch.nan
+    assert execute(other, StepPlan(decodes=decodes(*((row, 3) for row in moved)))).token_ids == expected
+
+
+def test_a_step_that_breaks_says_so_in_its_result_and_the_next_one_works(
     make: MakeRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_sizing, "cpu_kv_bytes", lambda: 1 << 33)
-    runner = make(num_kv_blocks=None, max_num_seqs=3, max_model_len=100)
-    assert runner.num_blocks == 3 * 7
-    assert "(max_num_seqs x max_model_len)" in runner.describe()
+    def broken(*_: object) -> None:
+        raise RuntimeError("the step broke")
+
+    runner = make(stream=FakeStream())
+    expected = execute(make(), prefill(5)).token_ids
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.model, "forward", broken)
+        step = runner.launch(prefill(5))
+        with pytest.raises(RuntimeError, match="the step broke"):
+            step.result()
+    assert execute(runner, prefill(5)).token_ids == expected
 
 
-@pytest.mark.parametrize(
-    "options", [{"num_kv_blocks": 10**9}, {"num_kv_blocks": None, "kv_cache_memory": 10**13}], ids=str
-)
-def test_a_pool_that_the_device_has_no_memory_for_names_the_knobs(
-    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(module, "KVCache", refuse)  # some machines would promise what they do not have
-    with pytest.raises(InvalidConfig, match=r"KV pool of \d{7,} blocks takes \d{13,} bytes.*lower num_kv_blocks"):
-        make(**options)
-
-
-def test_max_model_len_is_the_models_own_if_it_fits(make: MakeRunner) -> None:
-    assert make(num_kv_blocks=MODEL_LIMIT // 16).max_model_len == MODEL_LIMIT
-
-
-def test_max_model_len_is_lowered_to_the_pool_and_said_so(make: MakeRunner) -> None:
-    runner = make(num_kv_blocks=5)
-    assert runner.max_model_len == 80
-    assert f"max_model_len 80 (lowered from {MODEL_LIMIT}" in runner.describe()
-
-
-def test_max_model_len_asked_for_is_kept(make: MakeRunner) -> None:
-    runner = make(num_kv_blocks=7, max_model_len=100)
-    assert runner.max_model_len == 100
-    assert "lowered" not in runner.describe()
-
-
-def test_rows_have_room_for_the_longest_sequence_and_for_all_that_run(make: MakeRunner) -> None:
-    runner = make(max_model_len=100, max_num_seqs=5)
-    assert runner.rows.width == 7
-    assert runner.num_rows == runner.rows.nobody == 5
-    assert make(max_num_seqs=50, max_num_batched_tokens=20).num_rows == 20, "each computes a token in a step"
-
-
-def test_a_pool_too_small_for_one_sequence_is_a_named_error(make: MakeRunner) -> None:
-    with pytest.raises(KVCacheTooSmall, match="max_model_len"):
-        make(num_kv_blocks=6, max_model_len=100)
-
-
-def test_max_model_len_beyond_the_models_positions_is_refused(make: MakeRunner) -> None:
-    with pytest.raises(InvalidConfig, match=r"max_model_len is 513.*512 positions"):
-        make(max_model_len=513)
-
-
-# ---- dtype and device
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "native", "expected"),
-    [
-        ("float32", True, torch.float32),
-        ("float32", False, torch.float32),
-        ("bfloat16", True, torch.bfloat16),
-        ("bfloat16", False, torch.float32),
-        ("float16", True, torch.float16),
-        ("float16", False, torch.float32),
-    ],
-)
-def test_dtype_auto_is_the_checkpoints_where_the_cpu_computes_it_natively(
-    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, checkpoint: str, native: bool, expected: torch.dtype
-) -> None:
-    for check in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
-        monkeypatch.setattr(torch.ops.mkldnn, check, lambda: native, raising=False)
-    runner = make(model={"dtype": checkpoint})
-    assert runner.dtype == expected
-    assert runner.model.embed_tokens(torch.tensor([1])).dtype == expected
-    assert runner.kv_cache is not None
-    assert {tensor.dtype for layer in runner.kv_cache.layers for tensor in layer} == {expected}
-
-
-@pytest.mark.parametrize("checkpoint", ["float32", "bfloat16", "float16"])
-def test_dtype_auto_is_float32_where_torch_has_no_mkldnn(
-    make: MakeRunner, monkeypatch: pytest.MonkeyPatch, checkpoint: str
-) -> None:
-    """The builds for macOS do not even have the operators that could be asked."""
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    for check in ("_is_mkldnn_bf16_supported", "_is_mkldnn_fp16_supported"):
-        monkeypatch.setattr(torch.ops.mkldnn, check, lambda: pytest.fail("asked"), raising=False)
-    assert make(model={"dtype": checkpoint}).dtype == torch.float32
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_dtype_asked_for_is_taken_whatever_the_checkpoints(make: MakeRunner, dtype: str) -> None:
-    runner = make(dtype=dtype)
-    assert runner.dtype == getattr(torch, dtype)
-    assert dtype in runner.describe()
-
-
-def test_torchs_default_dtype_is_left_alone(make: MakeRunner) -> None:
-    before = torch.get_default_dtype()
-    make(dtype="bfloat16")
-    assert torch.get_default_dtype() == before
-
-
-def test_device_auto_is_the_cpu_where_there_is_no_gpu(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert make(device="auto").device == torch.device("cpu")
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
-def test_cuda_without_cuda_is_a_named_error(make: MakeRunner, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidConfig, match=f"'{device}'.*0 CUDA devices.*device='cpu'"):
-        make(device=device)
-
-
-@pytest.mark.parametrize("device", ["cuda:", "cuda:x", "cuda:-1", "cuda:0:0", "cuda:1.5", "tpu", "cpu:0", "", 0, None])
-def test_a_bad_device_is_a_named_error(make: MakeRunner, device: Any) -> None:
-    with pytest.raises(InvalidConfig, match="device"):
-        make(device=device)
-
-
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_num_threads_is_how_many_torch_computes_with(make: MakeRunner, num_threads: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        line = make(num_threads=num_threads).describe()
-        assert torch.get_num_threads() == num_threads
-    finally:
-        torch.set_num_threads(before)
-    assert f"cpu, {num_threads} threads" in line
-
-
-def test_without_num_threads_torchs_own_choice_stays(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: pytest.fail("set"))
-    make()
-
-
-def test_an_unknown_attention_backend_is_a_named_error(make: MakeRunner) -> None:
-    with pytest.raises(InvalidConfig, match="attention_backend is 'flashy'"):
-        make(attention_backend="flashy")
-
-
-def test_a_folder_without_weights_is_a_named_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="safetensors"):
-        ModelRunner(EngineConfig(model="x", device="cpu"), shape(folder), tmp_path, use_tqdm=False)
-
-
-# ---- steps
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, 1),
-        ({"async_scheduling": True}, 2),
-        ({"async_scheduling": False}, 1),
-    ],
-    ids=str,
-)
-def test_steps_overlap_where_that_is_asked_for(make: MakeRunner, options: dict[str, bool], expected: int) -> None:
-    runner = make(**options)
-    assert runner.max_steps_in_flight == expected
-    assert ("overlapping steps" in runner.describe()) == (expected == 2)
-    assert ("one step at a time" in runner.describe()) == (expected == 1)
+def test_logits_that_are_not_finite_come_back_as_an_error(make: MakeRunner) -> None:
+    runner = make()
+    runner.model.norm.weight.fill_(torch.nan)
+    result = execute(runner, prefill(5))
+    assert result.token_ids == [UNKNOWN]
+    assert isinstance(result.error, NotFiniteLogits)
 
 
 def test_a_closed_runner_says_so_and_holds_no_memory(make: MakeRunner) -> None:
     runner = make()
     runner.close()
     assert runner.kv_cache is None
-    assert not hasattr(runner, "model")
+    for part in ("model", "mover", "rows", "sampler"):
+        assert not hasattr(runner, part)
     with pytest.raises(EngineClosed):
         runner.launch(prefill(5))
+    runner.close()
+
+
+def test_a_plan_may_be_as_large_as_the_options_allow(make: MakeRunner) -> None:
+    """Its numbers have one place, which is as large as the largest plan."""
+    runner = make(max_num_seqs=4, max_num_batched_tokens=30, block_size=4)
+    assert runner.kv_cache is not None
+    runner.kv_cache.fill(torch.nan)
+    tables = [[1 + 8 * row + i for i in range(7)] for row in range(4)]
+    started = [start(row, range(1, 28), tables[row]) for row in range(2)]
+    execute(runner, StepPlan(started=started[:1], chunks=[Chunk(0, 0, 26, ())]))
+    forks = [start(row, range(1, 28), tables[1]) for row in (2, 3)]
+    chunks = [Chunk(1, 0, 27, (1, 2, 3))]
+    most = StepPlan(started=[started[1], *forks], decodes=decodes((0, 26)), chunks=chunks)
+    tokens = execute(runner, most).token_ids
+    assert len(tokens) == 4
+    assert len(set(tokens)) == 1, "all of one text"
+
+
+# ---- dropping runs
+
+
+def runs_left(plan: StepPlan, *rows: int) -> tuple[list[tuple[int, int]], list[Chunk], list[int]]:
+    """Of a plan without the runs of some rows: its decodes, its chunks, and which samples are left."""
+    less, kept = drop_runs(plan, rows)
+    for name in {field.name for field in fields(plan)} - {"decodes", "chunks"}:
+        assert getattr(less, name) is getattr(plan, name), "all else stays"
+    assert less.decodes.rows.dtype == less.decodes.num_computed.dtype == plan.decodes.rows.dtype
+    assert less.num_samples == len(kept)
+    pairs = zip(less.decodes.rows.tolist(), less.decodes.num_computed.tolist(), strict=True)
+    return list(pairs), less.chunks, kept
+
+
+CHUNKS = [Chunk(4, 0, 5, ()), Chunk(1, 2, 3, (1, 6, 7)), Chunk(5, 9, 1, (5,))]
+BUSY = StepPlan(started=[start(6, [1], [2])], decodes=decodes((3, 8), (0, 2), (2, 5)), chunks=CHUNKS, ended=[9])
+
+
+@pytest.mark.parametrize(
+    ("rows", "runs", "chunks", "kept"),
+    [
+        ([], [(3, 8), (0, 2), (2, 5)], CHUNKS, [0, 1, 2, 3, 4, 5, 6]),
+        ([8, 9], [(3, 8), (0, 2), (2, 5)], CHUNKS, [0, 1, 2, 3, 4, 5, 6]),
+        ([0], [(3, 8), (2, 5)], CHUNKS, [0, 2, 3, 4, 5, 6]),
+        ([1], [(3, 8), (0, 2), (2, 5)], [CHUNKS[0], CHUNKS[2]], [0, 1, 2, 6]),
+        ([4], [(3, 8), (0, 2), (2, 5)], CHUNKS[1:], [0, 1, 2, 3, 4, 5, 6]),
+        ([3, 5, 1], [(0, 2), (2, 5)], CHUNKS[:1], [1, 2]),
+        ([0, 2, 3], [], CHUNKS, [3, 4, 5, 6]),
+        ([0, 1, 2, 3, 4, 5], [], [], []),
+    ],
+)
+def test_runs_are_dropped_with_their_samples(
+    rows: Sequence[int], runs: list[tuple[int, int]], chunks: list[Chunk], kept: list[int]
+) -> None:
+    assert runs_left(BUSY, *rows) == (runs, chunks, kept)
+
+
+def test_of_a_plan_without_runs_nothing_is_dropped() -> None:
+    assert runs_left(StepPlan(ended=[0]), 0, 1) == ([], [], [])

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nanoengine.errors import InvalidConfig
-from nanoengine.runner.placement import choose_dtype, device_name, find_device
+from nanoengine.runner import placement as module
+from nanoengine.runner.placement import check_room_for_weights, choose_dtype, device_name, find_device
 
 
 @pytest.fixture
@@ -68,3 +69,12 @@ def test_a_name_says_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_name(torch.device("cpu")) == f"cpu, {torch.get_num_threads()} threads"
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     assert device_name(torch.device("cuda", 0)) == "cuda:0 (NVIDIA H200)"
+
+
+def test_weights_need_room_in_ram_and_on_a_gpu_that_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_ram", lambda: 4000)
+    check_room_for_weights(1000, torch.float32, torch.device("cpu"))
+    check_room_for_weights(2000, torch.bfloat16, torch.device("cpu"))
+    check_room_for_weights(10**12, torch.float32, torch.device("cuda", 0))
+    with pytest.raises(InvalidConfig, match="take 4004 bytes in float32, but 4000 bytes of RAM are available: "):
+        check_room_for_weights(1001, torch.float32, torch.device("cpu"))

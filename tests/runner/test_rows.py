@@ -1,235 +1,211 @@
-"""Rows: only what has changed is sent, and what the device keeps is what the batches say."""
+"""Rows: only what has changed is sent, and what the device keeps is what the plans say."""
 
 from __future__ import annotations
+
+import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
-from nanoengine import SamplingParams
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
-from nanoengine.engine.messages import Phase, SamplingRow, ScheduledBatch
-from nanoengine.engine.randomness import MASK, sequence_seed
-from nanoengine.runner.rows import Changes, Rows
+from nanoengine.engine.messages import Chunk, Grown, Replaced, Started, StepPlan
+from nanoengine.runner.rows import Rows
 from nanoengine.runner.stream import CpuStream
 from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream
+from tests.runner.plans import decodes, sampling, start
+from tests.runner.random_plans import RandomPlans
 
 NUM_ROWS, WIDTH = 4, 6
 
 
-def sampling(seed: int = 1, **params: float) -> SamplingRow:
-    return SamplingRow(SamplingParams(**params), seed, ())  # type: ignore[arg-type]
+class Watched(FakeStream):
+    """Keep the sizes of what is sent."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[int] = []
 
-def batch_of(tables: dict[int, list[int]], samples: dict[int, SamplingRow] | None = None) -> ScheduledBatch:
-    """A batch as far as rows are concerned: {row: block table} and {row: how it is sampled}."""
-    samples = samples or {}
-    return ScheduledBatch(
-        Phase.DECODE,
-        rows=list(tables),
-        block_tables=list(tables.values()),
-        sampled_into=list(samples),
-        sampling=list(samples.values()),
-    )
+    def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
+        self.sent.append(size)
+        return super().host_tensor(size, dtype)
 
 
 @pytest.fixture
 def rows() -> Rows:
-    return Rows(NUM_ROWS, WIDTH, CpuStream())
+    return Rows(NUM_ROWS, [WIDTH], Watched())
 
 
-def sent_cells(changes: Changes) -> dict[tuple[int, int], int]:
-    """{(row, column): block} that is on its way."""
-    if changes.cells is None or changes.blocks is None:
-        assert changes.cells is changes.blocks is None
-        return {}
-    assert changes.cells.dtype == torch.int64
-    assert changes.blocks.dtype == torch.int32
-    places = [divmod(cell, WIDTH) for cell in changes.cells.tolist()]
-    assert len(set(places)) == len(places)
-    return dict(zip(places, changes.blocks.tolist(), strict=True))
+def apply(rows: Rows, **changes: Any) -> list[int]:
+    """Make some changes; returns the sizes of what was sent."""
+    assert isinstance(rows.stream, Watched)
+    rows.stream.sent = []
+    rows.apply(StepPlan(**changes))
+    return rows.stream.sent
 
 
-def sent_rows(changes: Changes) -> list[int]:
-    """Rows whose way of sampling is on its way."""
-    if changes.rows is None or changes.floats is None or changes.integers is None:
-        assert changes.rows is changes.floats is changes.integers is None
-        return []
-    assert (len(changes.floats), len(changes.integers)) == (3 * len(changes.rows), 2 * len(changes.rows))
-    return changes.rows.tolist()
-
-
-def send(rows: Rows, tables: dict[int, list[int]], samples: dict[int, SamplingRow] | None = None) -> Changes:
-    changes = rows.find_changes(batch_of(tables, samples))
-    rows.apply(changes)
-    return changes
+def table(rows: Rows, row: int) -> list[int]:
+    return rows.tables[0][row].tolist()
 
 
 # ---- block tables
 
 
-def test_a_new_table_is_sent_whole(rows: Rows) -> None:
-    assert sent_cells(send(rows, {2: [7, 8, 9]})) == {(2, 0): 7, (2, 1): 8, (2, 2): 9}
-    assert rows.tables[2].tolist() == [7, 8, 9, *[NULL_BLOCK] * 3]
+def test_a_new_table_is_sent_whole_with_the_last_token(rows: Rows) -> None:
+    assert apply(rows, started=[start(2, [50, 60, 70], [7, 8, 9])]) == [2 + 2 * 3]
+    assert table(rows, 2) == [7, 8, 9, *[NULL_BLOCK] * 3]
+    assert rows.last_tokens.tolist() == [0, 0, 70, 0, 0]
+    assert rows.token_ids == {2: [50, 60, 70]}
 
 
 def test_a_table_that_grew_sends_its_new_cells_only(rows: Rows) -> None:
-    table = [7, 8]
-    send(rows, {1: table})
-    table += [9, 4]
-    assert sent_cells(send(rows, {1: table})) == {(1, 2): 9, (1, 3): 4}
-    table.append(5)
-    assert sent_cells(send(rows, {1: table})) == {(1, 4): 5}
-    assert rows.tables[1].tolist() == [7, 8, 9, 4, 5, NULL_BLOCK]
+    apply(rows, started=[start(1, [5], [7, 8])])
+    assert apply(rows, grown=[Grown(1, 0, 2, [9, 4])]) == [4]
+    assert apply(rows, grown=[Grown(1, 0, 4, [5])]) == [2]
+    assert table(rows, 1) == [7, 8, 9, 4, 5, NULL_BLOCK]
 
 
-def test_an_unchanged_table_sends_nothing(rows: Rows) -> None:
-    table = [7, 8]
-    send(rows, {1: table})
-    assert send(rows, {1: table}) == Changes(None, None, None, None, None)
-    send(rows, {0: [3]})  # nor does another step in between
-    assert sent_cells(send(rows, {1: table})) == {}
+def test_an_entry_that_is_replaced_is_sent_alone(rows: Rows) -> None:
+    apply(rows, started=[start(1, [5], [7, 8, 9])])
+    assert apply(rows, replaced=[Replaced(1, 0, 1, 3)]) == [2]
+    assert table(rows, 1)[:3] == [7, 3, 9]
+
+
+def test_a_steady_decode_step_sends_nothing(rows: Rows) -> None:
+    apply(rows, started=[start(1, [5], [7, 8])])
+    assert apply(rows, decodes=decodes((1, 0))) == []
+    assert apply(rows, chunks=[Chunk(1, 0, 1, (1,))]) == []
+    assert apply(rows, ended=[3]) == []
+    assert table(rows, 1)[:2] == [7, 8]
 
 
 @pytest.mark.parametrize("other", [[7, 8], [1], [5, 6, 3, 2]], ids=str)
-def test_another_list_is_sent_whole(rows: Rows, other: list[int]) -> None:
-    """Also if it looks the same: it may have been another sequence's, or have changed before it was the same again."""
-    send(rows, {1: [7, 8]})
-    assert sent_cells(send(rows, {1: other})) == {(1, i): block for i, block in enumerate(other)}
-    assert rows.tables[1, : len(other)].tolist() == other
-    other.append(9)
-    assert sent_cells(send(rows, {1: other})) == {(1, len(other) - 1): 9}
+def test_a_row_that_begins_anew_is_sent_whole(rows: Rows, other: list[int]) -> None:
+    """Also if it looks the same: nothing is compared."""
+    apply(rows, started=[start(1, [5], [7, 8])])
+    rows.last_tokens[1] = 99  # sampled meanwhile
+    assert apply(rows, started=[start(1, [5, 6], other)]) == [2 + 2 * len(other)]
+    assert table(rows, 1)[: len(other)] == other
+    assert rows.last_tokens[1] == 6
+    apply(rows, grown=[Grown(1, 0, len(other), [9])])
+    assert table(rows, 1)[: len(other) + 1] == [*other, 9]
 
 
-def test_tables_may_come_and_go_between_rows(rows: Rows) -> None:
-    first, second = [1, 2], [3, 4, 5]
-    send(rows, {0: first, 1: second})
-    assert len(sent_cells(send(rows, {1: first, 0: second}))) == 5
-    assert rows.tables[:2, :3].tolist() == [[3, 4, 5], [1, 2, 5]]
+def test_all_changes_of_a_plan_are_sent_in_one_piece(rows: Rows) -> None:
+    apply(rows, started=[start(0, [5], [1]), start(1, [6], [2, 3])])
+    sent = apply(
+        rows,
+        started=[start(2, [7], [4]), start(3, [8], [5])],
+        grown=[Grown(0, 0, 1, [6]), Grown(1, 0, 2, [7])],
+        replaced=[Replaced(1, 0, 0, 8)],
+    )
+    assert sent == [2 * 2 + 2 * 5]
+    assert [table(rows, row)[:3] for row in range(4)] == [[1, 6, 0], [8, 3, 7], [4, 0, 0], [5, 0, 0]]
 
 
-def test_changes_are_those_of_when_they_were_found() -> None:
-    """The scheduler goes on while they are on their way."""
-    stream = FakeStream()
-    rows, table = Rows(NUM_ROWS, WIDTH, stream), [7]
-    first = rows.find_changes(batch_of({0: table}))
-    table.append(8)
-    second = rows.find_changes(batch_of({0: table}))
-    table.append(9)
-    rows.apply(first)
-    assert rows.tables[0].tolist() == [7, 0, 0, 0, 0, 0]
-    rows.apply(second)
-    assert rows.tables[0].tolist() == [7, 8, 0, 0, 0, 0]
-    assert sent_cells(rows.find_changes(batch_of({0: table}))) == {(0, 2): 9}
+def test_later_changes_of_a_plan_win(rows: Rows) -> None:
+    """A fork may be started with a shared block that is copied in the same plan."""
+    apply(rows, started=[start(0, [5], [1, 2])], grown=[Grown(0, 0, 2, [3])], replaced=[Replaced(0, 0, 1, 4)])
+    assert table(rows, 0) == [1, 4, 3, 0, 0, 0]
 
 
-# ---- sampling
+def test_rows_that_begin_together_may_be_in_any_order(rows: Rows) -> None:
+    apply(rows, started=[start(3, [5], [1, 2]), start(0, [6], [3, 4, 5]), start(2, [7], [])])
+    assert [table(rows, row)[:3] for row in (0, 2, 3)] == [[3, 4, 5], [0, 0, 0], [1, 2, 0]]
+    assert rows.last_tokens.tolist() == [6, 0, 7, 5, 0]
 
 
-def test_a_row_is_sampled_as_was_said(rows: Rows) -> None:
-    how = sampling(seed=5, temperature=0.7, top_k=20, top_p=0.9, min_p=0.1)
-    assert sent_rows(send(rows, {}, {3: how})) == [3]
-    table = rows.sampling
-    assert (table.temperature[3], table.top_p[3], table.min_p[3]) == pytest.approx((0.7, 0.9, 0.1))
-    assert (table.top_k[3], table.seeds[3]) == (20, 5)
+def test_each_group_has_a_table_of_its_own() -> None:
+    rows = Rows(NUM_ROWS, [3, 5], CpuStream())
+    assert [place.shape for place in rows.tables] == [(NUM_ROWS + 1, 3), (NUM_ROWS + 1, 5)]
+    rows.apply(StepPlan(started=[Started(1, [5], ([1, 2], [3, 4, 5]), sampling())]))
+    rows.apply(StepPlan(grown=[Grown(1, 1, 3, [6])], replaced=[Replaced(1, 0, 1, 9), Replaced(1, 1, 0, NULL_BLOCK)]))
+    assert [place[1].tolist() for place in rows.tables] == [[1, 9, 0], [0, 4, 5, 6, 0]]
+    assert not any(place[[0, 2, 3, 4]].any() for place in rows.tables)
 
 
-def test_sampling_is_sent_when_it_is_another_object(rows: Rows) -> None:
-    how = sampling(top_k=4)
-    assert sent_rows(send(rows, {0: [1]}, {0: how})) == [0]
-    assert sent_rows(send(rows, {0: [1]}, {0: how})) == []
-    assert sent_rows(send(rows, {0: [1]}, {0: sampling(top_k=4)})) == [0]
-    assert sent_rows(send(rows, {0: [1]}, {1: how})) == [1]
-    assert sent_rows(send(rows, {0: [1]}, {0: sampling(top_k=9), 1: how, 2: how})) == [0, 2]
-    assert rows.sampling.top_k.tolist() == [9, 4, 4, 0, 0]
+# ---- what the host keeps
 
 
-def test_a_top_k_below_0_is_none(rows: Rows) -> None:
-    send(rows, {}, {0: sampling(top_k=-1), 1: sampling(top_k=0)})
-    assert rows.sampling.top_k[:2].tolist() == [0, 0]
+def test_tokens_are_kept_until_a_row_ends_or_begins_anew(rows: Rows) -> None:
+    apply(rows, started=[start(0, [5, 6], [1]), start(1, [7], [2])])
+    apply(rows, ended=[0])
+    assert rows.token_ids == {1: [7]}
+    apply(rows, ended=[0, 1], started=[start(1, [8, 9], [3])])
+    assert rows.token_ids == {1: [8, 9]}, "another sequence has got the row"
 
 
-def test_seeds_keep_all_their_bits(rows: Rows) -> None:
-    seeds = [0, 1 << 63, MASK, sequence_seed(3, 0)]
-    send(rows, {}, {row: sampling(seed=seed) for row, seed in enumerate(seeds)})
-    assert [seed & MASK for seed in rows.sampling.seeds[:NUM_ROWS].tolist()] == seeds
+def test_log_probabilities_of_the_prompt_are_wanted_until_a_row_ends_or_begins_anew(rows: Rows) -> None:
+    apply(rows, started=[start(0, [5, 6], [1], prompt_logprobs=3), start(1, [5, 6], [2], prompt_logprobs=0)])
+    apply(rows, started=[start(2, [5, 6], [3])])
+    assert rows.prompt_logprobs == {0: 3, 1: 0}
+    apply(rows, ended=[0], started=[start(1, [5, 6], [2])])
+    assert rows.prompt_logprobs == {}
+
+
+def test_a_row_that_was_never_started_may_end(rows: Rows) -> None:
+    """Its start was in a plan that raised."""
+    assert apply(rows, ended=[0, 3]) == []
+    assert rows.token_ids == {}
 
 
 def test_dtypes_are_those_that_kernels_take(rows: Rows) -> None:
-    table = rows.sampling
-    assert {table.temperature.dtype, table.top_p.dtype, table.min_p.dtype} == {torch.float32}
-    assert (table.top_k.dtype, table.seeds.dtype) == (torch.int32, torch.int64)
-    assert (rows.tables.dtype, rows.newest.dtype) == (torch.int32, torch.int64)
+    assert (rows.tables[0].dtype, rows.last_tokens.dtype) == (torch.int32, torch.int64)
 
 
-def test_nobodys_row_is_the_last_one_and_greedy(rows: Rows) -> None:
-    assert rows.nobody == NUM_ROWS == len(rows.newest) - 1 == len(rows.tables) - 1
-    for table in (rows.sampling.temperature, rows.sampling.top_k, rows.sampling.seeds, rows.newest):
-        assert table.tolist() == [0] * (NUM_ROWS + 1)
-    assert rows.tables.tolist() == [[NULL_BLOCK] * WIDTH] * (NUM_ROWS + 1)
-    assert rows.width == WIDTH
+def test_the_padding_row_is_the_last_one(rows: Rows) -> None:
+    assert rows.padding_row == NUM_ROWS == len(rows.last_tokens) - 1 == len(rows.tables[0]) - 1
+    assert rows.last_tokens.tolist() == [0] * (NUM_ROWS + 1)
+    assert rows.tables[0].tolist() == [[NULL_BLOCK] * WIDTH] * (NUM_ROWS + 1)
 
 
-# ---- any batches
-
-BLOCKS = st.lists(st.integers(1, 1000), min_size=1, max_size=WIDTH)
-SAMPLING = st.builds(
-    sampling,
-    seed=st.integers(0, MASK),
-    temperature=st.sampled_from([0.0, 0.5, 2.0]),
-    top_k=st.sampled_from([-1, 0, 7]),
-    top_p=st.sampled_from([1.0, 0.25]),
-    min_p=st.sampled_from([0.0, 0.125]),
-)
-
-
-class Running:
-    """A sequence as the scheduler moves it on: its table grows in place, or is another list after a preemption."""
-
-    def __init__(self, data: st.DataObject):
-        self.data = data
-        self.table = data.draw(BLOCKS)
-        self.how = data.draw(SAMPLING)
-
-    def move_on(self) -> None:
-        match self.data.draw(st.sampled_from(["stay", "grow", "preempted", "other sampling"])):
-            case "grow" if len(self.table) < WIDTH:
-                self.table.append(self.data.draw(st.integers(1, 1000)))
-            case "preempted":
-                self.table = self.data.draw(BLOCKS)
-            case "other sampling":
-                self.how = self.data.draw(SAMPLING)
+# ---- any plans
 
 
 @FAST
-@given(st.data())
-def test_what_the_device_keeps_is_what_the_batches_say(data: st.DataObject) -> None:
-    rows = Rows(NUM_ROWS, WIDTH, FakeStream())
-    running: dict[int, Running] = {}
-    for _ in range(data.draw(st.integers(1, 12))):
-        chosen = data.draw(st.lists(st.sampled_from(range(NUM_ROWS)), min_size=1, unique=True))
-        for row in chosen:
-            if row in running and data.draw(st.integers(0, 3)):
-                running[row].move_on()
-            else:  # another sequence has got the row
-                running[row] = Running(data)
-        samples = data.draw(st.lists(st.sampled_from(chosen), unique=True))
-        before = rows.tables.clone()
-        send(rows, {row: running[row].table for row in chosen}, {row: running[row].how for row in samples})
-        for row in chosen:
-            table = running[row].table
-            assert rows.tables[row, : len(table)].tolist() == table
-        others = [row for row in range(NUM_ROWS + 1) if row not in chosen]
-        assert torch.equal(rows.tables[others], before[others])
-        for row in samples:
-            how, table = running[row].how, rows.sampling
-            params = how.params
-            assert table.temperature[row] == params.temperature
-            assert table.top_k[row] == max(params.top_k, 0)
-            assert (table.top_p[row], table.min_p[row]) == (params.top_p, params.min_p)
-            assert int(table.seeds[row]) & MASK == how.seed
-    assert rows.tables[rows.nobody].tolist() == [NULL_BLOCK] * WIDTH
-    assert rows.sampling.temperature[rows.nobody] == 0
-    assert not rows.newest.any()
+@given(
+    rng=st.randoms(use_true_random=True),
+    num_groups=st.integers(1, 3),
+    num_plans=st.integers(1, 25),
+    params=st.sampled_from([{}, {"prompt_logprobs": 2}]),
+)
+def test_what_the_device_keeps_is_what_the_plans_say(
+    rng: random.Random, num_groups: int, num_plans: int, params: dict[str, object]
+) -> None:
+    """Over rows that begin, begin anew, grow, fork, share blocks and part with them, end, and are another sequence's."""
+    plans = RandomPlans(
+        rng,
+        num_rows=NUM_ROWS,
+        num_blocks=NUM_ROWS * 12 * num_groups,
+        block_size=4,
+        max_len=40,
+        continuation=lambda prompt, seed: [(prompt[0] + seed + 7 * i) % 300 for i in range(40)],
+        num_groups=num_groups,
+        params=params,
+    )
+    rows = Rows(NUM_ROWS, [10 + group for group in range(num_groups)], FakeStream())
+    for _ in range(num_plans):
+        before = [place.clone() for place in (rows.last_tokens, *rows.tables)]
+        plan = plans.next()
+        rows.apply(plan)
+        for row, seq in plans.seqs.items():
+            for group, blocks in enumerate(seq.tables):
+                assert rows.tables[group][row, : len(blocks)].tolist() == blocks
+        for begun in plan.started:
+            assert rows.last_tokens[begun.row] == begun.token_ids[-1]
+            assert rows.token_ids[begun.row] == begun.token_ids
+            assert rows.prompt_logprobs.get(begun.row) == begun.sampling.prompt_logprobs
+        fresh = {begun.row for begun in plan.started}
+        changed = fresh | {grown.row for grown in plan.grown} | {replaced.row for replaced in plan.replaced}
+        for place, old, touched in zip(
+            (rows.last_tokens, *rows.tables), before, (fresh, *[changed] * num_groups), strict=True
+        ):
+            others = [row for row in range(NUM_ROWS + 1) if row not in touched]
+            assert torch.equal(place[others], old[others])
+        assert rows.token_ids.keys() == plans.seqs.keys()
+        assert rows.prompt_logprobs.keys() <= plans.seqs.keys()
+    assert not any(place[rows.padding_row].any() for place in (rows.last_tokens, *rows.tables))

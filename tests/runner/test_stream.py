@@ -1,4 +1,4 @@
-"""Streams: order, marks and host memory; and that the one which tests use is as late as it says."""
+"""Streams: order, events and host memory; and that the one which tests use is as late as it says."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_cpu_does_work_in_order_and_at_once() -> None:
     for number in range(3):
         stream.run(note(done, number)[0])
         assert done == list(range(number + 1))
-        stream.mark().wait()
+        stream.event().wait()
 
 
 def test_errors_on_a_cpu_are_raised_at_once() -> None:
     stream = CpuStream()
     with pytest.raises(RuntimeError, match="broken"):
         stream.run(fail("broken"))
-    stream.mark().wait()
+    stream.event().wait()
 
 
 def test_a_cpu_records_nothing() -> None:
@@ -94,9 +94,9 @@ def test_what_is_sent_arrives(stream: Stream, dtype: type, count: int) -> None:
 def test_late_work_is_done_when_it_is_waited_for_and_no_further() -> None:
     stream, done = FakeStream(), []
     give(stream, *note(done, 0, 1))
-    two = stream.mark()
+    two = stream.event()
     give(stream, *note(done, 2))
-    three = stream.mark()
+    three = stream.event()
     give(stream, *note(done, 3))
     assert done == []
     two.wait()
@@ -107,15 +107,15 @@ def test_late_work_is_done_when_it_is_waited_for_and_no_further() -> None:
     assert done == [0, 1, 2]
     assert stream.num_done == 3
     two.wait()
-    stream.mark().wait()
+    stream.event().wait()
     assert done == [0, 1, 2, 3]
 
 
-def test_a_mark_before_all_work_is_reached() -> None:
+def test_an_event_before_all_work_is_reached() -> None:
     stream, done = FakeStream(), []
-    mark = stream.mark()
+    event = stream.event()
     give(stream, *note(done, 0))
-    mark.wait()
+    event.wait()
     assert done == []
 
 
@@ -128,7 +128,7 @@ def test_work_that_overlaps_is_counted() -> None:
     stream, done = FakeStream(), []
     for number in range(3):
         give(stream, *note(done, number))
-        stream.mark().wait()
+        stream.event().wait()
     assert stream.num_overlapping == 0
     give(stream, *note(done, 3, 4, 5))
     assert stream.num_overlapping == 2
@@ -144,7 +144,7 @@ def test_a_late_stream_may_advance_unasked_and_keeps_the_order(seed: int) -> Non
         assert done == list(range(stream.num_done))
     assert 0 < early < 100
     assert 0 < stream.num_overlapping < 100
-    stream.mark().wait()
+    stream.event().wait()
     assert done == list(range(100))
 
 
@@ -163,11 +163,11 @@ def test_the_same_seed_advances_alike() -> None:
 def test_a_late_error_surfaces_once_and_behind_its_work(early: bool) -> None:
     stream, done = FakeStream(), []
     give(stream, *note(done, 0))
-    before = stream.mark()
+    before = stream.event()
     give(stream, fail("broken"))
-    behind = stream.mark()
+    behind = stream.event()
     give(stream, *note(done, 2))
-    after = stream.mark()
+    after = stream.event()
     if early:
         stream.advance(3)
     before.wait()
@@ -179,10 +179,10 @@ def test_a_late_error_surfaces_once_and_behind_its_work(early: bool) -> None:
     assert done == [0, 2]
 
 
-def test_a_late_error_surfaces_in_any_mark_behind_it() -> None:
+def test_a_late_error_surfaces_in_any_event_behind_it() -> None:
     stream, done = FakeStream(), []
     give(stream, fail("first"), *note(done, 1), fail("second"))
-    end = stream.mark()
+    end = stream.event()
     for message in ("first", "second"):
         with pytest.raises(RuntimeError, match=message):
             end.wait()
@@ -200,14 +200,14 @@ def test_recorded_work_is_called_again_and_counted() -> None:
         calls.append(source.tolist())
         return source + 1
 
-    repeat = stream.recorder().record(work)
+    replay = stream.recorder().record(work)
     other = stream.recorder().record(lambda: source * 2)
     assert calls == [[0, 0]] * 2, "to warm up, and to record"
     source.fill_(5)
-    result = repeat()
+    result = replay()
     assert result.tolist() == [6, 6]
     source.fill_(8)
-    assert repeat() is result
+    assert replay() is result
     assert result.tolist() == [9, 9]
     assert other().tolist() == [16, 16]
-    assert [recording.num_repeats for recording in stream.recordings] == [2, 1]
+    assert [recording.num_replays for recording in stream.recordings] == [2, 1]

@@ -1,51 +1,28 @@
 """BlockManager: the block tables of sequences. It turns lengths into blocks, prefixes into hits, and forks into shared blocks.
 
-A table only grows: whatever else changes one makes a new list of it, so that whoever knows its beginning need not look again.
-Every call that takes blocks either succeeds or leaves tables, counts and the free list exactly as they were.
+A table only grows: whatever else changes one makes a new list of it. Every call that takes blocks either succeeds or leaves
+tables, counts and the free list exactly as they were.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
-from collections.abc import Iterable
+from typing import NamedTuple
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix
-from nanoengine.engine.kv.statistics import CacheStats
-from nanoengine.engine.kv.tiers import LowerTiers
+from nanoengine.engine.kv.block_pool import NULL_BLOCK, Prefix
+from nanoengine.engine.kv.prefix_cache import PrefixCache
 from nanoengine.engine.messages import Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
 
 
-class BlockManager:
-    """Gives blocks of `block_size` tokens to sequences, from one pool.
+class Growth(NamedTuple):
+    """What became of a block table."""
 
-    Args:
-        num_blocks: usable blocks of the pool.
-        block_size: tokens per block.
-        enable_prefix_caching: find and publish prefixes; without it every block is private, but for forks.
-        tiers: where blocks go that the pool has no room for.
-        hash_seed: seed of the prefix hashes; None draws one.
-    """
+    new: list[int]  # blocks at its end
+    replaced: tuple[int, int] | None  # (index, block): a shared block was copied before it is written to
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        enable_prefix_caching: bool = True,
-        *,
-        tiers: LowerTiers | None = None,
-        hash_seed: int | None = None,
-    ):
-        self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks, hash_seed)
-        self.stats = CacheStats()
-        self.tiers = LowerTiers() if tiers is None else tiers
-        self.tiers.pool = self.pool
-        self.pool.on_evict = self._on_evict
-        self._unsettled: list[int] = []  # blocks whose content the batch that is being made will write
-        self._in_flight: deque[list[int]] = deque()  # the same of each batch that was handed out, the oldest first
+
+class BlockManager(PrefixCache):
+    """Gives blocks of `block_size` tokens to sequences, from one pool; those of a cached prefix to all that begin with it."""
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
@@ -57,7 +34,7 @@ class BlockManager:
         """Give a sequence without blocks all that it needs for its tokens and the next one: the whole sequence must fit.
 
         Looking up the prefix and pinning its blocks is one call, so that nothing can evict a hit in between. Blocks that
-        only a lower tier has are copied back by the next batch.
+        only host memory has are copied back by the plan.
 
         Returns:
             the number of its tokens that need not be computed, a multiple of the block size and smaller than `num_tokens`
@@ -67,7 +44,8 @@ class BlockManager:
         pool = self.pool
         if pool.num_free == 0:  # at least one block is always new: do not look for the others in vain
             return None
-        hits = self._find_prefix(seq)
+        looks_up = self._looks_up(seq)
+        hits = self._find_prefix(seq, self._num_cacheable(seq)) if looks_up else []
         held = [self._block_of(prefix) for prefix in hits]
         on_device = [block for block in held if block is not None]
         num_new = self.blocks_for(seq.num_tokens + 1) - len(on_device)
@@ -75,40 +53,58 @@ class BlockManager:
         if num_new + num_revived > pool.num_free:
             return None
         pool.acquire(on_device)
-        table = []
-        with self.tiers.keeping(hits):
-            for prefix, block in zip(hits, held, strict=True):
-                table.append(self._load(prefix) if block is None else block)
-                self.stats.hits_by_tier[self._tier_of(prefix, block)] += self.block_size
-            table += pool.allocate(self.blocks_for(seq.num_tokens + 1) - len(hits))
-        seq.block_table = table
-        seq.num_slots = len(table) * self.block_size
+        self.tiers.touch(self._plan, hits, held)
+        new = self._allocate(num_new)
+        fetched = None if self._reads is None else self._reads.end(seq)
+        table, num_loaded = [], 0
+        for prefix, block in zip(hits, held, strict=True):
+            tier = Tier.DEVICE
+            if block is None:
+                block = new[num_loaded]
+                num_loaded += 1
+                self._load(seq, prefix, block)
+                tier = Tier.DISK if fetched is not None and prefix.hash in fetched.reads else Tier.HOST
+            table.append(block)
+            self.stats.hits_by_tier[tier] += self.block_size
+        seq.block_table = table + new[num_loaded:]
+        seq.num_slots = len(seq.block_table) * self.block_size
         seq.num_published = len(hits)
         num_cached = len(hits) * self.block_size
-        self.stats.record(seq.num_tokens, num_cached, resumed=seq.num_cached_tokens is not None)
+        if looks_up:
+            self.stats.record(seq.num_tokens, num_cached, resumed=seq.num_cached_tokens is not None)
         return num_cached
 
-    def allocate_slots(self, seq: Sequence, num_lookahead: int = 0) -> bool:
+    def allocate_slots(self, seq: Sequence, num_lookahead: int = 0) -> Growth | None:
         """Make room, in blocks of its own, for the K/V of all tokens of a running sequence and some that may follow.
 
         A block that it shares and is about to write to is copied first. Blocks that are complete by now are published;
         lookahead slots never are, before their tokens are accepted and computed.
 
         Returns:
-            False, and nothing changed, if the pool lacks blocks.
+            what changed in its table; None, and nothing changed, if the pool lacks blocks.
         """
-        pool, table = self.pool, seq.block_table
-        missing = max(self.blocks_for(seq.num_tokens + num_lookahead) - len(table), 0)
-        tail = seq.num_computed_tokens // self.block_size  # the block that is written next
+        pool, table, size = self.pool, seq.block_table, self.block_size
+        num_computed = seq.num_computed_tokens
+        if num_computed == len(table) * size and pool.empty_blocks and not (num_lookahead or self._spoilt):
+            # By far the most frequent case, so it has a way of its own: the next token begins a block.
+            self.publish(seq, min(num_computed, len(seq.token_ids) - 1))
+            block = pool.take_empty()
+            table.append(block)
+            seq.num_slots = num_computed + size
+            return Growth([block], None)
+        missing = -(-(seq.num_tokens + num_lookahead) // size) - len(table)
+        if missing < 0:
+            missing = 0
+        tail = num_computed // size  # the block that is written next
         is_shared = tail < len(table) and pool.ref_counts[table[tail]] > 1
-        if missing + is_shared > pool.num_free:
-            return False
+        if missing + is_shared > len(pool.empty_blocks) + len(pool.cached_blocks):
+            return None
         self.publish(seq, seq.num_written_tokens)
-        if is_shared:
-            self._copy_on_write(seq, tail)
-        seq.block_table += pool.allocate(missing)
-        seq.num_slots = len(seq.block_table) * self.block_size
-        return True
+        replaced = self._copy_on_write(seq, tail) if is_shared else None
+        new = self._allocate(missing)
+        seq.block_table += new
+        seq.num_slots = len(seq.block_table) * size
+        return Growth(new, replaced)
 
     def trim(self, seq: Sequence) -> None:
         """Take back the blocks of lookahead slots that no token came to need."""
@@ -118,13 +114,36 @@ class BlockManager:
         seq.num_slots = min(seq.num_slots, keep * self.block_size)
 
     def free(self, seq: Sequence) -> None:
-        """Drop the blocks of a sequence, the tail first: a prefix is worth more than what follows it."""
-        if not seq.block_table:
-            return
-        self.publish(seq, seq.num_written_tokens)
+        """Publish what a sequence has written, and drop its blocks. It may have none."""
+        if seq.block_table:
+            self.publish(seq, seq.num_written_tokens)
+        self.discard(seq)
+
+    def discard(self, seq: Sequence, *, wipe: bool = False) -> None:
+        """Drop the blocks of a sequence, the tail first: a prefix is worth more than what follows it.
+
+        Args:
+            wipe: they may hold what is no number. Those that nobody can find any more are overwritten with the null block before
+                they are used again, since there are kernels that multiply what nobody wrote by 0.
+        """
+        self.cancel_fetch(seq)
         self.pool.release(reversed(seq.block_table))
+        if wipe:
+            pool = self.pool
+            self._spoilt |= {b for b in seq.block_table if not pool.ref_counts[b] and pool.contents[b] is None}
         seq.block_table = []
         seq.num_slots = seq.num_published = 0
+
+    def condemn(self, seq: Sequence) -> None:
+        """Drop the blocks of a sequence whose K/V may be wrong: no tier has its prefix any more, nor what follows from that.
+
+        It may have been preempted, or have ended, since a plan computed it.
+        """
+        prefixes = [prefix for hash in seq.block_hashes for prefix in self.pool.of_hash(hash)]
+        self.tiers.withdraw(self._plan, self.pool.behind(prefixes), seq.block_hashes)
+        if self._reads is not None:
+            self._reads.forget_dropped()
+        self.discard(seq, wipe=True)
 
     def swap_out(self, seq: Sequence) -> None:
         """`free`, with the complete blocks copied to host memory first, as many as it has room for."""
@@ -132,9 +151,33 @@ class BlockManager:
         room = 0 if self.tiers.host is None else self.tiers.host.num_slots
         for block in reversed(seq.block_table[: min(seq.num_published, room)]):  # the beginning is pushed out last
             prefix = self.pool.contents[block]
-            assert prefix is not None
-            self.tiers.save(prefix, block)
-        self.free(seq)
+            if prefix is not None:
+                self.tiers.save(self._plan, prefix, block)
+        self.discard(seq)
+
+    def _allocate(self, count: int) -> list[int]:
+        pool = self.pool
+        if count > len(pool.empty_blocks):
+            self.tiers.evict(self._plan, pool.next_evicted(count))
+        blocks = pool.allocate(count)
+        if self._spoilt:
+            null, wiped = Place(Tier.DEVICE, NULL_BLOCK), self._spoilt.intersection(blocks)
+            self._plan.transfers += [Transfer(null, Place(Tier.DEVICE, block)) for block in sorted(wiped)]
+            self._spoilt -= wiped
+        return blocks
+
+    def _block_of(self, prefix: Prefix) -> int | None:
+        """A block that holds it; of several copies, one that is in use costs no free block."""
+        if len(prefix.blocks) > 1:
+            return next((block for block in prefix.blocks if self.pool.ref_counts[block]), prefix.blocks[0])
+        return prefix.blocks[0] if prefix.blocks else None
+
+    def _load(self, seq: Sequence, prefix: Prefix, block: int) -> None:
+        """Let the plan copy a prefix from host memory into a new block."""
+        self.tiers.load(self._plan, prefix, block)
+        self.pool.attach(block, prefix)
+        self.pool.uncommitted[block] = self._plan
+        self._plan.published.append((seq, block, prefix))
 
     # ---- forks
 
@@ -144,6 +187,7 @@ class BlockManager:
         `child` has the parent's tokens, at least those that are computed. The first to write into a shared block gets a copy.
         """
         assert not child.block_table
+        self.cancel_fetch(child)
         assert child.num_computed_tokens >= parent.num_computed_tokens, "it writes nothing that the parent has written"
         self.publish(parent, parent.num_written_tokens)
         child.block_table = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
@@ -152,6 +196,7 @@ class BlockManager:
         child.block_hashes = parent.block_hashes[: child.num_published]
         child.block_tokens = parent.block_tokens[: child.num_published]
         parent.num_slots = child.num_slots = 0  # before either writes again, `allocate_slots` looks for shared blocks
+        self._plan.forks.append((parent, child))
 
     def refork(self, seqs: list[Sequence], parents: list[Sequence]) -> None:
         """Make each of some sequences of equal length share the blocks of one of them, all at once."""
@@ -174,123 +219,13 @@ class BlockManager:
         for seq, state in zip(seqs, new, strict=True):
             seq.block_table, seq.num_published, seq.block_hashes, seq.block_tokens = state
             seq.num_slots = 0
+        self._plan.forks += zip(parents, seqs, strict=True)
 
-    def _copy_on_write(self, seq: Sequence, index: int) -> None:
+    def _copy_on_write(self, seq: Sequence, index: int) -> tuple[int, int]:
         shared = seq.block_table[index]
-        (own,) = self.pool.allocate(1)
-        self.tiers.transfers.append(Transfer(Place(Tier.DEVICE, shared), Place(Tier.DEVICE, own)))
+        (own,) = self._allocate(1)
+        self._plan.transfers.append(Transfer(Place(Tier.DEVICE, shared), Place(Tier.DEVICE, own)))
         self.pool.release([shared])
         seq.block_table = [*seq.block_table[:index], own, *seq.block_table[index + 1 :]]
         self.stats.num_copied_blocks += 1
-
-    # ---- the prefix cache
-
-    def publish(self, seq: Sequence, num_computed_tokens: int, *, settled: bool = True) -> None:
-        """Publish the blocks of a sequence that are complete when so many of its tokens are computed.
-
-        `settled=False` says that the next batch computes them: `rollback` withdraws them if it fails.
-        """
-        last = num_computed_tokens // self.block_size
-        first = seq.num_published
-        if first >= last or not self.enable_prefix_caching:
-            return
-        pool, table = self.pool, seq.block_table
-        parent = pool.contents[table[first - 1]] if first else None
-        self._hash_blocks(seq, last)
-        for i in range(first, last):
-            parent = pool.add(seq.block_hashes[i], parent, seq.block_tokens[i])
-            pool.attach(table[i], parent)
-        if not settled:
-            self._unsettled += table[first:last]
-        seq.num_published = last
-
-    def take_transfers(self) -> list[Transfer]:
-        """Hand out a batch: the copies that it must make before it computes anything."""
-        self._in_flight.append(self._unsettled)
-        self._unsettled = []
-        return self.tiers.take_transfers()
-
-    def commit(self, unwritten: Iterable[str] = ()) -> None:
-        """The oldest batch in flight was executed: what it was to write is there, but for the files named."""
-        self._in_flight.popleft()
-        self.tiers.commit(unwritten)
-
-    def rollback(self) -> set[int]:
-        """The oldest batch in flight failed: withdraw what it was to write, and return those blocks.
-
-        What batches behind it were to write is withdrawn too, children first: it may follow from the other.
-        """
-        for blocks in reversed(self._in_flight):
-            for block in reversed(blocks):
-                self.pool.withdraw(block)
-        spoilt, *later = self._in_flight
-        self._in_flight = deque([] for _ in later)
-        self.tiers.rollback()
-        return set(spoilt)
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, in every tier; refused (False) while any block is in use."""
-        if not self.pool.clear():
-            return False
-        self.tiers.clear()
-        return True
-
-    def check(self) -> None:
-        """Raise AssertionError if an invariant of the pool or of a tier is broken."""
-        self.pool.check()
-        self.tiers.check()
-
-    def _on_evict(self, prefix: Prefix, block: int) -> None:
-        self.stats.num_evicted_blocks += 1
-        self.tiers.on_evict(prefix, block)
-
-    def _find_prefix(self, seq: Sequence) -> list[Prefix]:
-        """The longest cached prefix of a sequence, its last token left out."""
-        hits: list[Prefix] = []
-        if not self.enable_prefix_caching:
-            return hits
-        parent: Prefix | None = None
-        count = (seq.num_tokens - 1) // self.block_size
-        self._hash_blocks(seq, count)
-        for hash, token_bytes in zip(seq.block_hashes[:count], seq.block_tokens, strict=False):
-            prefix = self.pool.find(hash, parent, token_bytes) or self.tiers.find_on_disk(hash, parent, token_bytes)
-            if prefix is None:
-                break
-            hits.append(prefix)
-            parent = prefix
-        return hits
-
-    def _block_of(self, prefix: Prefix) -> int | None:
-        """A block that holds it; of several copies, one that is in use costs no free block."""
-        if len(prefix.blocks) > 1:
-            return next((block for block in prefix.blocks if self.pool.ref_counts[block]), prefix.blocks[0])
-        return prefix.blocks[0] if prefix.blocks else None
-
-    def _tier_of(self, prefix: Prefix, block: int | None) -> Tier:
-        if block is not None:
-            return Tier.DEVICE
-        return Tier.HOST if prefix.host_slot is not None else Tier.DISK
-
-    def _load(self, prefix: Prefix) -> int:
-        """A new block, into which the next batch copies a prefix from a lower tier."""
-        (block,) = self.pool.allocate(1)
-        self.tiers.load(prefix, block)
-        self.pool.attach(block, prefix)
-        self._unsettled.append(block)
-        return block
-
-    def _hash_blocks(self, seq: Sequence, count: int) -> None:
-        """See to it that the first `count` full blocks of a sequence are hashed; each is, once in its life."""
-        hashes, size = seq.block_hashes, self.block_size
-        start = len(hashes)
-        if start >= count:
-            return
-        tokens = array("i", seq.token_ids[start * size : count * size]).tobytes()
-        pieces = [tokens[at : at + 4 * size] for at in range(0, len(tokens), 4 * size)]
-        if not start:
-            pieces[0] = seq.cache_salt + pieces[0]
-        hash = hashes[-1] if start else b""
-        for piece in pieces:
-            hash = self.pool.hash_block(hash, piece)
-            hashes.append(hash)
-        seq.block_tokens += pieces
+        return index, own

@@ -1,14 +1,15 @@
 """BlockPool: the ids of the KV blocks, their reference counts, the LRU free list, and the index of cached prefixes.
 
 It knows tokens and hashes, but no sequences and no tensors. A free block keeps its content and can be hit until it is
-allocated again, so "free" means "nobody needs it", not "empty".
+allocated again, so "free" means "nobody needs it", not "empty". Empty ones are handed out before any content is evicted.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 import xxhash
 
@@ -19,13 +20,13 @@ NULL_BLOCK = 0
 
 
 class Prefix:
-    """One full block of tokens behind one particular prefix, wherever its K/V is: in blocks of the pool, or in lower tiers.
+    """One full block of tokens behind one particular prefix, wherever its K/V is: in blocks of the pool, or in host memory.
 
     Two Prefix objects are the same prefix only if they are the same object: the chain of parents is compared by
     identity, so a hash collision anywhere in it can never pass for a hit.
     """
 
-    __slots__ = ("blocks", "hash", "host_slot", "on_disk", "parent", "token_bytes", "twin")
+    __slots__ = ("blocks", "hash", "host_filled", "host_slot", "parent", "token_bytes", "twin")
 
     def __init__(self, hash: bytes, parent: Prefix | None, token_bytes: bytes):
         self.hash = hash
@@ -33,13 +34,17 @@ class Prefix:
         self.token_bytes = token_bytes
         self.blocks: tuple[int, ...] = ()  # the copies in the pool: equal content may have been computed twice
         self.host_slot: int | None = None  # the copy in the host tier
-        self.on_disk = False
+        self.host_filled = False  # whether the plan that makes that copy is committed
         self.twin: Prefix | None = None  # another prefix of the same hash, if there ever is one
 
     @property
     def is_anywhere(self) -> bool:
-        """Whether there is a copy in any tier."""
-        return bool(self.blocks) or self.host_slot is not None or self.on_disk
+        """Whether there is a copy, or one on its way."""
+        return bool(self.blocks) or self.host_slot is not None
+
+    @property
+    def can_be_hit(self) -> bool:
+        return bool(self.blocks) or self.host_filled
 
     @property
     def parent_hash(self) -> bytes:
@@ -54,8 +59,9 @@ class BlockPool:
         hash_seed: seed of the prefix hashes; random by default, so that nobody can prepare collisions.
 
     Attributes:
-        on_evict: told of a prefix and the block that holds its last copy in the pool, before that block is taken.
-        on_event: told what enters and leaves the index.
+        contents: what each block holds, for those that can be hit.
+        uncommitted: block -> whoever has promised to write what it holds; `withdraw` forgets that too.
+        events: what enters and leaves the index, since they were last taken; None: nobody listens.
     """
 
     def __init__(self, num_blocks: int, hash_seed: int | None = None):
@@ -63,56 +69,78 @@ class BlockPool:
         self.hash_seed = secrets.randbits(64) if hash_seed is None else hash_seed
         self.ref_counts = [0] * (num_blocks + 1)
         self.contents: list[Prefix | None] = [None] * (num_blocks + 1)
-        # Least recently used first. An OrderedDict is a doubly linked list with O(1) removal from the middle.
-        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks + 1))
+        self.uncommitted: dict[int, object] = {}
+        # Free blocks: the empty ones, to be taken from the end; then those with content, least recently used first.
+        # An OrderedDict is a doubly linked list with O(1) removal from the middle.
+        self.empty_blocks = list(range(num_blocks, 0, -1))
+        self.cached_blocks: OrderedDict[int, None] = OrderedDict()
         self.index: dict[bytes, Prefix] = {}  # hash -> the newest prefix of that hash; its twins behind it
-        self.on_evict: Callable[[Prefix, int], None] | None = None
-        self.on_event: Callable[[KVEvent], None] | None = None
+        self.events: list[KVEvent] | None = None
 
     @property
     def num_free(self) -> int:
-        return len(self.free_blocks)
+        return len(self.empty_blocks) + len(self.cached_blocks)
 
     @property
     def usage(self) -> float:
         """Share of the pool in use, 0 to 1."""
         return 1.0 - self.num_free / self.num_blocks
 
+    @property
+    def free_blocks(self) -> list[int]:
+        """All free blocks, in the order in which they are handed out."""
+        return [*reversed(self.empty_blocks), *self.cached_blocks]
+
     # ---- reference counts and the free list
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks from the head of the free list; what they had cached is evicted."""
         assert count <= self.num_free, "the caller checks num_free first"
-        take = self.free_blocks.popitem
-        blocks = [take(last=False)[0] for _ in range(count)]
+        empty, counts = self.empty_blocks, self.ref_counts
+        if count == 1 and empty:
+            counts[empty[-1]] = 1
+            return [empty.pop()]
+        blocks = [empty.pop() for _ in range(min(count, len(empty)))]
+        for block in self.next_evicted(count - len(blocks)):
+            self.withdraw(block)
+            blocks.append(empty.pop())
         for block in blocks:
-            if self.contents[block] is not None:
-                self._evict(block)
-            self.ref_counts[block] = 1
+            counts[block] = 1
         return blocks
 
-    def _evict(self, block: int) -> None:
-        prefix = self.contents[block]
-        assert prefix is not None
-        if len(prefix.blocks) == 1 and self.on_evict is not None:
-            self.on_evict(prefix, block)
-        self.withdraw(block)
+    def take_empty(self) -> int:
+        """Take one of the blocks that hold nothing; the caller sees to it that there is one."""
+        block = self.empty_blocks.pop()
+        self.ref_counts[block] = 1
+        return block
+
+    def next_evicted(self, count: int) -> list[int]:
+        """Whose content is lost if `count` blocks are allocated now, the first first."""
+        missing = count - len(self.empty_blocks)
+        return list(islice(self.cached_blocks, missing)) if missing > 0 else []
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add a reference to each block; a free one leaves the free list."""
+        """Add a reference to each block. A free one, which leaves the free list, has content: empty ones are allocated."""
         for block in blocks:
             if self.ref_counts[block] == 0:
-                del self.free_blocks[block]
+                del self.cached_blocks[block]
             self.ref_counts[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop a reference to each block, in this order; the last one sends it to the tail of the free list."""
+        """Drop a reference to each block, in this order. The last one sends it to the tail of the free list, or, if it holds
+        nothing, to its head.
+        """
+        counts, contents = self.ref_counts, self.contents
         for block in blocks:
-            if self.ref_counts[block] <= 0:
+            count = counts[block]
+            if count <= 0:
                 raise RuntimeError(f"block {block} is released more often than it was taken")
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
-                self.free_blocks[block] = None
+            counts[block] = count - 1
+            if count == 1:
+                if contents[block] is None:
+                    self.empty_blocks.append(block)
+                else:
+                    self.cached_blocks[block] = None
 
     # ---- the index of cached prefixes
 
@@ -141,8 +169,25 @@ class BlockPool:
         """Put a new prefix into the index."""
         prefix.twin = self.index.get(prefix.hash)
         self.index[prefix.hash] = prefix
-        if self.on_event is not None:
-            self.on_event(BlockStored(prefix.hash, prefix.parent_hash, prefix.token_bytes))
+        if self.events is not None:
+            self.events.append(_stored(prefix))
+
+    def store(self, block: int, hash: bytes, parent: Prefix | None, token_bytes: bytes) -> Prefix:
+        """`add` and `attach` in one: `block` holds the K/V of these tokens behind this parent."""
+        first = self.index.get(hash)
+        prefix = first
+        while prefix is not None and (prefix.parent is not parent or prefix.token_bytes != token_bytes):
+            prefix = prefix.twin
+        if prefix is None:
+            prefix = Prefix(hash, parent, token_bytes)
+            prefix.twin = first
+            self.index[hash] = prefix
+            if self.events is not None:
+                self.events.append(_stored(prefix))
+        assert self.contents[block] is None, f"block {block} is published already"
+        prefix.blocks += (block,)
+        self.contents[block] = prefix
+        return prefix
 
     def attach(self, block: int, prefix: Prefix) -> None:
         """State that `block` holds the K/V of `prefix`; from now on it can be hit."""
@@ -156,12 +201,20 @@ class BlockPool:
         if prefix is None:
             return
         self.contents[block] = None
-        prefix.blocks = tuple(other for other in prefix.blocks if other != block)
+        if self.uncommitted:
+            self.uncommitted.pop(block, None)
+        if self.ref_counts[block] == 0:
+            del self.cached_blocks[block]
+            self.empty_blocks.append(block)
+        if len(prefix.blocks) == 1:
+            prefix.blocks = ()
+        else:
+            prefix.blocks = tuple(other for other in prefix.blocks if other != block)
         self.forget_if_lost(prefix)
 
     def forget_if_lost(self, prefix: Prefix) -> None:
         """Take a prefix out of the index when its last copy is gone."""
-        if prefix.is_anywhere:
+        if prefix.blocks or prefix.host_slot is not None:
             return
         first = self.index[prefix.hash]
         if first is not prefix:
@@ -173,16 +226,49 @@ class BlockPool:
             del self.index[prefix.hash]
         else:
             self.index[prefix.hash] = prefix.twin
-        if self.on_event is not None:
-            self.on_event(BlockRemoved(prefix.hash))
+        if self.events is not None:
+            self.events.append(BlockRemoved(prefix.hash))
+
+    def of_hash(self, hash: bytes) -> Iterator[Prefix]:
+        """All prefixes of this hash: hardly ever more than one."""
+        prefix = self.index.get(hash)
+        while prefix is not None:
+            yield prefix
+            prefix = prefix.twin
 
     def prefixes(self) -> Iterator[Prefix]:
         """All that the index knows."""
-        for first in self.index.values():
-            prefix: Prefix | None = first
-            while prefix is not None:
-                yield prefix
-                prefix = prefix.twin
+        for hash in self.index:
+            yield from self.of_hash(hash)
+
+    def parents_first(self) -> list[Prefix]:
+        """All that the index knows, each behind its parent."""
+        ordered: dict[Prefix, None] = {}
+        known = dict.fromkeys(self.prefixes())
+        for prefix in known:
+            chain: list[Prefix] = []
+            ancestor: Prefix | None = prefix
+            while ancestor is not None and ancestor in known and ancestor not in ordered:
+                chain.append(ancestor)
+                ancestor = ancestor.parent
+            ordered.update(dict.fromkeys(reversed(chain)))
+        return list(ordered)
+
+    def behind(self, roots: Collection[Prefix]) -> list[Prefix]:
+        """What the index knows of some prefixes and of all that have one of them among their ancestors, children first."""
+        found, others = set(roots), set[Prefix]()
+        for prefix in self.prefixes():
+            chain: list[Prefix] = []
+            ancestor: Prefix | None = prefix
+            while ancestor is not None and ancestor not in found and ancestor not in others:
+                chain.append(ancestor)
+                ancestor = ancestor.parent
+            (others if ancestor is None or ancestor in others else found).update(chain)
+        return [prefix for prefix in reversed(self.parents_first()) if prefix in found]
+
+    def stored(self) -> list[BlockStored]:
+        """The events that tell a new listener what can be hit, parents first."""
+        return [_stored(prefix) for prefix in self.parents_first()]
 
     def clear(self) -> bool:
         """Forget all cached prefixes; refused (False) while any block is in use."""
@@ -192,27 +278,39 @@ class BlockPool:
             prefix.blocks = ()
         self.index.clear()
         self.contents = [None] * (self.num_blocks + 1)
-        if self.on_event is not None:
-            self.on_event(AllCleared())
+        self.uncommitted.clear()
+        self.empty_blocks = self.free_blocks[::-1]
+        self.cached_blocks.clear()
+        if self.events is not None:
+            self.events.append(AllCleared())
         return True
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of the pool is broken."""
         assert self.ref_counts[NULL_BLOCK] == 0
         assert self.contents[NULL_BLOCK] is None
-        assert NULL_BLOCK not in self.free_blocks
+        free = self.free_blocks
+        assert len(set(free)) == len(free)
+        assert NULL_BLOCK not in free
+        is_free = set(free)
         for block in range(1, self.num_blocks + 1):
             assert self.ref_counts[block] >= 0
-            assert (block in self.free_blocks) == (self.ref_counts[block] == 0), (
-                f"block {block}: free list and count differ"
-            )
+            assert (block in is_free) == (self.ref_counts[block] == 0), f"block {block}: free list and count differ"
             prefix = self.contents[block]
             if prefix is not None:
                 assert block in prefix.blocks
                 assert self.find(prefix.hash, prefix.parent, prefix.token_bytes) is prefix
+        assert all(self.contents[block] is None for block in self.empty_blocks)
+        assert all(self.contents[block] is not None for block in self.cached_blocks)
+        assert all(self.contents[block] is not None for block in self.uncommitted)
         assert all(prefix.hash == hash for hash, prefix in self.index.items())
         for prefix in self.prefixes():
             assert prefix.twin is None or prefix.twin.hash == prefix.hash
             assert prefix.is_anywhere
+            assert not prefix.host_filled or prefix.host_slot is not None
             assert len(set(prefix.blocks)) == len(prefix.blocks)
             assert all(self.contents[block] is prefix for block in prefix.blocks)
+
+
+def _stored(prefix: Prefix) -> BlockStored:
+    return BlockStored(prefix.hash, prefix.parent_hash, prefix.token_bytes)

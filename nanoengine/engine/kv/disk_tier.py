@@ -1,26 +1,31 @@
-"""DiskTier: prefixes whose K/V is in files of a folder, where a later process finds them again.
+"""DiskTier: an index of files with one block of K/V each, where a later process finds them again.
 
-A file is trusted only after all of it was read: its checksum, the fingerprint of the model that computed it, its tokens and
-the hash of the prefix before it. Anything else is ignored with a warning, once.
+It knows names, sizes and the order of use, and never looks into the folder after its start: files are read, written and deleted
+by the executor, beside the steps. So an entry is only a hope. Others may have deleted or damaged the file, which whoever reads it
+finds out: its checksum, the fingerprint of the model, its tokens and the hash of the prefix before it must be right.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
-from nanoengine.engine.kv.block_pool import Prefix
-from nanoengine.engine.kv.kv_file import BadKVFile, encode_header, file_bytes, read_kv_file
-
-logger = logging.getLogger("nanoengine")
+from nanoengine.engine.kv.kv_file import file_bytes
+from nanoengine.engine.kv.orders import PlanRecord
+from nanoengine.engine.messages import FileWrite, Place
 
 SUFFIX = ".kv"
 
+MAX_UNWRITTEN = 256 << 20
+"""Bytes of K/V that may wait in memory to be written. What comes while so much waits is not written."""
+
 
 class DiskTier:
-    """A folder of blocks, least recently used first.
+    """A folder of blocks, least recently used first. A file is named after the hashes of its block and of the one before it.
+
+    Host memory must be in front of it: files are read into its slots.
 
     Args:
         folder: made if it does not exist. Other models may use the same one.
@@ -35,124 +40,162 @@ class DiskTier:
         self.fingerprint = fingerprint
         self.block_bytes = block_bytes
         self.max_bytes = max_bytes
+        self.files: OrderedDict[str, int] = OrderedDict()  # name -> size
+        self.num_bytes = 0
+        self.writing: set[str] = set()  # ordered to be written, and not heard of yet
+        self.barred: set[str] = (
+            set()
+        )  # being read, or perhaps written: one answer for a name is waited for before it is used again
+        self._most_unwritten = max(1, MAX_UNWRITTEN // block_bytes)
+        self._prefix = f"{self.folder}/"
+        self._scan()
+
+    def _scan(self) -> None:
+        """Find what earlier processes have left; other processes may be deleting files meanwhile."""
         for unfinished in self.folder.glob("*.tmp"):  # of a process that died
             unfinished.unlink(missing_ok=True)
-        files = sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda file: file.stat().st_mtime)
-        self._sizes = {file.stem: file.stat().st_size for file in files}
-        self.num_bytes = sum(self._sizes.values())
-        # Name -> the prefix that it holds; None if an earlier process wrote it and nobody has asked for it yet.
-        self.files: OrderedDict[str, Prefix | None] = OrderedDict.fromkeys(file.stem for file in files)
-        self._reading: set[str] = set()  # by the batch in flight
-        self._writing: set[str] = set()
-        self.make_room(0)
+        found = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            try:
+                facts = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((facts.st_mtime_ns, path.stem, facts.st_size))
+        for _, name, size in sorted(found):
+            self.files[name] = size
+            self.num_bytes += size
+        while self.num_bytes > self.max_bytes:
+            name, size = self.files.popitem(last=False)
+            self.num_bytes -= size
+            Path(self.path(name)).unlink(missing_ok=True)
 
-    def path(self, hash: bytes) -> Path:
-        return self.folder / f"{hash.hex()}{SUFFIX}"
+    # ---- names
 
-    def find(self, hash: bytes, parent: Prefix | None, token_bytes: bytes) -> Prefix | None:
-        """The prefix of a file that is nobody's yet, if that is sound and holds exactly these tokens behind this parent."""
-        name = hash.hex()
-        if name not in self.files or self.files[name] is not None:
+    @staticmethod
+    def name(hash: bytes, parent_hash: bytes) -> str:
+        return f"{hash.hex()}-{parent_hash.hex()}"
+
+    def path(self, name: str) -> str:
+        return f"{self._prefix}{name}{SUFFIX}"
+
+    def name_at(self, path: str) -> str | None:
+        """The name of one of its files; None for any other path."""
+        if not (path.startswith(self._prefix) and path.endswith(SUFFIX)):
             return None
-        prefix = Prefix(hash, parent, token_bytes)
-        try:
-            header, payload = read_kv_file(self.path(hash))
-            if header != self._header(prefix):
-                raise BadKVFile("it holds other tokens, or those of another model")
-            if len(payload) != self.block_bytes:
-                raise BadKVFile(f"it holds {len(payload)} bytes of K/V, not {self.block_bytes}")
-        except BadKVFile as problem:
-            logger.warning("ignored: %s: %s", self.path(hash), problem)
-            self._delete(name)
-            return None
-        prefix.on_disk = True
-        self.files[name] = prefix
-        return prefix
+        return path[len(self._prefix) : -len(SUFFIX)]
 
-    def use(self, prefix: Prefix) -> str:
-        """The file of a prefix, which the next batch reads."""
-        name = prefix.hash.hex()
-        self.files.move_to_end(name)
-        self._reading.add(name)
-        return str(self.path(prefix.hash))
+    def header(self, hash: bytes, parent_hash: bytes, token_bytes: bytes) -> bytes:
+        """What the file of a block says of itself."""
+        facts = {
+            "fingerprint": self.fingerprint,
+            "hash": hash.hex(),
+            "parent_hash": parent_hash.hex(),
+            "tokens": token_bytes.hex(),
+        }
+        return json.dumps(facts, sort_keys=True).encode()
 
-    def add(self, prefix: Prefix) -> tuple[str, bytes] | None:
-        """Where the next batch is to write the K/V of a prefix, and its header; None if there is no room.
+    # ---- files
 
-        The caller has made room.
-        """
-        name = prefix.hash.hex()
-        header = encode_header(self._header(prefix))
-        size = file_bytes(header, self.block_bytes)
-        if name in self.files or self.num_bytes + size > self.max_bytes:
-            return None
-        self.files[name] = prefix
-        self._sizes[name] = size
-        self.num_bytes += size
-        prefix.on_disk = True
-        self._writing.add(name)
-        return str(self.path(prefix.hash)), header
+    def can_read(self, name: str) -> bool:
+        """Whether a read may be ordered."""
+        return name in self.files and name not in self.writing and name not in self.barred
 
-    def size_of(self, prefix: Prefix) -> int:
-        """Bytes that the file of a prefix takes."""
-        return file_bytes(encode_header(self._header(prefix)), self.block_bytes)
+    def use(self, name: str) -> None:
+        """It was hit: it goes to the end of the line. Nothing happens if it is not there."""
+        if name in self.files:
+            self.files.move_to_end(name)
 
-    def make_room(self, size: int) -> list[Prefix]:
-        """Delete the oldest files, but none that the batch needs, until there is room for so many bytes.
+    def write(self, plan: PlanRecord, name: str, header: bytes, source: Place, *, at_once: bool = True) -> bool:
+        """Order a file to be written; the oldest ones make room.
+
+        Args:
+            at_once: False if it may have to wait until others are written.
 
         Returns:
-            the prefixes that they held.
+            False, and nothing changed, if it is there already, or if there is no room.
         """
-        lost: list[Prefix] = []
-        while self.num_bytes + size > self.max_bytes:
-            oldest = next(iter(self.files), None)
-            if oldest is None or oldest in self._reading or oldest in self._writing:
+        size = file_bytes(header, self.block_bytes)
+        if name in self.files or name in self.writing or name in self.barred:
+            return False
+        if at_once and len(self.writing) >= self._most_unwritten:
+            return False
+        if not self._make_room(plan, size):
+            return False
+        self.files[name] = size
+        self.num_bytes += size
+        self.writing.add(name)
+        plan.writes.append(FileWrite(self.path(name), header, source))
+        return True
+
+    def _make_room(self, plan: PlanRecord, size: int) -> bool:
+        going: list[str] = []
+        num_bytes = self.num_bytes + size
+        for name in self.files:
+            if num_bytes <= self.max_bytes:
                 break
-            lost += self._delete(oldest)
-        return lost
+            if name not in self.writing:
+                going.append(name)
+                num_bytes -= self.files[name]
+        if num_bytes > self.max_bytes:
+            return False
+        for name in going:
+            self.drop(plan, name)
+        return True
 
-    def disown(self, hash: bytes) -> list[Prefix]:
-        """Make a file nobody's, to be looked into again; returns whose it was."""
-        prefix = self.files.get(hash.hex())
-        if prefix is None:
-            return []
-        self.files[hash.hex()] = None
-        prefix.on_disk = False
-        return [prefix]
+    def drop(self, plan: PlanRecord, name: str) -> None:
+        """Forget a file and order it to be deleted. If it is being written, `answer_write` sees to it once more."""
+        size = self.files.pop(name, None)
+        if size is None:
+            return
+        self.num_bytes -= size
+        path = self.path(name)
+        num_writes = len(plan.writes)
+        if name in self.writing:
+            plan.writes[:] = [order for order in plan.writes if order.path != path]
+        if len(plan.writes) < num_writes:  # nobody has been told of it
+            self.writing.remove(name)
+        else:
+            plan.deletes.append(path)
 
-    def commit(self, unwritten: Iterable[str] = ()) -> list[Prefix]:
-        """The batch in flight has been executed, but for the files that could not be written; returns whose they were."""
-        lost = [prefix for path in unwritten for prefix in self._delete(Path(path).stem)]
-        self._reading.clear()
-        self._writing.clear()
-        return lost
+    def drop_behind(self, plan: PlanRecord, hashes: Collection[bytes]) -> None:
+        """Drop the files of some blocks and of all that follow from them."""
+        children: dict[str, list[str]] = {}
+        for name in self.files:
+            children.setdefault(name.partition("-")[2], []).append(name)
+            if bytes.fromhex(name.partition("-")[0]) in hashes:
+                children.setdefault("roots", []).append(name)
+        going = children.pop("roots", []) + [name for hash in hashes for name in children.get(hash.hex(), [])]
+        while going:
+            name = going.pop()
+            self.drop(plan, name)
+            going += children.pop(name.partition("-")[0], [])
 
-    def rollback(self) -> list[Prefix]:
-        """It failed: the files that it was to write are not there, and one that it was to read may be the reason."""
-        lost = [prefix for name in self._writing for prefix in self._delete(name)]
-        lost += [prefix for name in self._reading for prefix in self.disown(bytes.fromhex(name))]
-        self._reading.clear()
-        self._writing.clear()
-        return lost
+    def answer_write(self, plan: PlanRecord, name: str, problem: str | None) -> None:
+        """An order to write has come to its end."""
+        self.writing.discard(name)
+        self.barred.discard(name)
+        if name in self.files:
+            if problem is not None:
+                self.num_bytes -= self.files.pop(name)
+        elif problem is None:  # it was dropped in the meantime
+            plan.deletes.append(self.path(name))
 
-    def _delete(self, name: str) -> list[Prefix]:
-        prefix = self.files.pop(name, None)
-        self.num_bytes -= self._sizes.pop(name, 0)
-        (self.folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
-        if prefix is None:
-            return []
-        prefix.on_disk = False
-        return [prefix]
+    def rollback(self, plan: PlanRecord, spoilt: PlanRecord) -> None:
+        """A plan failed: whether its files will come is not known. If one does, it is deleted; until then it is barred."""
+        for order in spoilt.writes:
+            name = self.name_at(order.path)
+            if name in self.writing:
+                self.writing.remove(name)
+                self.barred.add(name)
+                self.num_bytes -= self.files.pop(name, 0)
+        plan.deletes += [path for path in spoilt.deletes if self.name_at(path) not in self.files]
 
-    def clear(self) -> None:
-        """Delete the files of this model."""
+    def clear(self, plan: PlanRecord) -> None:
+        """Drop all files of this model that the index knows."""
         for name in list(self.files):
-            self._delete(name)
+            self.drop(plan, name)
 
-    def _header(self, prefix: Prefix) -> dict[str, str]:
-        return {
-            "fingerprint": self.fingerprint,
-            "hash": prefix.hash.hex(),
-            "parent_hash": prefix.parent_hash.hex(),
-            "tokens": prefix.token_bytes.hex(),
-        }
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        assert self.num_bytes == sum(self.files.values()) <= self.max_bytes
+        assert not self.writing & self.barred

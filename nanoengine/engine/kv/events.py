@@ -1,7 +1,8 @@
-"""What a cache-aware router needs to hear: which prefixes this engine has, and which it has lost.
+"""What a cache-aware router needs to hear: which prefixes this engine has in memory, and which it has lost.
 
 A router that hashes the prompts of its requests in the same way knows which engine has most of a prompt cached. Hashes
 are chained, so a block is found by its own hash; the token ids are there for routers that keep a tree of their own.
+Files are not told of: others may delete them at any time. What is read back from one is stored again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A full block can be hit from now on.
+    """A full block can be hit from now on, or as soon as the step that computes it is done.
 
     Attributes:
         hash: of the block and everything before it.
@@ -30,7 +31,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The last copy of a block is gone, from every tier."""
+    """The last copy of a block is gone, from the pool and from host memory."""
 
     hash: bytes
 

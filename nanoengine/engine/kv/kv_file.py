@@ -1,19 +1,18 @@
 """One block of K/V in a file: a header that says what it is, the K/V, and a checksum over both.
 
-magic, 8 bytes | length of the header, 4 bytes | header, JSON | K/V | xxh3-64 of all before it, 8 bytes
+magic, 8 bytes | length of the header, 4 bytes | header | K/V | xxh3-64 of all before it, 8 bytes
 """
 
 from __future__ import annotations
 
-import json
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
-MAGIC = b"nanokv\x01\n"
+MAGIC = b"nanokv\x02\n"
 _LENGTH = struct.Struct("<I")
 _CHECKSUM = struct.Struct("<Q")
 
@@ -22,47 +21,60 @@ class BadKVFile(Exception):
     """A file that is none of ours, or no longer what it was."""
 
 
-def encode_header(header: dict[str, Any]) -> bytes:
-    return json.dumps(header, sort_keys=True).encode()
-
-
 def file_bytes(header: bytes, payload_bytes: int) -> int:
     """Size of such a file."""
-    return len(MAGIC) + _LENGTH.size + len(header) + payload_bytes + _CHECKSUM.size
+    return len(_start(header)) + payload_bytes + _CHECKSUM.size
 
 
-def write_kv_file(path: Path, header: bytes, payload: bytes) -> None:
-    """Write a block; a reader sees all of it or none."""
-    content = b"".join((MAGIC, _LENGTH.pack(len(header)), header, payload))
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with open(unfinished, "wb") as file:
-        file.write(content)
-        file.write(_CHECKSUM.pack(xxhash.xxh3_64_intdigest(content)))
-    os.replace(unfinished, path)
-
-
-def read_kv_file(path: Path) -> tuple[dict[str, Any], memoryview]:
-    """The header and the K/V of a block.
+def write_kv_file(path: Path, header: bytes, payload: bytes | memoryview) -> None:
+    """Write a block. A reader sees all of it or none, wherever this process is killed.
 
     Raises:
-        BadKVFile: missing, truncated, altered, or not a file of this format.
+        OSError: it cannot be written; what was there before, still is.
     """
+    checksum = xxhash.xxh3_64(_start(header))
+    checksum.update(payload)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        content = memoryview(path.read_bytes())
+        with open(unfinished, "wb") as file:
+            file.write(_start(header))
+            file.write(payload)
+            file.write(_CHECKSUM.pack(checksum.intdigest()))
+        os.replace(unfinished, path)
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def read_kv_file(path: Path, header: bytes, payload: memoryview) -> None:
+    """Read a block into `payload`, which holds what the file says only if this returns.
+
+    Args:
+        header: what the file must say of itself.
+
+    Raises:
+        BadKVFile: missing, truncated, altered, of another size, or not what it should be.
+    """
+    start = _start(header)
+    try:
+        with open(path, "rb") as file:
+            found = file.read(len(start))
+            num_read = file.readinto(payload)
+            end = file.read(_CHECKSUM.size + 1)
     except OSError as error:
         raise BadKVFile(f"it cannot be read: {error}") from error
-    start = len(MAGIC) + _LENGTH.size
-    if len(content) < start + _CHECKSUM.size or content[: len(MAGIC)] != MAGIC:
+    if found[: len(MAGIC)] != MAGIC:
         raise BadKVFile("it is not a file of KV blocks")
-    (checksum,) = _CHECKSUM.unpack(content[-_CHECKSUM.size :])
-    content = content[: -_CHECKSUM.size]
-    if xxhash.xxh3_64_intdigest(content) != checksum:
-        raise BadKVFile("its checksum is wrong: it is truncated or altered")
-    (length,) = _LENGTH.unpack(content[len(MAGIC) : start])
-    if start + length > len(content):
-        raise BadKVFile("its header is cut off")
-    try:
-        header = json.loads(bytes(content[start : start + length]))
-    except ValueError as error:
-        raise BadKVFile(f"its header is not JSON: {error}") from error
-    return header, content[start + length :]
+    if found != start:
+        raise BadKVFile("it holds other tokens, or those of another model")
+    if num_read != len(payload) or len(end) != _CHECKSUM.size:
+        raise BadKVFile(f"it does not hold {len(payload)} bytes of K/V and a checksum")
+    checksum = xxhash.xxh3_64(start)
+    checksum.update(payload)
+    if _CHECKSUM.pack(checksum.intdigest()) != end:
+        raise BadKVFile("its checksum is wrong: it was altered")
+
+
+def _start(header: bytes) -> bytes:
+    return MAGIC + _LENGTH.pack(len(header)) + header

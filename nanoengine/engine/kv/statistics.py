@@ -13,7 +13,10 @@ WINDOW = 1000
 
 @dataclass(slots=True)
 class CacheStats:
-    """Tokens looked up and found. A request counts once, when it is first admitted; when it resumes, it counts apart."""
+    """Tokens looked up and found. A request counts once, when it is first admitted; when it resumes, it counts apart.
+
+    One that does not look, because caching is off or it must compute all of its prompt, does not count.
+    """
 
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
@@ -22,6 +25,11 @@ class CacheStats:
     hits_by_tier: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))  # tokens; resumed ones too
     num_evicted_blocks: int = 0  # prefixes whose last block in the pool was taken; a lower tier may have kept them
     num_copied_blocks: int = 0  # copies on write
+    num_saved_blocks: int = 0  # from the pool to host memory
+    num_loaded_blocks: int = 0  # and back
+    num_written_files: int = 0  # files ordered to be written, and to be read
+    num_read_files: int = 0
+    num_bad_files: int = 0  # orders of these that failed
     _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
 
     def record(self, num_queried: int, num_hit: int, *, resumed: bool) -> None:
@@ -34,12 +42,12 @@ class CacheStats:
             self._recent.append((num_queried, num_hit))
 
     @property
-    def hit_rate(self) -> float:
-        """Share of the prompt tokens of all requests that the cache had."""
-        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else 0.0
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens of all requests that the cache had; None if nobody has asked."""
+        return self.num_hit_tokens / self.num_queried_tokens if self.num_queried_tokens else None
 
     @property
-    def recent_hit_rate(self) -> float:
+    def recent_hit_rate(self) -> float | None:
         """The same over the last `WINDOW` requests."""
         queried = sum(pair[0] for pair in self._recent)
-        return sum(pair[1] for pair in self._recent) / queried if queried else 0.0
+        return sum(pair[1] for pair in self._recent) / queried if queried else None

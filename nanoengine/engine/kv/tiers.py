@@ -1,17 +1,17 @@
-"""LowerTiers: what becomes of blocks that the pool has no room for. Host memory first, then a folder on disk.
+"""LowerTiers: what becomes of blocks that the pool has no room for. Host memory first, then files.
 
 A block that is about to be lost is copied down under its prefix; a look-up that misses in the pool goes on here, and a hit is
-copied back. The copies are orders for the next batch, in the order in which they must happen.
+copied back. The copies are orders of the plan that is being made, in the order in which they must happen. What a plan copies down
+counts when that plan is committed, and only what is committed itself is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-
 from nanoengine.engine.kv.block_pool import BlockPool, Prefix
 from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.orders import PlanRecord
+from nanoengine.engine.kv.statistics import CacheStats
 from nanoengine.engine.messages import Place, Tier, Transfer
 
 
@@ -19,142 +19,206 @@ class LowerTiers:
     """Either tier may be missing; without both, what the pool evicts is gone.
 
     Args:
-        host: slots in host memory.
-        disk: a folder of files.
+        pool: the tier above.
+        host: slots in host memory; without any there can be no files.
+        disk: an index of files.
+        stats: told of what is moved.
     """
 
-    pool: BlockPool
-
-    def __init__(self, host: HostTier | None = None, disk: DiskTier | None = None):
+    def __init__(self, pool: BlockPool, host: HostTier | None, disk: DiskTier | None, stats: CacheStats):
+        assert host is not None or disk is None, "files come through host memory: a disk tier needs a host tier"
+        self.pool = pool
         self.host = host
         self.disk = disk
-        self.transfers: list[Transfer] = []
-        self.num_saved_blocks = 0
-        self.num_loaded_blocks = 0
-        self._kept: set[Prefix] = set()  # about to be loaded: not to be pushed out
-        self._unsettled_host: list[Prefix] = []  # what the batch in flight writes there
+        self.stats = stats
 
     # ---- down
 
-    def on_evict(self, prefix: Prefix, block: int) -> None:
-        """The pool is about to reuse the block that holds the last copy of a prefix: keep it if there is room for free."""
-        if self.host is not None and self.host.has_room:
-            self.save(prefix, block)
-        elif self.disk is not None and prefix.host_slot is None:
-            self._write(prefix, Place(Tier.DEVICE, block))
+    def evict(self, plan: PlanRecord, going: list[int]) -> None:
+        """Empty some blocks that the pool must give away, the one that is worth least first. What only they hold, goes down.
 
-    def save(self, prefix: Prefix, block: int) -> None:
-        """Copy a block to host memory; the oldest entry there makes room for it."""
-        if self.host is None or prefix.host_slot is not None:
-            return
-        if not self.host.has_room and not self._push_out_oldest():
-            return
-        slot = self.host.put(prefix)
-        self._unsettled_host.append(prefix)
-        self.transfers.append(Transfer(Place(Tier.DEVICE, block), Place(Tier.HOST, slot)))
-        self.num_saved_blocks += 1
+        If host memory has no room for all of it, what is worth most gets that.
+        """
+        pool, host = self.pool, self.host
+        last: list[tuple[int, Prefix]] = []  # copies
+        for block in going:
+            prefix = pool.contents[block]
+            assert prefix is not None
+            if len(prefix.blocks) > 1:
+                pool.withdraw(block)
+            else:
+                last.append((block, prefix))
+        self.stats.num_evicted_blocks += len(last)
+        if host is not None:
+            num_lost = max(len(last) - host.num_available, 0)
+            for block, prefix in last[:num_lost]:
+                if prefix.host_slot is None and block not in pool.uncommitted:
+                    self._write(plan, prefix, Place(Tier.DEVICE, block))
+                pool.withdraw(block)
+            del last[:num_lost]
+            self._use_in_host([prefix for _, prefix in last])  # they must not make room for each other
+            for block, prefix in last:
+                self.save(plan, prefix, block)
+            self._use_in_host([prefix for _, prefix in last])
+        for block, _ in last:
+            pool.withdraw(block)
 
-    def _push_out_oldest(self) -> bool:
+    def save(self, plan: PlanRecord, prefix: Prefix, block: int) -> None:
+        """Copy a block to host memory, where the oldest entry makes room for it; if none can, to a file."""
+        host = self.host
+        if host is None or block in self.pool.uncommitted:
+            return
+        if prefix.host_slot is not None:
+            host.use(prefix)
+            return
+        slot = self.take_slot(plan)
+        if slot is None:
+            self._write(plan, prefix, Place(Tier.DEVICE, block))
+            return
+        host.put(slot, prefix, filled=False)
+        self._pin(plan, slot)
+        plan.saved.append((prefix, slot))
+        plan.transfers.append(Transfer(Place(Tier.DEVICE, block), Place(Tier.HOST, slot)))
+        self.stats.num_saved_blocks += 1
+
+    def take_slot(self, plan: PlanRecord) -> int | None:
+        """A slot that holds nothing, and that no plan in flight touches; the oldest entry is pushed out for it."""
         assert self.host is not None
-        oldest = self.host.oldest()
-        if oldest is None or oldest in self._kept:
+        if not self.host.free_slots:
+            oldest = self.host.oldest()
+            if oldest is None:
+                return None
+            if not oldest.blocks:  # what the pool has comes down again when the pool loses it
+                assert oldest.host_slot is not None
+                self._write(plan, oldest, Place(Tier.HOST, oldest.host_slot))
+            self.host.drop(oldest)
+            self.pool.forget_if_lost(oldest)
+        return self.host.free_slots.pop()
+
+    def _write(self, plan: PlanRecord, prefix: Prefix, source: Place, *, at_once: bool = True) -> bool:
+        disk = self.disk
+        if disk is None:
             return False
-        assert oldest.host_slot is not None
-        if self.disk is not None:
-            self._write(oldest, Place(Tier.HOST, oldest.host_slot))
-        self.host.drop(oldest)
-        self.pool.forget_if_lost(oldest)
-        return True
+        name = disk.name(prefix.hash, prefix.parent_hash)
+        header = disk.header(prefix.hash, prefix.parent_hash, prefix.token_bytes)
+        is_ordered = disk.write(plan, name, header, source, at_once=at_once)
+        self.stats.num_written_files += is_ordered
+        return is_ordered
 
-    def _write(self, prefix: Prefix, source: Place) -> None:
-        assert self.disk is not None
-        if prefix.on_disk:
-            return
-        for lost in self.disk.make_room(self.disk.size_of(prefix)):
-            self.pool.forget_if_lost(lost)
-        file = self.disk.add(prefix)
-        if file is not None:
-            self.transfers.append(Transfer(source, Place(Tier.DISK, file[0]), header=file[1]))
+    def write_all(self, plan: PlanRecord) -> None:
+        """Order all that is cached to be written to files: the engine is about to end.
 
-    def write_all(self) -> None:
-        """Order all that is cached in blocks or host memory to be written to disk: the engine is about to end."""
+        Where room is short, beginnings come first. They are written last, so that they are also the last to be pushed out.
+        """
         if self.disk is None:
             return
-        for prefix in list(self.pool.prefixes()):
-            if not prefix.blocks and prefix.host_slot is None:
-                continue
-            on_device = bool(prefix.blocks)
-            place = Place(Tier.DEVICE, prefix.blocks[0]) if on_device else Place(Tier.HOST, prefix.host_slot or 0)
-            self._write(prefix, place)
+        before = len(plan.writes)
+        for prefix in self.pool.parents_first():
+            source = self._committed_copy(prefix)
+            if source is not None:
+                self._write(plan, prefix, source, at_once=False)
+        plan.writes[before:] = reversed(plan.writes[before:])
+        self.touch_files(self.pool.parents_first())
+
+    def _committed_copy(self, prefix: Prefix) -> Place | None:
+        if prefix.host_filled:
+            assert prefix.host_slot is not None
+            return Place(Tier.HOST, prefix.host_slot)
+        return next((Place(Tier.DEVICE, b) for b in prefix.blocks if b not in self.pool.uncommitted), None)
 
     # ---- up
 
-    def find_on_disk(self, hash: bytes, parent: Prefix | None, token_bytes: bytes) -> Prefix | None:
-        """A prefix that an earlier process has left in a file; from now on the index knows it."""
-        if self.disk is None:
-            return None
-        owner = self.disk.files.get(hash.hex())
-        if owner is not None and owner.parent is not parent and owner.token_bytes == token_bytes:
-            # The parent was lost and computed again: it is another object now, and the owner cannot be found any more.
-            for lost in self.disk.disown(hash):
-                self.pool.forget_if_lost(lost)
-        prefix = self.disk.find(hash, parent, token_bytes)
-        if prefix is not None:
-            self.pool.insert(prefix)
-        return prefix
+    def touch(self, plan: PlanRecord, hits: list[Prefix], blocks: list[int | None]) -> None:
+        """These prefixes, a chain, are hit, in blocks of the pool or in host memory.
 
-    @contextmanager
-    def keeping(self, hits: Sequence[Prefix]) -> Iterator[None]:
-        """While the blocks of these hits are taken, what that pushes out must not be one of them."""
-        for prefix in hits:
+        Beginnings are pushed out last; what must be copied back, not before that is done.
+        """
+        host = self.host
+        if host is None:
+            return
+        for prefix, block in zip(hits, blocks, strict=True):
+            if block is None:
+                assert prefix.host_slot is not None
+                self._pin(plan, prefix.host_slot)
+        self._use_in_host(hits[::-1])
+        self.touch_files(hits)
+
+    def _use_in_host(self, prefixes: list[Prefix]) -> None:
+        """Those that are in host memory go to the end of the line, in this order."""
+        for prefix in prefixes:
             if prefix.host_slot is not None and self.host is not None:
                 self.host.use(prefix)
-                self._kept.add(prefix)
-            elif not prefix.blocks and self.disk is not None:
-                self.disk.use(prefix)
-        yield
-        self._kept = set()
 
-    def load(self, prefix: Prefix, block: int) -> None:
-        """Copy a prefix into a block of the pool."""
-        if prefix.host_slot is not None:
-            source = Place(Tier.HOST, prefix.host_slot)
-        else:
-            assert self.disk is not None
-            source = Place(Tier.DISK, self.disk.use(prefix))
-        self.transfers.append(Transfer(source, Place(Tier.DEVICE, block)))
-        self.num_loaded_blocks += 1
+    def touch_files(self, chain: list[Prefix]) -> None:
+        """Their files are in use, children before parents."""
+        if self.disk is not None:
+            for prefix in reversed(chain):
+                self.disk.use(self.disk.name(prefix.hash, prefix.parent_hash))
 
-    # ---- the batch in flight
+    def load(self, plan: PlanRecord, prefix: Prefix, block: int) -> None:
+        """Copy a prefix that was touched into a block of the pool."""
+        assert prefix.host_slot is not None
+        plan.transfers.append(Transfer(Place(Tier.HOST, prefix.host_slot), Place(Tier.DEVICE, block)))
+        self.stats.num_loaded_blocks += 1
 
-    def take_transfers(self) -> list[Transfer]:
-        transfers, self.transfers = self.transfers, []
-        return transfers
+    def _pin(self, plan: PlanRecord, slot: int) -> None:
+        assert self.host is not None
+        self.host.pin(slot)
+        plan.pinned.append(slot)
 
-    def commit(self, unwritten: Iterable[str] = ()) -> None:
-        """The batch was executed, but for some files that could not be written: those prefixes are not on disk."""
-        self._unsettled_host.clear()
-        for prefix in self.disk.commit(unwritten) if self.disk is not None else ():
-            self.pool.forget_if_lost(prefix)
+    # ---- losses
 
-    def rollback(self) -> None:
-        """The batch failed: what it was to write to the tiers is not there."""
-        for prefix in self._unsettled_host:
+    def withdraw(self, plan: PlanRecord, prefixes: list[Prefix], hashes: list[bytes]) -> None:
+        """Forget the copies of some prefixes, their files and those with these hashes, and every file that follows from one."""
+        for prefix in prefixes:
+            for block in prefix.blocks:
+                self.pool.withdraw(block)
             if prefix.host_slot is not None and self.host is not None:
                 self.host.drop(prefix)
                 self.pool.forget_if_lost(prefix)
-        self._unsettled_host.clear()
-        for prefix in self.disk.rollback() if self.disk is not None else ():
-            self.pool.forget_if_lost(prefix)
+        if self.disk is not None:
+            self.disk.drop_behind(plan, {*hashes, *(prefix.hash for prefix in prefixes)})
 
-    def clear(self) -> None:
+    # ---- plans in flight
+
+    def commit(self, plan: PlanRecord) -> None:
+        """A plan was executed: its copies in host memory can be hit."""
+        if self.host is None:
+            return
+        for prefix, slot in plan.saved:
+            if prefix.host_slot == slot:
+                prefix.host_filled = True
+        for slot in plan.pinned:
+            self.host.unpin(slot)
+
+    def rollback(self, plan: PlanRecord, spoilt: PlanRecord, next_plan: PlanRecord) -> None:
+        """A plan failed: its copies are not there.
+
+        Args:
+            plan: the one that is being made.
+            next_plan: the one behind the failed one.
+        """
+        if self.host is None:
+            return
+        for prefix, slot in spoilt.saved:
+            if prefix.host_slot == slot:
+                self.host.drop(prefix)
+                self.pool.forget_if_lost(prefix)
+        # The device may still be at its copies: they are over when the next plan is.
+        next_plan.pinned += spoilt.pinned
+        if self.disk is not None:
+            self.disk.rollback(plan, spoilt)
+
+    def clear(self, plan: PlanRecord) -> None:
         if self.host is not None:
             self.host.clear()
         if self.disk is not None:
-            self.disk.clear()
+            self.disk.clear(plan)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
+        if self.disk is not None:
+            self.disk.check()
         if self.host is not None:
             self.host.check()
             for prefix in self.host.entries.values():

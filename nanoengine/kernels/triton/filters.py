@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels import sampling
+from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.triton.launch import Launch
 
 TILE = 8192
@@ -205,9 +206,7 @@ def _find_thresholds_kernel(
     tl.store(last_ids + i, last)
 
 
-def find_thresholds(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor]:
+def find_thresholds(logits: Tensor, table: SamplingTable, rows: Tensor) -> tuple[Tensor, Tensor]:
     """What the filters of each row keep; the arguments are those of `choose_tokens`.
 
     Returns:
@@ -219,10 +218,10 @@ def find_thresholds(
     last_ids = torch.empty(n, dtype=torch.int32, device=logits.device)
     _find_thresholds_kernel[(n,)](
         logits,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
         rows,
         lowest,
         last_ids,

@@ -66,7 +66,11 @@ def _walk(
     return acc, total, highest
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # it changes from step to step
+# The stride changes from step to step; where the sequences begin in lists that others lead, from batch to batch.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
+)
 def _prefill_kernel(
     out: tl.tensor,
     q: tl.tensor,

@@ -28,7 +28,7 @@ def _place_tokens_kernel(
     num_computed: tl.tensor,
     last_tokens: tl.tensor,
     tables: tl.tensor,
-    nobody: tl.tensor,
+    padding_row: tl.tensor,
     table_stride: tl.tensor,
     input_ids: tl.tensor,
     positions: tl.tensor,
@@ -40,7 +40,7 @@ def _place_tokens_kernel(
     """Program (i, j): tile j of the tokens of sequence i."""
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)
-    is_padding = row == nobody
+    is_padding = row == padding_row
     start = tl.load(query_start_loc + sequence)
     query_len = tl.load(query_start_loc + sequence + 1) - start
     computed = tl.load(num_computed + sequence)
@@ -74,8 +74,8 @@ def place_tokens(
 ) -> PlacedTokens:
     """`Kernels.place_tokens`: the tokens of a step, their positions and slots, and the lengths of the sequences.
 
-    The last row of the tables is nobody's: a sequence there is padding, and its tokens are 0, at position 0, in slot -1, which is
-    not written. Its length is 0.
+    The last row of the tables is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
+    written. Its length is 0.
 
     Args:
         token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
@@ -125,7 +125,7 @@ def launches() -> list[Launch]:
                 **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
                 "last_tokens": "*i64",
                 "tables": "*i32",
-                **dict.fromkeys(("nobody", "table_stride"), "i32"),
+                **dict.fromkeys(("padding_row", "table_stride"), "i32"),
                 **dict.fromkeys(("input_ids", "positions", "slot_mapping"), "*i64"),
                 "seq_lens": "*i32",
                 **dict.fromkeys(("BLOCK_SIZE", "TILE"), "constexpr"),

@@ -1,5 +1,6 @@
 """All that happens to q, k and v between their projection and attention, in one kernel: the norms of the heads of q and k, the
-rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences.
+rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences. A model without norms or without
+rotation leaves them out.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def _rotate_and_write_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROTATE: tl.constexpr,
 ) -> None:
     """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -71,35 +74,37 @@ def _rotate_and_write_kernel(
         tl.store(target, first.to(v_cache.dtype.element_ty), mask=written)
         tl.store(target + HALF, second.to(v_cache.dtype.element_ty), mask=written)
     else:
-        square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
-        scale = (1.0 / tl.sqrt(square + eps))[:, None]
-        weight = (q_weight if is_q else k_weight) + pair
-        first = first * scale * tl.load(weight).to(tl.float32)[None, :]
-        second = second * scale * tl.load(weight + HALF).to(tl.float32)[None, :]
-        cosine = tl.load(cos + token * angle_stride + pair)[None, :]
-        sine = tl.load(sin + token * angle_stride + pair)[None, :]
-        rotated_first, rotated_second = first * cosine - second * sine, second * cosine + first * sine
+        if NORM:
+            square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
+            scale = (1.0 / tl.sqrt(square + eps))[:, None]
+            weight = (q_weight if is_q else k_weight) + pair
+            first = first * scale * tl.load(weight).to(tl.float32)[None, :]
+            second = second * scale * tl.load(weight + HALF).to(tl.float32)[None, :]
+        if ROTATE:
+            cosine = tl.load(cos + token * angle_stride + pair)[None, :]
+            sine = tl.load(sin + token * angle_stride + pair)[None, :]
+            first, second = first * cosine - second * sine, second * cosine + first * sine
         if is_q:
             target = q_out + token * num_heads * HEAD_DIM + (head * HEAD_DIM)[:, None] + pair[None, :]
-            tl.store(target, rotated_first.to(q_out.dtype.element_ty), mask=mask)
-            tl.store(target + HALF, rotated_second.to(q_out.dtype.element_ty), mask=mask)
+            tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
+            tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
         else:
             target = k_cache + block * k_block_stride + place * k_slot_stride
             target = target + head.to(tl.int64)[:, None] * k_head_stride + pair[None, :]
-            tl.store(target, rotated_first.to(k_cache.dtype.element_ty), mask=written)
-            tl.store(target + HALF, rotated_second.to(k_cache.dtype.element_ty), mask=written)
+            tl.store(target, first.to(k_cache.dtype.element_ty), mask=written)
+            tl.store(target + HALF, second.to(k_cache.dtype.element_ty), mask=written)
 
 
 def rotate_and_write(
     qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
     eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    slot_mapping: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
     k_cache: Tensor,
     v_cache: Tensor,
+    slot_mapping: Tensor,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -108,11 +113,11 @@ def rotate_and_write(
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
-        q_weight, k_weight: [head_dim], of the norms.
+        q_weight, k_weight: [head_dim], of the norms; without both there are no norms.
         eps: of both norms.
-        cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles.
-        slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
+        cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles; without both there is no rotation.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+        slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -121,13 +126,17 @@ def rotate_and_write(
     _, block_size, num_kv_heads, head_dim = k_cache.shape
     num_heads = width // head_dim - 2 * num_kv_heads
     assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
-    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == cos.stride(2) == sin.stride(2) == 1
-    assert cos.stride(0) == sin.stride(0)
+    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
+    angle_stride = 0
+    if cos is not None and sin is not None:
+        assert cos.stride(2) == sin.stride(2) == 1
+        angle_stride = cos.stride(0)
+        assert sin.stride(0) == angle_stride
     q = qkv.new_empty(num_tokens, num_heads, head_dim)
     if not num_tokens:
         return q
-    heads = _heads_of_a_group(head_dim)
+    heads = heads_of_a_group(head_dim)
     grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
     _rotate_and_write_kernel[grid](
         qkv,
@@ -143,12 +152,14 @@ def rotate_and_write(
         num_heads,
         num_kv_heads,
         qkv.stride(0),
-        cos.stride(0),
+        angle_stride,
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         HEADS=heads,
+        NORM=q_weight is not None and k_weight is not None,
+        ROTATE=cos is not None and sin is not None,
         num_warps=NUM_WARPS,
     )
     return q
@@ -159,7 +170,7 @@ def launches() -> list[Launch]:
     strides = ("k_block_stride", "k_slot_stride", "k_head_stride", "v_block_stride", "v_slot_stride", "v_head_stride")
     return [
         Launch(
-            name=f"rotate_and_write, head_dim {head_dim}, {dtype}",
+            name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}",
             kernel=_rotate_and_write_kernel,
             signature={
                 **dict.fromkeys(("qkv", "q_weight", "k_weight"), f"*{dtype}"),
@@ -169,15 +180,26 @@ def launches() -> list[Launch]:
                 **dict.fromkeys(("q_out", "k_cache", "v_cache"), f"*{dtype}"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "qkv_stride", "angle_stride"), "i32"),
                 **dict.fromkeys(strides, "i32"),
-                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS"), "constexpr"),
+                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE"), "constexpr"),
             },
-            constants={"BLOCK_SIZE": block_size, "HEAD_DIM": head_dim, "HEADS": _heads_of_a_group(head_dim)},
+            constants={
+                "BLOCK_SIZE": block_size,
+                "HEAD_DIM": head_dim,
+                "HEADS": heads_of_a_group(head_dim),
+                "NORM": norm,
+                "ROTATE": rotate,
+            },
             num_warps=NUM_WARPS,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256))
+        for norm, rotate in (
+            (True, True),
+            *(((False, True), (True, False)) if (dtype, head_dim) == ("bf16", 128) else ()),
+        )
     ]
 
 
-def _heads_of_a_group(head_dim: int) -> int:
+def heads_of_a_group(head_dim: int) -> int:
+    """Heads that a program works on."""
     return max(1, ELEMENTS // head_dim)

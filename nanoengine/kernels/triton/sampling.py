@@ -13,6 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.engine import randomness
+from nanoengine.kernels import sampling
+from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.triton.filters import LEAST_TEMPERATURE, find_thresholds, load_logits
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 
@@ -25,6 +27,8 @@ PROGRAMS_PER_SM = 4
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
 MIX_2 = tl.constexpr(randomness.MIX_2)
+NOT_FINITE = tl.constexpr(sampling.NOT_FINITE)
+NONE_LEFT = tl.constexpr(sampling.NONE_LEFT)
 
 
 @triton.jit
@@ -101,7 +105,7 @@ def _draw_kernel(
 def _choose_best_kernel(
     scores: tl.tensor, tokens: tl.tensor, highest: tl.tensor, chosen: tl.tensor, parts: tl.tensor, BLOCK: tl.constexpr
 ) -> None:
-    """Row i: the token of the best of its parts, or -1."""
+    """Row i: the token of the best of its parts, or NOT_FINITE or NONE_LEFT."""
     i = tl.program_id(0)
     part = tl.arange(0, BLOCK)
     mask = part < parts
@@ -110,44 +114,19 @@ def _choose_best_kernel(
     token = tl.load(tokens + source, mask=mask, other=2147483647)
     raw = tl.max(tl.load(highest + source, mask=mask, other=-float("inf")))
     best = tl.min(tl.where(score == tl.max(score), token, 2147483647))
-    tl.store(chosen + i, tl.where(tl.abs(raw) < float("inf"), best, -1).to(tl.int64))
+    none = tl.where(raw == -float("inf"), NONE_LEFT, NOT_FINITE)
+    tl.store(chosen + i, tl.where(tl.abs(raw) < float("inf"), best, none).to(tl.int64))
 
 
-def choose_tokens(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    rows: Tensor,
-    positions: Tensor,
-) -> Tensor:
-    """One token for each row of logits: the likeliest one, or one drawn from softmax(logits / temperature), filtered.
-
-    The filters are applied in their order, top_k, top_p, min_p; of equal logits the lower id comes first. A draw depends on the
-    row's logits, its seed and its position alone.
-
-    Args:
-        logits: [n, vocab_size] float32; rows may have gaps.
-        temperature: [num_entries] float32; 0 takes the likeliest token, the lowest id of equal ones.
-        top_k: [num_entries] int32: so many are kept; all if it is 0 or less.
-        top_p: [num_entries] float32: of what top_k leaves, the likeliest with that probability, and the one that reaches it.
-        min_p: [num_entries] float32: as likely as the likeliest times this; 0 keeps all.
-        seeds: [num_entries] int64, the 64 bits of each seed.
-        rows: [n] int32: which entry of these tables a row is for.
-        positions: [n] int64: where in its sequence each token will stand.
-
-    Returns:
-        [n] int64; -1 where a row's highest logit is not finite, as NaN counts as the highest.
-    """
+def choose_tokens(logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+    """`Kernels.choose_tokens`; rows of logits may have gaps between them."""
     n, vocab_size = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
     chosen = torch.empty(n, dtype=torch.int64, device=logits.device)
     if not n:
         return chosen
-    lowest, last_ids = find_thresholds(logits, temperature, top_k, top_p, min_p, rows)
+    lowest, last_ids = find_thresholds(logits, table, rows)
     part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
     parts = triton.cdiv(vocab_size, part_size)
     scores = torch.empty(n, parts, dtype=torch.float32, device=logits.device)
@@ -155,8 +134,8 @@ def choose_tokens(
     highest = torch.empty_like(scores)
     _draw_kernel[(n, parts)](
         logits,
-        temperature,
-        seeds,
+        table.temperature,
+        table.seeds,
         rows,
         positions,
         lowest,

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 
 from nanoengine.engine.kv.block_pool import Prefix
 from nanoengine.engine.messages import Place, Tier, Transfer
-from nanoengine.engine.sequence import Sequence
+from tests.engine.kv.toys import ToySequence
 
 GARBAGE = b"garbage"
+Content = dict[int, bytes]
+"""Offset -> what a slot holds."""
 
 
 class SlotMemory:
@@ -21,13 +23,11 @@ class SlotMemory:
 
     def __init__(self, block_size: int):
         self.block_size = block_size
-        self.blocks: dict[Place, dict[int, bytes]] = {}  # place -> offset -> content
+        self.blocks: dict[Place, Content] = {}
 
-    def after(self, transfers: Iterable[Transfer]) -> SlotMemory:
-        """A copy in which these transfers have been made."""
+    def copy(self) -> SlotMemory:
         memory = SlotMemory(self.block_size)
         memory.blocks = {place: dict(content) for place, content in self.blocks.items()}
-        memory.move(transfers)
         return memory
 
     def move(self, transfers: Iterable[Transfer]) -> None:
@@ -36,29 +36,34 @@ class SlotMemory:
                 assert transfer.source in self.blocks, "a copy that was never made is read"
             self.blocks[transfer.target] = dict(self.blocks.get(transfer.source, {}))
 
-    def spoil(self, transfers: Iterable[Transfer]) -> None:
-        """Transfers that broke half-way."""
-        for transfer in transfers:
-            self.blocks[transfer.target] = dict.fromkeys(range(self.block_size), GARBAGE)
+    def spoil(self, places: Iterable[Place]) -> None:
+        """Whatever was to be written there broke half-way."""
+        for place in places:
+            self.blocks[place] = dict.fromkeys(range(self.block_size), GARBAGE)
 
-    def write(self, seq: Sequence, start: int, tokens: list[int]) -> None:
-        """Compute the tokens from `start` on, in the blocks of a sequence."""
+    def compute(self, salt: bytes, table: list[int], tokens: list[int], start: int, *, poisoned: bool = False) -> bool:
+        """Compute the tokens from `start` on: from what the table holds of those before them, so garbage makes garbage.
+
+        Returns:
+            whether all is well.
+        """
+        is_sound = not poisoned and self.holds(salt, table, tokens[:start])
         for position in range(start, len(tokens)):
-            self._set(seq, position, _content(seq, tokens[: position + 1]))
+            content = _content(salt, tokens[: position + 1]) if is_sound else GARBAGE
+            place, offset = self._slot(table, position)
+            self.blocks.setdefault(place, {})[offset] = content
+        return is_sound
 
-    def write_garbage(self, seq: Sequence, start: int, end: int) -> None:
-        for position in range(start, end):
-            self._set(seq, position, GARBAGE)
+    def holds(self, salt: bytes, table: list[int], tokens: list[int]) -> bool:
+        """Whether a table reads back these tokens."""
+        for position in range(len(tokens)):
+            place, offset = self._slot(table, position)
+            if self.blocks.get(place, {}).get(offset) != _content(salt, tokens[: position + 1]):
+                return False
+        return True
 
-    def _set(self, seq: Sequence, position: int, content: bytes) -> None:
-        place = Place(Tier.DEVICE, seq.block_table[position // self.block_size])
-        self.blocks.setdefault(place, {})[position % self.block_size] = content
-
-    def check_sequence(self, seq: Sequence) -> None:
-        """The table of a sequence reads back all its computed tokens."""
-        for position in range(seq.num_computed_tokens):
-            content = self.blocks[Place(Tier.DEVICE, seq.block_table[position // self.block_size])]
-            assert content[position % self.block_size] == _content(seq, seq.token_ids[: position + 1])
+    def _slot(self, table: list[int], position: int) -> tuple[Place, int]:
+        return Place(Tier.DEVICE, table[position // self.block_size]), position % self.block_size
 
     def check_prefix(self, prefix: Prefix, places: Iterable[Place]) -> None:
         """All copies of a prefix hold what it says."""
@@ -67,10 +72,19 @@ class SlotMemory:
         while ancestor is not None:
             chain.append(ancestor.token_bytes)
             ancestor = ancestor.parent
-        whole = b"".join(reversed(chain))
-        expected = {i: whole[: len(whole) - 4 * (self.block_size - 1 - i)] for i in range(self.block_size)}
+        expected = self.full_block(b"".join(reversed(chain)))
         assert all(self.blocks[place] == expected for place in places)
 
+    def full_block(self, whole: bytes) -> Content:
+        """What the last of some full blocks holds, given salt and tokens of all of them."""
+        size = self.block_size
+        return {offset: whole[: len(whole) - 4 * (size - 1 - offset)] for offset in range(size)}
 
-def _content(seq: Sequence, tokens: list[int]) -> bytes:
-    return seq.cache_salt + array("i", tokens).tobytes()
+
+def all_tokens(seq: ToySequence) -> list[int]:
+    """Those that nobody has been told of too."""
+    return seq.token_ids + seq.coming
+
+
+def _content(salt: bytes, tokens: list[int]) -> bytes:
+    return salt + array("i", tokens).tobytes()

@@ -2,15 +2,25 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.block_pool import BlockPool
-from nanoengine.engine.sequence import Sequence
-from tests.engine.toys import free_order, make_sequence, snapshot, tell
+from nanoengine.engine.kv.block_manager import BlockManager, Growth
+from nanoengine.engine.kv.block_pool import NULL_BLOCK
+from nanoengine.engine.kv.host_tier import HostTier
+from tests.engine.kv.toys import (
+    B,
+    ToySequence,
+    evict,
+    free_order,
+    make_sequence,
+    num_cached,
+    run,
+    snapshot,
+    start,
+    step,
+    tell,
+)
 
-B = 4  # the block size of all these tests
 
-
-def compute(manager: BlockManager, seq: Sequence, count: int | None = None) -> list[int]:
+def compute(manager: BlockManager, seq: ToySequence, count: int | None = None) -> list[int]:
     """Do what a step does for one sequence; returns the blocks that it published."""
     count = seq.num_uncomputed_tokens if count is None else count
     seq.num_computed_tokens += count
@@ -19,7 +29,7 @@ def compute(manager: BlockManager, seq: Sequence, count: int | None = None) -> l
     return seq.block_table[before : seq.num_published]
 
 
-def run_prompt(manager: BlockManager, seq_id: int, prompt: list[int]) -> Sequence:
+def run_prompt(manager: BlockManager, seq_id: int, prompt: list[int]) -> ToySequence:
     """Admit a new sequence and compute its prompt."""
     seq = make_sequence(seq_id, prompt)
     cached = manager.admit(seq)
@@ -29,20 +39,12 @@ def run_prompt(manager: BlockManager, seq_id: int, prompt: list[int]) -> Sequenc
     return seq
 
 
-def generate(manager: BlockManager, seq: Sequence, tokens: list[int]) -> None:
+def generate(manager: BlockManager, seq: ToySequence, tokens: list[int]) -> None:
     """Append tokens one by one and compute each, as decode steps do."""
     for token in tokens:
         tell(seq, token)
-        assert manager.allocate_slots(seq)
+        assert manager.allocate_slots(seq) is not None
         compute(manager, seq)
-
-
-def num_cached(manager: BlockManager, prompt: list[int]) -> int | None:
-    """How much of a prompt a new sequence would find; the pool's references stay as they were."""
-    seq = make_sequence(999, prompt)
-    cached = manager.admit(seq)
-    manager.free(seq)
-    return cached
 
 
 @pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (B - 1, 1), (B, 1), (B + 1, 2), (2 * B, 2)])
@@ -58,21 +60,8 @@ def test_admission_gives_room_for_the_prompt_and_one_token_more(length: int, tab
     seq = make_sequence(0, list(range(length)))
     assert manager.admit(seq) == 0
     assert seq.block_table == table
-    assert manager.allocate_slots(seq)
+    assert manager.allocate_slots(seq) == Growth([], None)
     assert seq.block_table == table
-
-
-def test_only_full_blocks_are_published() -> None:
-    manager = BlockManager(10, B)
-    seq = run_prompt(manager, 0, list(range(B + 3)))
-    assert [manager.pool.contents[block] is not None for block in seq.block_table] == [True, False]
-
-
-def test_a_partial_block_is_never_hit() -> None:
-    manager = BlockManager(10, B)
-    run_prompt(manager, 0, list(range(B + 3)))
-    assert num_cached(manager, list(range(B + 3))) == B
-    assert num_cached(manager, [0, 1, 2]) == 0
 
 
 def test_a_hit_shares_the_block_of_a_running_owner() -> None:
@@ -89,10 +78,10 @@ def test_a_hit_shares_the_block_of_a_running_owner() -> None:
 def test_a_hit_revives_the_block_of_a_finished_owner() -> None:
     manager = BlockManager(4, B)
     manager.free(run_prompt(manager, 0, [1, 2, 3, 4, 5]))
-    assert free_order(manager.pool) == [3, 4, 2, 1]
+    assert free_order(manager.pool) == [2, 3, 4, 1]
     second = run_prompt(manager, 1, [1, 2, 3, 4, 6])
-    assert second.block_table == [1, 3]
-    assert free_order(manager.pool) == [4, 2]
+    assert second.block_table == [1, 2]
+    assert free_order(manager.pool) == [3, 4]
 
 
 def test_the_free_list_holds_unused_blocks_then_tails_then_heads() -> None:
@@ -102,9 +91,9 @@ def test_the_free_list_holds_unused_blocks_then_tails_then_heads() -> None:
     second = run_prompt(manager, 1, [1, 2, 3, 4, 6, 6, 6, 6, 6])
     assert (first.block_table, second.block_table) == ([1, 2, 3], [1, 4, 5])
     manager.free(first)
-    assert free_order(manager.pool) == [6, 7, 3, 2]
+    assert free_order(manager.pool) == [3, 6, 7, 2]
     manager.free(second)
-    assert free_order(manager.pool) == [6, 7, 3, 2, 5, 4, 1]
+    assert free_order(manager.pool) == [5, 3, 6, 7, 2, 4, 1]
 
 
 @pytest.mark.parametrize("num_evicted", [0, 1, 2, 3])
@@ -112,22 +101,27 @@ def test_eviction_shortens_a_cached_prefix_from_its_tail(num_evicted: int) -> No
     manager = BlockManager(4, B)
     prompt = list(range(3 * B + 1))
     manager.free(run_prompt(manager, 0, prompt))
-    manager.pool.release(manager.pool.allocate(1 + num_evicted))  # the first one held the partial block
+    evict(manager, 1 + num_evicted)  # the first one held the partial block
     assert num_cached(manager, prompt) == (3 - num_evicted) * B
 
 
 def test_a_hit_is_not_evicted_by_the_allocation_that_follows_it() -> None:
     manager = BlockManager(3, B)
-    manager.free(run_prompt(manager, 0, [1] * B + [2] * (B - 1)))  # block 1 cached, at the tail of the free list
-    manager.pool.acquire([3])
-    manager.pool.release([3])
-    manager.pool.acquire([2])
-    manager.pool.release([2])
-    assert free_order(manager.pool)[0] == 1, "the cached block is the next to be evicted"
-    seq = run_prompt(manager, 1, [1] * B + [3] * (2 * B - 1))
+    manager.free(run_prompt(manager, 0, [1] * B + [2] * (B - 1)))
+    other = run_prompt(manager, 1, [3] * (2 * B - 1))
+    manager.free(other)
+    assert free_order(manager.pool)[1] == 1, "the cached block is the first to be evicted"
+    seq = run_prompt(manager, 2, [1] * B + [4] * (2 * B - 1))
     assert seq.num_cached_tokens == B
-    assert seq.block_table == [1, 3, 2]
+    assert seq.block_table[0] == 1
     manager.pool.check()
+
+
+def test_empty_blocks_are_used_before_cached_ones() -> None:
+    """Four prompts of a block and a token in a pool of four blocks: what their ends leave empty is room for the next."""
+    manager = BlockManager(4, 16)
+    prompts = {name: [number] * 17 for number, name in enumerate("ABC")}
+    assert [run(manager, i, prompts[name]).num_cached_tokens for i, name in enumerate("ABCA")] == [0, 0, 0, 16]
 
 
 def test_an_admission_that_fails_changes_nothing() -> None:
@@ -188,147 +182,43 @@ def test_admission_takes_the_very_last_block() -> None:
     assert manager.pool.num_free == 0
 
 
-@pytest.mark.parametrize("length", [1, B - 1, B, B + 1, 2 * B - 1, 2 * B, 2 * B + 1])
-def test_a_prompt_that_is_cached_whole_still_computes_a_token(length: int) -> None:
-    manager = BlockManager(12, B)
-    prompt = list(range(length))
-    first = run_prompt(manager, 0, prompt)
-    generate(manager, first, [50] * B)  # so that the block of the prompt's last token is full and cached
-    second = make_sequence(1, prompt)
-    cached = manager.admit(second)
-    assert cached == (length - 1) // B * B
-    assert cached < length
-
-
-def test_an_equal_block_behind_another_prefix_is_a_miss() -> None:
+def test_a_growth_says_what_is_new_and_what_was_copied() -> None:
     manager = BlockManager(10, B)
-    run_prompt(manager, 0, [1] * B + [9] * B + [0])
-    assert num_cached(manager, [2] * B + [9] * B + [0]) == 0
-    assert num_cached(manager, [9] * B + [0]) == 0
+    parent, child = run_prompt(manager, 0, [1] * 7), make_sequence(1, [1] * 7)
+    child.num_computed_tokens = 7
+    manager.fork(parent, child)
+    shared = parent.block_table[1]
+    tell(parent, 5)
+    growth = manager.allocate_slots(parent, num_lookahead=B)
+    assert growth is not None
+    own, new = parent.block_table[1:]
+    assert growth == Growth([new], (1, own))
+    assert child.block_table[1] == shared != own
+    assert step(manager).transfers[0].target.where == own
 
 
-@pytest.mark.parametrize(
-    "prompt", [[2] * B + [0], [2] * B + [9] * B + [0], [9] * B + [0]], ids=["tokens", "parents", "position"]
-)
-def test_a_hash_collision_is_a_miss(prompt: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockPool, "hash_block", lambda *_: b"always the same")
-    manager = BlockManager(10, B)
-    run_prompt(manager, 0, [1] * B + [9] * B + [0])
-    assert num_cached(manager, prompt) == 0
-    assert num_cached(manager, [1] * B + [9] * B + [0]) == 2 * B
-
-
-def test_token_ids_that_share_bytes_are_told_apart() -> None:
-    manager = BlockManager(10, B)
-    run_prompt(manager, 0, [1, 0, 0, 0, 5])
-    assert num_cached(manager, [256, 0, 0, 0, 5]) == 0
-    assert num_cached(manager, [65537, 0, 0, 0, 5]) == 0
-
-
-def test_generated_tokens_are_found_by_a_follow_up() -> None:
-    manager = BlockManager(10, B)
-    seq = run_prompt(manager, 0, [1, 2, 3])
-    generate(manager, seq, [4, 5, 6, 7, 8, 9])
-    manager.free(seq)
-    assert num_cached(manager, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]) == 2 * B
-
-
-@pytest.mark.parametrize("chunks", [[11], [1] * 11, [3, 5, 3], [4, 4, 3], [5, 6], [8, 3], [7, 1, 3]])
-def test_chunks_publish_what_one_pass_publishes(chunks: list[int]) -> None:
-    manager = BlockManager(10, B)
-    prompt = list(range(11))
-    seq = make_sequence(0, prompt)
-    manager.admit(seq)
-    published = [block for count in chunks for block in compute(manager, seq, count)]
-    assert published == seq.block_table[:2]
-    assert num_cached(manager, prompt) == 2 * B
-
-
-def test_a_block_is_not_published_before_its_last_token_is_computed() -> None:
-    manager = BlockManager(10, B)
-    seq = make_sequence(0, [1] * (2 * B))
-    manager.admit(seq)
-    compute(manager, seq, B - 1)
-    assert num_cached(manager, [1] * (2 * B)) == 0
-    compute(manager, seq, 1)
-    assert num_cached(manager, [1] * (2 * B)) == B
-
-
-def test_equal_content_computed_twice_is_found_after_one_copy_is_evicted() -> None:
-    manager = BlockManager(5, B)
-    prompt = [1] * B + [2]
-    twins = [make_sequence(0, prompt), make_sequence(1, prompt)]
-    for seq in twins:  # both admitted before either publishes
-        assert manager.admit(seq) == 0
-    for seq in twins:
-        compute(manager, seq)
-    manager.free(twins[0])
-    others = manager.pool.allocate(3)  # evicts the first copy
-    manager.pool.release(others[:1])
-    assert run_prompt(manager, 2, prompt).block_table[:1] == twins[1].block_table[:1]
-    manager.pool.check()
-
-
-def test_of_two_copies_of_a_prefix_the_one_in_use_is_shared() -> None:
-    """It takes no free block; the other one would have to be revived."""
-    manager = BlockManager(5, B)
-    prompt = [1] * B + [2]
-    twins = [make_sequence(0, prompt), make_sequence(1, prompt)]
-    for seq in twins:  # both admitted before either publishes
-        manager.admit(seq)
-    for seq in twins:
-        compute(manager, seq)
-    manager.free(twins[0])
-    num_free = manager.pool.num_free
-    third = run_prompt(manager, 2, prompt)
-    assert third.block_table[0] == twins[1].block_table[0]
-    assert manager.pool.num_free == num_free - 1
-    manager.pool.check()
-
-
-def test_without_prefix_caching_nothing_is_shared_or_published() -> None:
-    manager = BlockManager(10, B, enable_prefix_caching=False)
-    first = run_prompt(manager, 0, [1] * 9)
-    second = run_prompt(manager, 1, [1] * 9)
-    assert second.num_cached_tokens == 0
-    assert not set(first.block_table) & set(second.block_table)
-    assert manager.pool.index == {}
-
-
-def test_reset_is_refused_while_a_sequence_runs_and_then_empties_the_cache() -> None:
-    manager = BlockManager(10, B)
-    seq = run_prompt(manager, 0, [1] * 9)
-    assert not manager.reset_prefix_cache()
-    manager.free(seq)
-    assert num_cached(manager, [1] * 9) == 8
-    assert manager.reset_prefix_cache()
-    assert num_cached(manager, [1] * 9) == 0
-
-
-def test_what_is_withdrawn_is_a_miss_and_what_was_there_before_stays() -> None:
-    manager = BlockManager(10, B)
-    manager.free(run_prompt(manager, 0, [1] * B + [2]))
-    seq = make_sequence(1, [1] * B + [3] * B + [4])
-    assert manager.admit(seq) == B
-    seq.num_computed_tokens = B
-    manager.publish(seq, seq.num_tokens, settled=False)
-    manager.take_transfers()
-    assert manager.rollback() == {seq.block_table[1]}
-    manager.free(seq)
-    manager.pool.check()
-    assert num_cached(manager, [1] * B + [3] * B + [4]) == B
-
-
-def test_statistics_count_a_sequence_once_however_often_it_is_admitted() -> None:
-    manager = BlockManager(10, B)
-    first = run_prompt(manager, 0, [1] * 9)
-    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (9, 0)
-    run_prompt(manager, 1, [1] * 9)
-    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (18, 8)
-    manager.free(first)
-    first.num_computed_tokens = 0
-    assert manager.admit(first) == 8
-    assert (manager.stats.num_queried_tokens, manager.stats.num_hit_tokens) == (18, 8)
+def test_a_device_hit_behind_one_in_host_memory_on_a_full_pool() -> None:
+    """The block that is copied back takes the last free one; the hit behind it must not be that."""
+    manager = BlockManager(3, B, host=HostTier(4))
+    prompt = [1] * (2 * B + 1)
+    seq = start(manager, 0, prompt)
+    step(manager)
+    head, tail, _ = seq.block_table
+    manager.swap_out(seq)
+    step(manager)
+    keeper = make_sequence(1, prompt)
+    assert manager.admit(keeper) == 2 * B
+    manager.pool.release([head])  # as if only the tail were in use
+    keeper.block_table.remove(head)
+    manager.pool.withdraw(head)
+    manager.discard(keeper)
+    step(manager)
+    hit = make_sequence(2, prompt)
+    assert manager.admit(hit) == 2 * B
+    assert hit.block_table[1] == tail
+    assert manager.pool.num_free == 0
+    [load] = step(manager).transfers
+    assert load.target.where == hit.block_table[0]
 
 
 def test_freeing_twice_returns_nothing_twice() -> None:
@@ -338,3 +228,23 @@ def test_freeing_twice_returns_nothing_twice() -> None:
     manager.free(seq)
     assert manager.pool.num_free == 4
     manager.pool.check()
+
+
+def test_blocks_that_may_hold_no_number_are_wiped_before_they_are_used_again() -> None:
+    """Those that can still be found, or that others hold, are sound, and stay as they are."""
+    manager = BlockManager(6, B)
+    sound = run_prompt(manager, 0, [1] * (B + 1))
+    sharer = make_sequence(1, [1] * B + [2] * (B + 1))
+    assert manager.admit(sharer) == B
+    spoilt = [block for block in sharer.block_table if block not in sound.block_table]
+    manager.take_orders()
+    manager.rollback([sharer], [sound, sharer])
+    manager.discard(sharer, wipe=True)
+    assert not manager.has_orders, "nobody uses them yet"
+    next_owner = make_sequence(2, [3] * (4 * B - 1))
+    assert manager.admit(next_owner) == 0
+    wiped = [
+        transfer.target.where for transfer in manager.take_orders().transfers if transfer.source.where == NULL_BLOCK
+    ]
+    assert sorted(wiped) == sorted(spoilt)
+    assert set(wiped) < set(next_owner.block_table)

@@ -6,16 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.sequence import Sequence
-from tests.engine.kv.test_block_manager import B, compute
-from tests.engine.toys import FAST, make_sequence, snapshot, tell
+from tests.engine.kv.test_block_manager import compute
+from tests.engine.kv.toys import FAST, B, ToySequence, make_sequence, snapshot, tell
 
 
-def check_tables(manager: BlockManager, seqs: list[Sequence]) -> None:
+def check_tables(manager: BlockManager, seqs: list[ToySequence]) -> None:
     """Nothing leaks, and a block stands in two tables only if both sequences hold the tokens that it was published with."""
-    manager.pool.check()
+    manager.check()
     counts = [0] * (manager.pool.num_blocks + 1)
-    owners: dict[int, tuple[Sequence, int]] = {}
+    owners: dict[int, tuple[ToySequence, int]] = {}
     for seq in seqs:
         assert len(seq.block_table) >= manager.blocks_for(seq.num_computed_tokens)
         for i, block in enumerate(seq.block_table):
@@ -42,7 +41,7 @@ def check_tables(manager: BlockManager, seqs: list[Sequence]) -> None:
 )
 def test_any_run_of_calls_keeps_the_books(calls: list[tuple[str, int]], caching: bool) -> None:
     manager = BlockManager(7, B, caching)
-    running: list[Sequence] = []
+    running: list[ToySequence] = []
     for name, number in calls:
         seq = running[number % len(running)] if running else None
         if name == "admit":
@@ -66,16 +65,15 @@ def test_any_run_of_calls_keeps_the_books(calls: list[tuple[str, int]], caching:
         elif name == "append" and seq.num_uncomputed_tokens == 0:
             before = snapshot(manager.pool)
             tell(seq, number % 2)
-            if not manager.allocate_slots(seq):
+            if manager.allocate_slots(seq) is None:
                 assert snapshot(manager.pool) == before
                 seq.token_ids.pop()
-                seq.num_known_tokens -= 1
         elif name == "fail":
-            manager.publish(seq, seq.num_computed_tokens + min(seq.num_uncomputed_tokens, 5), settled=False)
-            manager.take_transfers()
-            manager.rollback()
-            manager.free(seq)
-            running.remove(seq)
+            manager.publish(seq, seq.num_computed_tokens + min(seq.num_uncomputed_tokens, 5), committed=False)
+            manager.take_orders()
+            for fallen in manager.rollback([seq], running):
+                manager.discard(fallen)
+                running.remove(fallen)
         elif name in ("free", "preempt"):
             manager.free(seq)
             running.remove(seq)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix
-from tests.engine.toys import FAST, free_order, snapshot
+from tests.engine.kv.toys import FAST, free_order, snapshot
 
 
 def hash_of(pool: BlockPool, parent: Prefix | None, token_bytes: bytes) -> bytes:
@@ -60,13 +60,34 @@ def test_usage_counts_usable_blocks_only() -> None:
     assert pool.usage == 1.0
 
 
-def test_released_blocks_go_to_the_tail_in_the_order_given() -> None:
+def test_released_blocks_with_content_go_to_the_tail_in_the_order_given() -> None:
     pool = BlockPool(5)
-    pool.allocate(4)
+    for name in (b"a", b"b", b"c", b"d"):
+        published(pool, name)
     pool.release([3, 1])
     pool.release([4])
     assert free_order(pool) == [5, 3, 1, 4]
     assert pool.allocate(2) == [5, 3]
+
+
+def test_released_blocks_without_content_are_the_next_to_be_used() -> None:
+    pool = BlockPool(5)
+    full = [published(pool, name)[0] for name in (b"a", b"b")]
+    empty = pool.allocate(2)
+    pool.release(full)
+    pool.release(empty)
+    assert set(free_order(pool)[:3]) == {*empty, 5}
+    assert free_order(pool)[3:] == full
+    pool.check()
+
+
+def test_a_free_block_whose_content_is_withdrawn_is_the_next_to_be_used() -> None:
+    pool = BlockPool(3)
+    blocks = [published(pool, name)[0] for name in (b"a", b"b", b"c")]
+    pool.release(blocks)
+    pool.withdraw(blocks[1])
+    assert free_order(pool) == [blocks[1], blocks[0], blocks[2]]
+    pool.check()
 
 
 def test_a_block_with_two_references_is_free_after_the_second_release() -> None:
@@ -76,7 +97,7 @@ def test_a_block_with_two_references_is_free_after_the_second_release() -> None:
     pool.release([block])
     assert free_order(pool) == [2]
     pool.release([block])
-    assert free_order(pool) == [2, block]
+    assert free_order(pool) == [block, 2]
 
 
 def test_double_free_raises_and_keeps_the_count_at_zero() -> None:
@@ -86,13 +107,14 @@ def test_double_free_raises_and_keeps_the_count_at_zero() -> None:
     with pytest.raises(RuntimeError, match=f"block {block} is released more often"):
         pool.release([block])
     assert pool.ref_counts[block] == 0
-    assert free_order(pool) == [2, 1]
+    assert free_order(pool) == [1, 2]
     pool.check()
 
 
 def test_a_hit_takes_its_block_from_the_middle_of_the_free_list() -> None:
     pool = BlockPool(4)
-    pool.allocate(4)
+    for name in (b"a", b"b", b"c", b"d"):
+        published(pool, name)
     pool.release([1, 2, 3, 4])
     pool.acquire([3])
     assert free_order(pool) == [1, 2, 4]
@@ -257,7 +279,15 @@ def corrupt_count(pool: BlockPool) -> None:
 
 
 def corrupt_free_list(pool: BlockPool) -> None:
-    pool.free_blocks[1] = None
+    pool.cached_blocks[1] = None
+
+
+def corrupt_empty_blocks(pool: BlockPool) -> None:
+    pool.empty_blocks.append(1)
+
+
+def corrupt_promises(pool: BlockPool) -> None:
+    pool.uncommitted[2] = "a plan"
 
 
 def corrupt_null_block(pool: BlockPool) -> None:
@@ -279,7 +309,16 @@ def corrupt_copies(pool: BlockPool) -> None:
 
 @pytest.mark.parametrize(
     "corrupt",
-    [corrupt_count, corrupt_free_list, corrupt_null_block, corrupt_contents, corrupt_index, corrupt_copies],
+    [
+        corrupt_count,
+        corrupt_free_list,
+        corrupt_empty_blocks,
+        corrupt_promises,
+        corrupt_null_block,
+        corrupt_contents,
+        corrupt_index,
+        corrupt_copies,
+    ],
 )
 def test_check_notices_every_kind_of_corruption(corrupt: Callable[[BlockPool], None]) -> None:
     pool = BlockPool(3)
@@ -301,13 +340,17 @@ def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple
     contents: dict[int, bytes] = {}
     for name, number in calls:
         block = 1 + number % 6
+        free.sort(key=lambda each: each in contents)  # empty ones first
         if name == "allocate" and number % 4 <= len(free):
-            taken, free = free[: number % 4], free[number % 4 :]
-            assert pool.allocate(number % 4) == taken
+            taken = pool.allocate(number % 4)
+            num_empty = sum(each not in contents for each in free)
+            assert taken[num_empty:] == free[num_empty : len(taken)], "the least recently used"
+            assert set(taken[:num_empty]) <= {each for each in free if each not in contents}
+            free = [each for each in free if each not in taken]
             for each in taken:
                 counts[each] = 1
                 contents.pop(each, None)
-        elif name == "acquire":
+        elif name == "acquire" and (counts[block] or block in contents):
             pool.acquire([block])
             counts[block] += 1
             free = [each for each in free if each != block]
@@ -323,7 +366,8 @@ def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple
             contents.pop(block, None)
         pool.check()
         assert pool.ref_counts[1:] == list(counts.values())
-        assert free_order(pool) == free
+        assert sorted(free_order(pool)) == sorted(free)
+        assert [each for each in free_order(pool) if each in contents] == [each for each in free if each in contents]
         for content in (b"0", b"1", b"2"):
             prefix = find(pool, None, content)
             assert sorted(prefix.blocks if prefix else []) == sorted(b for b, c in contents.items() if c == content)

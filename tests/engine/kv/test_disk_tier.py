@@ -1,231 +1,239 @@
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
 import pytest
 
-from nanoengine.engine.kv.block_pool import Prefix
 from nanoengine.engine.kv.disk_tier import DiskTier
-from nanoengine.engine.kv.kv_file import write_kv_file
+from nanoengine.engine.kv.kv_file import file_bytes, write_kv_file
+from nanoengine.engine.kv.orders import PlanRecord
+from nanoengine.engine.messages import Place, Tier
 
 BYTES = 64  # K/V of one block
+SOURCE = Place(Tier.HOST, 0)
+HEADER = b"header"
+SIZE = file_bytes(HEADER, BYTES)
 
 
 def make_tier(folder: Path, *, fingerprint: str = "model", max_files: int = 10) -> DiskTier:
-    size = DiskTier(folder, fingerprint, BYTES, 1 << 30).size_of(prefix(1))
-    return DiskTier(folder, fingerprint, BYTES, max_files * size)
+    return DiskTier(folder, fingerprint, BYTES, max_files * SIZE)
 
 
-def prefix(number: int, parent: Prefix | None = None) -> Prefix:
-    return Prefix(bytes([number] * 16), parent, bytes([number] * 8))
+def name(number: int, parent: int | None = None) -> str:
+    return DiskTier.name(bytes([number] * 16), b"" if parent is None else bytes([parent] * 16))
 
 
-def write(tier: DiskTier, *prefixes: Prefix, payload: bytes = bytes(BYTES)) -> list[Path]:
-    """Add prefixes and write their files, as a batch does."""
-    paths = []
-    for each in prefixes:
-        tier.make_room(tier.size_of(each))
-        file = tier.add(each)
-        assert file is not None
-        write_kv_file(Path(file[0]), file[1], payload)
-        paths.append(Path(file[0]))
-        tier.commit()
-    return paths
+def order(tier: DiskTier, *names: str, at_once: bool = True) -> PlanRecord:
+    """A plan that is to write these files."""
+    plan = PlanRecord()
+    for each in names:
+        tier.write(plan, each, HEADER, SOURCE, at_once=at_once)
+        tier.check()
+    return plan
 
 
-def has(tier: DiskTier, each: Prefix) -> bool:
-    """Whether its file can be hit: by its owner, or because it is looked into and found sound."""
-    owner = tier.files.get(each.hash.hex())
-    if owner is None:
-        return tier.find(each.hash, each.parent, each.token_bytes) is not None
-    return owner.on_disk and owner.token_bytes == each.token_bytes
+def written(tier: DiskTier, *names: str) -> PlanRecord:
+    """A plan that has written them, and deleted what it was to."""
+    plan = order(tier, *names)
+    for path in plan.deletes:
+        Path(path).unlink()
+    for each in plan.writes:
+        write_kv_file(Path(each.path), each.header, bytes(BYTES))
+        tier.answer_write(plan, tier.name_at(each.path) or "", None)
+    tier.check()
+    return plan
+
+
+def readable(tier: DiskTier, *names: str) -> list[bool]:
+    return [tier.can_read(each) for each in names]
 
 
 def test_the_folder_is_made_and_each_model_has_its_own(tmp_path: Path) -> None:
     one = make_tier(tmp_path / "a" / "b", fingerprint="one")
     other = make_tier(tmp_path / "a" / "b", fingerprint="other")
-    write(one, prefix(1))
-    assert has(one, prefix(1))
-    assert not has(other, prefix(1))
-    assert not has(make_tier(tmp_path / "a" / "b", fingerprint="other"), prefix(1))
-
-
-def test_an_empty_folder_has_nothing(tmp_path: Path) -> None:
-    tier = make_tier(tmp_path)
-    assert not has(tier, prefix(1))
-    assert tier.files == {}
+    written(one, name(1))
+    assert one.can_read(name(1))
+    assert not other.can_read(name(1))
+    assert not make_tier(tmp_path / "a" / "b", fingerprint="other").can_read(name(1))
 
 
 def test_what_one_process_wrote_another_finds(tmp_path: Path) -> None:
-    parent = prefix(1)
-    child = prefix(2, parent)
-    write(make_tier(tmp_path), parent, child)
+    written(make_tier(tmp_path), name(1), name(2, 1))
     tier = make_tier(tmp_path)
-    assert has(tier, parent)
-    assert has(tier, child)
+    assert readable(tier, name(1), name(2, 1), name(2), name(2, 5)) == [True, True, False, False]
+    tier.check()
 
 
-@pytest.mark.parametrize("what", ["tokens", "parent", "no parent"])
-def test_a_file_of_other_tokens_or_behind_another_parent_is_ignored_with_one_warning(
-    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked = prefix(2, prefix(1))
-    write(make_tier(tmp_path), asked)
+def test_a_file_can_be_read_when_it_is_said_to_be_there_and_not_before(tmp_path: Path) -> None:
     tier = make_tier(tmp_path)
-    parent = {"tokens": asked.parent, "parent": prefix(5), "no parent": None}[what]
-    token_bytes = b"\3" * 8 if what == "tokens" else asked.token_bytes
-    with caplog.at_level(logging.WARNING, "nanoengine"):
-        assert tier.find(asked.hash, parent, token_bytes) is None
-        assert tier.find(asked.hash, parent, token_bytes) is None
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "other tokens" in caplog.text
+    plan = order(tier, name(1))
+    assert [each.path for each in plan.writes] == [tier.path(name(1))]
+    assert not tier.can_read(name(1))
+    assert not tier.write(plan, name(1), HEADER, SOURCE), "it is ordered already"
+    tier.answer_write(plan, name(1), None)
+    assert tier.can_read(name(1))
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone", "short payload"])
-def test_a_damaged_file_is_ignored_with_one_warning_and_can_be_written_again(
-    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    [path] = write(make_tier(tmp_path), prefix(1), payload=bytes(BYTES - (damage == "short payload")))
-    content = path.read_bytes()
+def test_a_file_that_could_not_be_written_is_forgotten_and_may_be_ordered_again(tmp_path: Path) -> None:
     tier = make_tier(tmp_path)
-    if damage == "cut":
-        path.write_bytes(content[:-9])
-    elif damage == "altered":
-        path.write_bytes(content[:-10] + b"?" + content[-9:])
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "gone":
-        path.unlink()
-    with caplog.at_level(logging.WARNING, "nanoengine"):
-        assert not has(tier, prefix(1))
-        assert not has(tier, prefix(1))
-    assert len(caplog.records) == 1
-    assert str(path) in caplog.text
-    write(tier, prefix(1))
-    assert has(tier, prefix(1))
+    tier.answer_write(order(tier, name(1)), name(1), "no space left")
+    assert tier.files == {}
+    assert tier.num_bytes == 0
+    assert len(order(tier, name(1)).writes) == 1
 
 
-def test_a_file_that_a_crash_left_unfinished_is_not_seen(tmp_path: Path) -> None:
-    [path] = write(make_tier(tmp_path), prefix(1))
+def test_paths_and_names_belong_together_and_other_paths_are_nobodys(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    assert tier.name_at(tier.path(name(3, 4))) == name(3, 4)
+    assert tier.name_at("/somewhere/else.kv") is None
+    assert tier.name_at(str(tmp_path / "model" / "x.tmp")) is None
+
+
+def test_the_header_tells_models_tokens_and_parents_apart(tmp_path: Path) -> None:
+    one, other = make_tier(tmp_path), make_tier(tmp_path, fingerprint="other")
+    headers = {one.header(b"1", b"", b"a"), one.header(b"1", b"", b"b"), one.header(b"1", b"2", b"a")}
+    assert len(headers | {one.header(b"2", b"", b"a"), other.header(b"1", b"", b"a")}) == 5
+    assert one.header(b"1", b"2", b"a") == make_tier(tmp_path).header(b"1", b"2", b"a")
+
+
+def test_a_file_that_a_crash_left_unfinished_is_not_seen_and_deleted(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    [path] = [Path(each.path) for each in written(tier, name(1)).writes]
     path.rename(path.with_name(f"{path.name}.123.tmp"))
-    assert not has(make_tier(tmp_path), prefix(1))
+    assert not make_tier(tmp_path).can_read(name(1))
+    assert os.listdir(tier.folder) == []
 
 
 @pytest.mark.parametrize("num_written", [2, 3, 7])
-def test_the_oldest_files_make_room(num_written: int, tmp_path: Path) -> None:
+def test_the_oldest_files_make_room_and_are_ordered_to_be_deleted(num_written: int, tmp_path: Path) -> None:
     tier = make_tier(tmp_path, max_files=2)
-    paths = write(tier, *map(prefix, range(num_written)))
-    assert [path.exists() for path in paths] == [False] * (num_written - 2) + [True] * 2
-    assert [has(tier, prefix(i)) for i in range(num_written)] == [path.exists() for path in paths]
+    names = [name(i) for i in range(num_written)]
+    deletes = [path for each in names for path in written(tier, each).deletes]
+    assert deletes == [tier.path(each) for each in names[:-2]]
+    assert readable(tier, *names) == [False] * (num_written - 2) + [True] * 2
+
+
+def test_the_tier_never_touches_the_folder_after_its_start(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path, max_files=1)
+    written(tier, name(1))
+    for path in tier.folder.iterdir():
+        path.unlink()
+    tier.folder.rmdir()
+    plan = order(tier, name(2))
+    tier.clear(plan)
+    tier.drop_behind(plan, [bytes([1] * 16)])
 
 
 def test_a_file_that_was_used_is_not_the_oldest(tmp_path: Path) -> None:
     tier = make_tier(tmp_path, max_files=2)
-    first, second, third = map(prefix, (1, 2, 3))
-    write(tier, first, second)
-    tier.use(first)
-    tier.commit()
-    assert tier.make_room(tier.size_of(prefix(1))) == [second]
-    write(tier, third)
-    assert [each.on_disk for each in (first, second, third)] == [True, False, True]
+    written(tier, name(1))
+    written(tier, name(2))
+    tier.use(name(1))
+    tier.use("no such file")
+    written(tier, name(3))
+    assert readable(tier, name(1), name(2), name(3)) == [True, False, True]
 
 
-def test_files_that_the_batch_in_flight_needs_are_not_deleted(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_is_not_deleted_to_make_room(tmp_path: Path) -> None:
     tier = make_tier(tmp_path, max_files=1)
-    first = prefix(1)
-    [path] = write(tier, first)
-    tier.use(first)
-    assert tier.make_room(tier.size_of(prefix(1))) == []
-    assert tier.add(prefix(2)) is None
-    assert path.exists()
-    tier.commit()
-    assert tier.make_room(tier.size_of(prefix(1))) == [first]
-    assert not path.exists()
-    assert tier.add(prefix(2)) is not None
-    assert tier.make_room(tier.size_of(prefix(1))) == [], "the second is being written"
-    assert tier.add(prefix(3)) is None
+    order(tier, name(1))
+    plan = order(tier, name(2))
+    assert plan.writes == plan.deletes == []
 
 
 def test_without_room_for_a_single_block_nothing_is_written(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, "model", BYTES, BYTES - 1)
-    assert tier.make_room(tier.size_of(prefix(1))) == []
-    assert tier.add(prefix(1)) is None
+    tier = DiskTier(tmp_path, "model", BYTES, SIZE - 1)
+    assert order(tier, name(1)).writes == []
+
+
+def test_what_comes_while_too_much_waits_to_be_written_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanoengine.engine.kv.disk_tier.MAX_UNWRITTEN", 2 * BYTES)
+    tier = make_tier(tmp_path)
+    plan = order(tier, *map(name, range(5)))
+    assert len(plan.writes) == 2
+    tier.answer_write(plan, name(0), None)
+    assert len(order(tier, name(7), name(8)).writes) == 1
+    assert len(order(tier, name(8), name(9), at_once=False).writes) == 2
 
 
 def test_a_later_process_goes_on_with_the_oldest(tmp_path: Path) -> None:
-    paths = write(make_tier(tmp_path), prefix(1), prefix(2), prefix(3))
+    tier = make_tier(tmp_path)
+    paths = [Path(each.path) for each in written(tier, name(1), name(2), name(3)).writes]
     for path, age in zip(paths, (30, 10, 20), strict=True):
         os.utime(path, (1e9 - age, 1e9 - age))
-    write(make_tier(tmp_path, max_files=3), prefix(4))
-    assert [path.exists() for path in paths] == [False, True, True]
+    assert order(make_tier(tmp_path, max_files=3), name(4)).deletes == [str(paths[0])]
 
 
-def test_a_folder_that_holds_more_than_is_allowed_now_shrinks_with_the_next_file(tmp_path: Path) -> None:
-    write(make_tier(tmp_path), *map(prefix, range(6)))
+def test_a_folder_that_holds_more_than_is_allowed_now_shrinks_at_once(tmp_path: Path) -> None:
+    written(make_tier(tmp_path), *map(name, range(6)))
     tier = make_tier(tmp_path, max_files=2)
-    write(tier, prefix(9))
+    tier.check()
     assert len(list(tier.folder.glob("*.kv"))) == 2
 
 
-def test_what_a_failed_batch_was_to_write_is_forgotten_and_deleted(tmp_path: Path) -> None:
+def test_a_file_dropped_before_anybody_was_told_of_it_is_not_written(tmp_path: Path) -> None:
     tier = make_tier(tmp_path)
-    promised = prefix(1)
-    file = tier.add(promised)
-    assert file is not None
-    assert promised.on_disk, "a later transfer of the same batch may read it"
-    write_kv_file(Path(file[0]), file[1], b"half")
-    assert tier.rollback() == [promised]
-    assert not promised.on_disk
+    plan = order(tier, name(1), name(2))
+    tier.drop(plan, name(1))
+    assert [each.path for each in plan.writes] == [tier.path(name(2))]
+    assert plan.deletes == []
+    assert tier.write(plan, name(1), HEADER, SOURCE)
+
+
+def test_a_file_dropped_while_it_is_written_is_deleted_when_it_has_come(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    order(tier, name(1))
+    plan = PlanRecord()
+    tier.drop(plan, name(1))
+    assert not tier.write(plan, name(1), HEADER, SOURCE), "its answer would be taken for that of another order"
+    later = PlanRecord()
+    tier.answer_write(later, name(1), None)
+    assert plan.deletes == later.deletes == [tier.path(name(1))]
+    assert tier.write(later, name(1), HEADER, SOURCE)
+
+
+def test_what_a_failed_plan_was_to_write_is_forgotten_and_deleted_if_it_comes_after_all(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    spoilt, plan = order(tier, name(1)), PlanRecord()
+    tier.rollback(plan, spoilt)
+    tier.check()
     assert tier.files == {}
-    assert not Path(file[0]).exists()
-    assert tier.rollback() == []
+    assert not tier.write(plan, name(1), HEADER, SOURCE)
+    tier.answer_write(plan, name(1), None)
+    assert plan.deletes == [tier.path(name(1))]
+    assert tier.write(plan, name(1), HEADER, SOURCE)
 
 
-@pytest.mark.parametrize("lost", [True, False])
-def test_what_a_failed_batch_was_to_read_is_looked_into_again(lost: bool, tmp_path: Path) -> None:
+def test_what_a_failed_plan_was_to_delete_the_next_one_deletes(tmp_path: Path) -> None:
     tier = make_tier(tmp_path)
-    read, other = prefix(1), prefix(2)
-    [path, _] = write(tier, read, other)
-    tier.use(read)
-    if lost:
-        path.unlink()
-    assert tier.rollback() == [read]
-    assert (read.on_disk, other.on_disk) == (False, True)
-    assert has(tier, prefix(1)) is not lost
+    written(tier, name(1), name(2))
+    spoilt, plan = PlanRecord(), PlanRecord()
+    tier.drop(spoilt, name(1))
+    tier.drop(spoilt, name(2))
+    order(tier, name(2))
+    tier.rollback(plan, spoilt)
+    assert plan.deletes == [tier.path(name(1))], "the other one is there again"
 
 
-def test_a_disowned_file_is_nobodys_until_it_is_found_again(tmp_path: Path) -> None:
+def test_all_that_follows_from_some_blocks_is_dropped_with_them(tmp_path: Path) -> None:
     tier = make_tier(tmp_path)
-    first = prefix(1)
-    write(tier, first)
-    assert tier.disown(first.hash) == [first]
-    assert tier.disown(first.hash) == []
-    assert tier.find(first.hash, None, first.token_bytes) is not None, "the file is there and sound"
+    written(tier, name(1), name(2, 1), name(3, 2), name(4, 3), name(5, 1), name(6), name(7, 6), name(9, 8))
+    plan = PlanRecord()
+    tier.drop_behind(plan, [bytes([2] * 16), bytes([8] * 16)])
+    tier.check()
+    assert set(tier.files) == {name(1), name(5, 1), name(6), name(7, 6)}
+    assert sorted(plan.deletes) == sorted(tier.path(each) for each in (name(2, 1), name(3, 2), name(4, 3), name(9, 8)))
 
 
-def test_clear_deletes_the_files_of_this_model_only(tmp_path: Path) -> None:
+def test_clear_drops_the_files_of_this_model_only(tmp_path: Path) -> None:
     tier, other = make_tier(tmp_path), make_tier(tmp_path, fingerprint="other")
-    [mine], [foreign] = write(tier, prefix(1)), write(other, prefix(1))
-    tier.clear()
-    assert not mine.exists()
-    assert foreign.exists()
-    assert not has(tier, prefix(1))
-    write(tier, prefix(1))
-    assert has(tier, prefix(1))
-
-
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_hash_collision_with_a_file_is_a_miss(restarted: bool, tmp_path: Path) -> None:
-    tier = make_tier(tmp_path)
-    one = prefix(1)
-    write(tier, one)
-    if restarted:
-        tier = make_tier(tmp_path)
-        assert has(tier, one)
-    assert tier.find(one.hash, None, b"\7" * 8) is None
-    assert tier.find(one.hash, prefix(5), one.token_bytes) is None
-    other = Prefix(one.hash, None, b"\7" * 8)
-    assert tier.add(other) is None
-    assert not other.on_disk
+    written(tier, name(1))
+    written(other, name(1))
+    plan = PlanRecord()
+    tier.clear(plan)
+    assert plan.deletes == [tier.path(name(1))]
+    assert other.can_read(name(1))
+    tier.check()

@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
-from nanoengine.engine.sequence import Sequence
-from nanoengine.sampling_params import SamplingParams
 from tests.engine.kv.kv_life import KVLife
+from tests.engine.kv.toys import ToySequence
 
 LONG = os.environ.get("NANOENGINE_LONG_TESTS") == "1"
 PROFILE = settings(
@@ -28,10 +27,10 @@ PROFILE = settings(
 
 
 class KVMachine(KVLife):
-    """Between two steps the manager is asked for anything; a step makes the transfers and writes, or fails."""
+    """Between two plans the manager is asked for anything; plans are executed later, in order, or fail."""
 
     @rule(
-        prompts=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1), st.integers(0, 12)), min_size=1, max_size=2)
+        prompts=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1), st.integers(0, 13)), min_size=1, max_size=2)
     )
     def admit(self, prompts: list[tuple[int, int, int]]) -> None:
         """Few different prompts, so that prefixes meet; some do not fit."""
@@ -42,13 +41,49 @@ class KVMachine(KVLife):
             if change < len(prompt):
                 prompt[change] = 9
             salt = "s" if change == 12 else ""
-            self.admit_one(Sequence(next(self.seq_ids), prompt, SamplingParams(), cache_salt=salt))
+            self.admit_one(ToySequence(next(self.seq_ids), prompt, cache_salt=salt, reads_cache=change != 13))
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: self.admissible())
     @rule(which=st.integers(0, 99))
     def resume(self, which: int) -> None:
+        seq = self.choose(self.admissible(), which)
+        self.waiting.remove(seq)
+        self.admit_one(seq)
+
+    @rule(
+        family=st.integers(0, 3),
+        length=st.integers(5, 40),
+        num_files=st.sampled_from([99, 99, 99, 2, 0]),
+        stay=st.booleans(),
+    )
+    def serve_one(self, family: int, length: int, num_files: int, stay: bool) -> None:
+        """A whole prompt, from the files that continue it to its end; room is made for it, and those files do not break."""
         self.totals["rules"] += 1
-        self.admit_one(self.waiting.pop(which % len(self.waiting)))
+        for seq in list(self.running):
+            self.preempt_one(seq, stay)
+        room = self.manager.pool.num_blocks * self.size
+        seq = ToySequence(next(self.seq_ids), [family] * min(length, room - 1))
+        for _ in range(2):
+            self.admit_one(seq)
+            self.launch({})
+            self.device.do_files(num_files)
+            self.land_all()
+            if seq not in self.admissible():
+                break
+            self.waiting.remove(seq)
+        self.run_step(set(), 99, 0)
+        if seq in self.running and not stay:
+            self.manager.free(seq)
+            self.forget(seq)
+
+    @precondition(lambda self: self.waiting)
+    @rule(which=st.integers(0, 99), sure=st.integers(0, 2))
+    def cancel(self, which: int, sure: int) -> None:
+        """A sequence ends while it waits, perhaps for files."""
+        if sure == 2:
+            seq = self.choose(self.waiting, which)
+            self.totals["cancelled fetches"] += self.manager.is_fetching(seq)
+            self.end(seq)
 
     @precondition(lambda self: self.ready())
     @rule(which=st.integers(0, 99), token=st.integers(0, 2), lookahead=st.sampled_from([0, 0, 1, 2, 5]))
@@ -72,14 +107,14 @@ class KVMachine(KVLife):
                     self.preempt_one(self.running[-1], swap)
             self.run_step(set(), 1, accept)
 
-    @precondition(lambda self: self.waiting)
+    @precondition(lambda self: self.admissible())
     @rule(swap=st.booleans(), chunk=st.integers(3, 20))
     def serve(self, swap: bool, chunk: int) -> None:
         """The oldest makes room, those that wait come back, and their tokens are computed."""
         self.totals["rules"] += 1
         if self.running:
             self.preempt_one(self.running[0], swap)
-        for seq in self.waiting[:4]:
+        for seq in self.admissible()[:4]:
             self.waiting.remove(seq)
             self.admit_one(seq)
         self.run_step(set(), chunk, 0)
@@ -90,21 +125,21 @@ class KVMachine(KVLife):
         """Children of the same computed tokens; each goes on with a token of its own, and so does the parent."""
         parent = self.choose(self.begun(), which)
         self.manager.publish(parent, parent.num_computed_tokens)
-        family = [parent]
-        for _ in tokens:
-            keep = parent.num_tokens if which % 2 else parent.num_computed_tokens
-            child = Sequence(next(self.seq_ids), parent.token_ids[:keep], SamplingParams())
-            child.cache_salt = parent.cache_salt
-            child.num_computed_tokens = parent.num_computed_tokens
-            child.num_cached_tokens = 0
-            self.manager.fork(parent, child)
-            self.running.append(child)
-            family.append(child)
-            self.totals["forks"] += 1
-        self.touched.update(family)
+        family = [parent, *(self.fork_one(parent, bool(which % 2)) for _ in tokens)]
         for seq, token in zip(family, [0, *tokens], strict=True):
             if not seq.num_uncomputed_tokens:
                 self.append_one(seq, token, 0)
+
+    def fork_one(self, parent: ToySequence, whole: bool) -> ToySequence:
+        keep = parent.num_tokens if whole else parent.num_computed_tokens
+        child = ToySequence(next(self.seq_ids), parent.token_ids[:keep], cache_salt=parent.cache_salt)
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_cached_tokens = 0
+        self.manager.fork(parent, child)
+        self.running.append(child)
+        self.touched |= {parent, child}
+        self.totals["forks"] += 1
+        return child
 
     @precondition(lambda self: len(self.prefilled()) > 1)
     @rule(which=st.integers(0, 99), parents=st.lists(st.integers(0, 99), min_size=8, max_size=8))
@@ -126,7 +161,6 @@ class KVMachine(KVLife):
         self.manager.refork(seqs, [seqs[number] for number in chosen])
         for seq, number in zip(seqs, chosen, strict=True):
             seq.token_ids = list(tokens[number])
-            seq.num_known_tokens = seq.num_tokens
         self.touched |= set(seqs)
         self.totals["reforks"] += len(seqs) > 1
 
@@ -147,9 +181,9 @@ class KVMachine(KVLife):
     def trim(self, which: int) -> None:
         self.trim_one(self.choose(sorted(self.drafts, key=lambda seq: seq.seq_id), which))
 
-    @precondition(lambda self: not self.touched and not self.manager.tiers.transfers)
     @rule(sure=st.integers(0, 9))
     def reset(self, sure: int) -> None:
+        """Also while plans and files are on their way."""
         if sure < 9:
             return
         self.totals["rules"] += 1
@@ -157,8 +191,12 @@ class KVMachine(KVLife):
         assert done == (not self.running)
         if done:
             assert not self.manager.pool.index
-            self.memory.blocks.clear()
             self.totals["resets"] += 1
+
+    @rule(sure=st.integers(0, 19))
+    def save_all(self, sure: int) -> None:
+        if sure == 19:
+            self.manager.save_all()
 
     @rule(skip=st.sets(st.integers(0, 7), max_size=3), chunk=st.integers(1, 9), accept=st.integers(0, 5))
     def step(self, skip: set[int], chunk: int, accept: int) -> None:
@@ -166,42 +204,82 @@ class KVMachine(KVLife):
         self.totals["rules"] += 1
         self.run_step(skip, chunk, accept)
 
-    @precondition(lambda self: self.running)
+    @precondition(lambda self: len(self.device.plans) < 3)
     @rule(
-        skip=st.sets(st.integers(0, 7), max_size=3),
-        chunk=st.integers(1, 9),
-        num_done=st.sampled_from([0, 0, 1, 2, 4, 99]),
-        swap=st.booleans(),
-        sure=st.integers(0, 2),
+        skip=st.sets(st.integers(0, 7), max_size=2),
+        chunk=st.sampled_from([1, 3, 9, 99]),
+        tokens=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+        fate=st.sampled_from(["good"] * 6 + ["broken", "never begun"]),
+        num_done=st.sampled_from([0, 1, 2, 99]),
+        fork=st.booleans(),
+        poison=st.integers(0, 9),
     )
-    def failing_step(self, skip: set[int], chunk: int, num_done: int, swap: bool, sure: int) -> None:
-        """It breaks after some of its copies and leaves garbage; what was promised for it is taken back."""
-        if sure < 2:
-            return
-        for seq in self.ready():
-            self.append_one(seq, 1, 0)
-        if swap and len(self.running) > 1:
-            self.preempt_one(self.running[-1], swap)
+    def launch_one(
+        self, skip: set[int], chunk: int, tokens: list[int], fate: str, num_done: int, fork: bool, poison: int
+    ) -> None:
+        """A plan more on its way. Who has all its tokens in it gets another, which nobody knows yet; its prompt may fork."""
         self.totals["rules"] += 1
+        for seq in list(self.drafts):
+            self.trim_one(seq)
         rows = self.plan_rows(skip, chunk)
-        transfers = self.manager.take_transfers()
-        self.make_transfers(transfers[:num_done])
-        self.memory.spoil(transfers[num_done:])
+        sampled = []
+        for seq, count in list(rows.items()):
+            if count == seq.num_uncomputed_tokens:
+                sampled.append(seq)
+        plan_of = {seq: seq.num_computed_tokens for seq in rows}
         for seq, count in rows.items():
-            self.memory.write_garbage(seq, seq.num_computed_tokens, seq.num_computed_tokens + count)
-        self.manager.rollback()
-        for seq in [seq for seq in self.running if seq in rows or seq in self.touched]:
-            self.manager.free(seq)
-            self.forget(seq)
-        self.touched.clear()
-        self.totals["failed steps"] += 1
+            seq.num_computed_tokens += count
+        forks = []
+        if fork and sampled and not sampled[0].coming and len(self.running) < 8:
+            forks.append((sampled[0], self.fork_one(sampled[0], True)))
+            sampled.append(forks[0][1])
+        after = {seq: seq.num_computed_tokens for seq in rows}
+        for seq in rows:
+            seq.num_computed_tokens = plan_of[seq]
+        plan = self.launch(rows, fate=fate, num_done=num_done, poison=poison == 9 and fate == "good")
+        for seq in rows:
+            seq.num_computed_tokens = after[seq]
+        plan.sampled, plan.forks = sampled, forks
+        for seq, token in zip(sampled, tokens, strict=False):
+            seq.coming.append(token)
+        del sampled[len(tokens) :]
+        self.totals["plans behind others"] += len(self.device.plans) > 1
+
+    @precondition(lambda self: self.device.plans)
+    @rule()
+    def land_one(self) -> None:
+        self.totals["rules"] += 1
+        self.land()
+
+    @precondition(lambda self: self.device.plans)
+    @rule()
+    def execute_one(self) -> None:
+        """The device gets there before anybody asks."""
+        self.device.execute(self.device.plans[0])
+
+    @precondition(lambda self: self.device.jobs)
+    @rule(count=st.integers(1, 5), broken=st.sampled_from([False] * 5 + [True]))
+    def do_files(self, count: int, broken: bool) -> None:
+        self.totals["rules"] += 1
+        self.device.do_files(count, broken=broken)
+
+    @precondition(lambda self: self.device.files)
+    @rule(which=st.integers(0, 99), delete=st.booleans(), sure=st.integers(0, 4))
+    def damage_a_file(self, which: int, delete: bool, sure: int) -> None:
+        if sure < 4:
+            return
+        path = sorted(self.device.files)[which % len(self.device.files)]
+        if delete:
+            del self.device.files[path]
+        else:
+            self.device.files[path] = (b"", {})
 
 
 TIERS = {
     "no tier": ([0], [0]),
     "host memory": ([1, 2, 4], [0]),
-    "disk": ([0], [2, 5, 50]),
-    "host memory and disk": ([1, 3], [2, 50]),
+    "disk behind a small host tier": ([1, 2], [2, 5, 50]),
+    "host memory and disk": ([4, 8], [5, 50]),
 }
 
 
@@ -219,5 +297,8 @@ def test_in_any_life_every_table_reads_back_its_own_tokens(tiers: str, tmp_path:
     assert totals["rules"] >= (30_000 if LONG else 500)
     if LONG:
         events = {"forks", "reforks", "copies", "hits", "evictions", "swaps", "resets"}
-        events |= {"failed steps", "failed admissions", "failed growth"} | (set() if tiers == "no tier" else {"loads"})
+        events |= {"failed plans", "fallen with others", "condemned", "plans behind others"}
+        events |= {"failed admissions", "failed growth"} | (set() if tiers == "no tier" else {"saves", "loads"})
+        if "disk" in tiers:
+            events |= {"fetches", "cancelled fetches", "reads", "writes", "bad files", "disk hits"}
         assert {name for name in events if not totals[name]} == set(), "everything that can happen does"

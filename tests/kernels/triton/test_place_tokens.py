@@ -25,7 +25,7 @@ class Step:
 
     Args:
         query_lens: tokens of each sequence.
-        padding: which sequences are nobody's.
+        padding: which sequences are in the padding row.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Step:
     seed=st.integers(0, 1000),
 )
 def test_it_is_the_loop(query_lens: list[int], padding: set[int], block_size: int, seed: int) -> None:
-    nobody = tuple(i for i in padding if i < len(query_lens))
-    step = Step(query_lens, padding=nobody, block_size=block_size, seed=seed)
+    in_padding = tuple(i for i in padding if i < len(query_lens))
+    step = Step(query_lens, padding=in_padding, block_size=block_size, seed=seed)
     assert step.run() == step.expected()
 
 

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-from nanoengine.layers.rotary import rotary_angles
+from nanoengine.layers.rotary import RotaryEmbedding
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-6
@@ -36,15 +36,19 @@ class Case:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         gap: int = 0,
+        normed: bool = True,
+        rotated: bool = True,
     ):
         generator = torch.Generator().manual_seed(seed)
         width = (num_heads + 2 * num_kv_heads) * head_dim
         self.heads = (num_heads, num_kv_heads, num_kv_heads)
+        self.normed, self.rotated = normed, rotated
         self.head_dim, self.block_size = head_dim, block_size
         self.qkv = torch.randn(num_tokens, width + gap, generator=generator).to(dtype).to(DEVICE)[:, :width]
         self.norms = [(torch.rand(head_dim, generator=generator) + 0.5).to(dtype).to(DEVICE) for _ in range(2)]
         positions = torch.randint(0, 3000, (num_tokens,), generator=generator)
-        self.angles = [angle.to(DEVICE) for angle in rotary_angles(positions, head_dim, 10_000.0)]
+        angles = RotaryEmbedding(head_dim, 10_000.0, positions.device)(positions)
+        self.angles = [angle.to(DEVICE) for angle in angles]
         self.num_blocks = num_tokens // block_size + 3
         self.slots = torch.randperm(self.num_blocks * block_size, generator=generator)[:num_tokens].to(DEVICE)
 
@@ -55,14 +59,19 @@ class Case:
         return [memory[:, 1, i].transpose(1, 2) for i in range(2)]
 
     def run(self, caches: list[Tensor]) -> Tensor:
-        return rotate_and_write(self.qkv, *self.norms, EPS, *self.angles, self.slots, *caches)
+        weights = self.norms if self.normed else (None, None)
+        angles = self.angles if self.rotated else (None, None)
+        return rotate_and_write(self.qkv, *weights, EPS, *angles, *caches, self.slots)
 
     def exact(self) -> list[Tensor]:
         q, k, v = self.qkv.double().unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         return [self._rotated(q, self.norms[0]), self._rotated(k, self.norms[1]), v]
 
     def _rotated(self, x: Tensor, weight: Tensor) -> Tensor:
-        x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+        if self.normed:
+            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+        if not self.rotated:
+            return x
         cos, sin = (angle.double() for angle in self.angles)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -121,6 +130,12 @@ def test_it_is_the_norms_the_rotation_and_the_write(
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (64, 8), (40, 8), (4, 1), (9, 3)])
 def test_heads_in_several_groups(num_heads: int, num_kv_heads: int) -> None:
     Case(3, num_heads, num_kv_heads, 128, dtype=torch.bfloat16).check()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("normed", "rotated"), [(False, True), (True, False), (False, False)])
+def test_without_norms_or_rotation(normed: bool, rotated: bool, dtype: torch.dtype) -> None:
+    Case(5, 6, 2, 64, dtype=dtype, gap=3, normed=normed, rotated=rotated).check()
 
 
 def test_v_is_copied_bit_by_bit() -> None:

@@ -18,12 +18,14 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import SamplingParams
-from nanoengine.engine.randomness import position_key, sequence_seed
+from nanoengine.engine.randomness import sequence_seed
 from nanoengine.kernels.gumbel import gumbel_noise
+from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE, SamplingTable
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import sampling
 from nanoengine.kernels.triton.filters import find_thresholds
 from nanoengine.kernels.triton.sampling import TILE, choose_tokens, size_of_parts
+from tests.kernels.formulas import position_key
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 REFERENCE = TorchKernels()
@@ -46,13 +48,13 @@ class Rows:
         self.positions = [rng.randint(0, 40_000) for _ in params]
         self.entries = rng.sample(range(len(params) + 3), len(params))
 
-    def tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """temperature, top_k, top_p, min_p."""
-        return (
+    def table(self) -> SamplingTable:
+        return SamplingTable(
             self._table([p.temperature for p in self.params], torch.float32),
             self._table([p.top_k for p in self.params], torch.int32),
             self._table([p.top_p for p in self.params], torch.float32),
             self._table([p.min_p for p in self.params], torch.float32),
+            self._table([signed(seed) for seed in self.seeds], torch.int64),
         )
 
     def choose(self, logits: Tensor) -> list[int]:
@@ -64,13 +66,12 @@ class Rows:
 
     def kept(self, logits: Tensor) -> Tensor:
         """Whether the thresholds keep each token."""
-        lowest, last_ids = find_thresholds(logits, *self.tables(), self._rows())
+        lowest, last_ids = find_thresholds(logits, self.table(), self._rows())
         ids = torch.arange(logits.shape[1], device=DEVICE)
         return (logits > lowest[:, None]) | ((logits == lowest[:, None]) & (ids <= last_ids[:, None]))
 
-    def _arguments(self) -> tuple[Tensor, ...]:
-        seeds = self._table([signed(seed) for seed in self.seeds], torch.int64)
-        return (*self.tables(), seeds, self._rows(), torch.tensor(self.positions, dtype=torch.int64, device=DEVICE))
+    def _arguments(self) -> tuple[SamplingTable, Tensor, Tensor]:
+        return self.table(), self._rows(), torch.tensor(self.positions, dtype=torch.int64, device=DEVICE)
 
     def _rows(self) -> Tensor:
         return torch.tensor(self.entries, dtype=torch.int32, device=DEVICE)
@@ -142,7 +143,7 @@ def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, s
     rows = Rows([random_params(rng, vocab_size) for _ in range(n)], seed)
     for row, params, mask in zip(logits, rows.params, rows.kept(logits), strict=True):
         found = set(mask.nonzero()[:, 0].tolist())
-        if params.greedy:
+        if params.temperature == 0:
             assert len(found) == vocab_size  # nothing to look for
             continue
         exact, close = kept_exactly(row, params)
@@ -266,7 +267,8 @@ def test_rows_without_a_finite_highest_logit(params: dict[str, float]) -> None:
         logits[i, 1026:1028] = torch.tensor(head)
     logits[5], logits[6] = -inf, nan
     chosen = Rows([params] * 7).choose(logits)
-    assert [token == -1 for token in chosen] == [False, True, True, False, True, True, True]
+    none = [NOT_FINITE, NOT_FINITE, None, NOT_FINITE, NONE_LEFT, NOT_FINITE]
+    assert [token if token < 0 else None for token in chosen] == [None, *none]
     assert chosen[3] != 1026
 
 

@@ -1,0 +1,40 @@
+"""A batch of decodes and chunks by two kernels, one for each kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec, Runs
+
+
+class TwoKernels(ABC):
+    """The part of a backend that computes: `attend`, made of `decode` and `prefill`, each called once at most.
+
+    Queries and results of either are [num_tokens, num_heads, head_dim].
+    """
+
+    features: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        """Attention of runs of one token each; a padding row may get anything."""
+
+    @abstractmethod
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        """Attention of runs of any length, each token over the tokens up to itself."""
+
+    def attend(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+    ) -> Tensor:
+        decodes, chunks = metadata.decodes, metadata.chunks
+        if decodes is None:
+            assert chunks is not None, "a step without tokens"
+            return self.prefill(q, k_cache, v_cache, chunks, spec)
+        if chunks is None:
+            return self.decode(q, k_cache, v_cache, decodes, spec)
+        count = metadata.num_decodes
+        decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec)
+        return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec)))

@@ -1,0 +1,143 @@
+"""The composition root: from options to an engine that is ready to step. Every door, such as `LLM`, calls it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.engine.executor import Executor, ExecutorInfo
+from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.metrics import EngineStats
+from nanoengine.engine.preemption import Preemption
+from nanoengine.engine.scheduler import Scheduler
+from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
+from nanoengine.tokenizer import HFTokenizer
+
+ExecutorFactory = Callable[[EngineConfig, ModelConfig, Path, bool], Executor]
+"""Makes an executor of the options, the model's shape, the folder of its weights, and whether to show bars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine, and what its doors need beside it."""
+
+    engine: LLMEngine
+    model_config: ModelConfig
+    tokenizer: HFTokenizer
+
+
+def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: ExecutorFactory | None = None) -> Built:
+    """Find a model, look at all that its files say, and only then load it.
+
+    Args:
+        config: the options.
+        use_tqdm: show bars while loading.
+        executor: makes what computes the steps, perhaps in another process. None: the model in this one.
+
+    Raises:
+        InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
+        ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
+            say takes time or memory before it was compared with the headers of its weights.
+    """
+    # torch is needed from here on, and not before: `import nanoengine` takes no time.
+    from nanoengine.models.loader import WEIGHT_FILES, check_weights, find_model, read_json
+
+    folder = find_model(config.model)
+    hf_config = read_json(folder, "config.json")
+    model_config = ModelConfig.from_hf(hf_config)
+    generation = (
+        read_json(folder, "generation_config.json") if os.path.lexists(folder / "generation_config.json") else {}
+    )
+    tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
+    eos_token_ids = _eos_token_ids(
+        model_config.vocab_size,
+        generation.get("eos_token_id"),
+        hf_config.get("eos_token_id"),
+        tokenizer.eos_token_id,
+    )
+    folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
+    check_weights(model_config, folder)
+    runner = (executor or _executor_in_this_process)(config, model_config, folder, use_tqdm)
+    try:
+        stats = EngineStats()
+        engine = LLMEngine(
+            _scheduler(config, runner.info, stats),
+            runner,
+            tokenizer,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=eos_token_ids,
+            seed=config.seed,
+            stats=stats,
+            max_steps_in_flight=runner.info.max_steps_in_flight,
+        )
+    except BaseException:
+        runner.close()
+        raise
+    return Built(engine, model_config, tokenizer)
+
+
+def _executor_in_this_process(
+    config: EngineConfig, model_config: ModelConfig, folder: Path, use_tqdm: bool
+) -> Executor:
+    from nanoengine.runner.placement import check_room_for_weights, choose_dtype, find_device
+    from nanoengine.runner.startup import start_runner
+
+    device = find_device(config.device)
+    dtype = choose_dtype(config.dtype, model_config.dtype, device)
+    check_room_for_weights(model_config.num_parameters(), dtype, device)
+    return start_runner(config, model_config, folder, use_tqdm=use_tqdm)
+
+
+def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> Scheduler:
+    host = HostTier(info.num_host_blocks) if info.num_host_blocks else None
+    disk = None if config.kv_disk_path is None else _disk_tier(config.kv_disk_path, config.kv_disk_bytes, info)
+    return Scheduler(
+        BlockManager(
+            info.num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            host=host,
+            disk=disk,
+            # On disk, hashes are the names of files: they must be the same in every process.
+            hash_seed=None if disk is None else int(disk.fingerprint[:16], 16),
+        ),
+        max_num_seqs=info.num_rows,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=info.max_model_len,
+        policy=config.scheduling_policy,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        preemption=Preemption(
+            config.preemption_mode,
+            copy_bytes_per_second=info.copy_bytes_per_second or 1.0,
+            bytes_per_token=info.block_bytes // config.block_size,
+            prefill_rate=lambda: stats.prefill_rate,
+        ),
+    )
+
+
+def _disk_tier(folder: str, max_bytes: int, info: ExecutorInfo) -> DiskTier:
+    assert info.kv_fingerprint is not None, "the executor has seen kv_disk_path"
+    try:
+        return DiskTier(Path(folder), info.kv_fingerprint, info.block_bytes, max_bytes)
+    except (OSError, ValueError) as error:  # the second for what cannot be a path at all
+        raise InvalidConfig(f"kv_disk_path is {shown(folder)}, which cannot be used: {error}") from error
+
+
+def _eos_token_ids(vocab_size: int, *sources: Any) -> list[int]:
+    """All tokens that any of the model's files calls end of text: they often disagree, and each means it."""
+    ids: set[int] = set()
+    for source in sources:
+        for token in source if isinstance(source, list) else [] if source is None else [source]:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UnsupportedModel(
+                    f"eos_token_id is {shown(source)} in the model's files: it must be a token id or a list of them"
+                )
+            ids.add(token)
+    return sorted(token for token in ids if 0 <= token < vocab_size)

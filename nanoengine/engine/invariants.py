@@ -1,0 +1,49 @@
+"""What always holds between two steps of a scheduler, as code. Tests call it after every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from nanoengine.engine.sequence import NO_ROW, Status
+
+if TYPE_CHECKING:
+    from nanoengine.engine.scheduler import Scheduler
+
+
+def check_scheduler(scheduler: Scheduler) -> None:
+    """Raise AssertionError if an invariant of a scheduler, of its block manager or of their pool is broken."""
+    pool = scheduler.block_manager.pool
+    scheduler.block_manager.check()
+    scheduler.decodes.check()
+    references = [0] * (pool.num_blocks + 1)
+    for seq in scheduler.running:
+        assert seq.status is Status.RUNNING
+        assert seq.num_computed_tokens <= seq.num_tokens <= seq.max_num_tokens
+        assert (seq in scheduler.complete) == (seq.num_tokens == seq.max_num_tokens and seq not in scheduler.held)
+        assert (seq in scheduler.begun) + seq.decoding + (seq in scheduler.complete) + (seq in scheduler.held) == 1
+        assert len(set(seq.block_table)) == len(seq.block_table)
+        assert len(seq.block_table) >= scheduler.block_manager.blocks_for(seq.num_computed_tokens)
+        for block in seq.block_table:
+            references[block] += 1
+    for seq in [*scheduler.waiting, *scheduler.fetching]:
+        assert seq.status is (Status.FETCHING if seq in scheduler.fetching else Status.WAITING)
+        assert not seq.block_table
+        assert not seq.decoding
+        assert seq.num_computed_tokens == 0
+        assert seq.row == NO_ROW
+    assert scheduler.held <= set(scheduler.running)
+    assert scheduler.complete <= set(scheduler.running)
+    assert set(scheduler.begun) <= set(scheduler.running)
+    rows = [seq.row for seq in scheduler.running]
+    assert sorted(rows + scheduler.free_rows) == list(range(scheduler.max_num_seqs)), "a row has one owner"
+    on_their_way = Counter(
+        seq for step in scheduler.in_flight for seq in [*step.decoded, *step.sampled] if not seq.finished
+    )
+    for seq in [*scheduler.running, *scheduler.waiting]:
+        assert seq.num_tokens - seq.num_known_tokens == on_their_way[seq]
+    assert references == pool.ref_counts, "the references of the pool are those of the running sequences"
+    assert len(scheduler.running) <= scheduler.max_num_seqs
+    for seqs in (scheduler.running, scheduler.waiting, scheduler.begun):
+        order = [seq.seq_id for seq in seqs]
+        assert order == sorted(order), "the oldest first"

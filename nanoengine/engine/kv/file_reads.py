@@ -1,0 +1,210 @@
+"""FileReads: prefixes that come from files into host memory, and the sequences that wait for them.
+
+A sequence waits for a batch of reads, which it may share with others. When the last one is over, its prefix is walked from the
+start once more, and what came is given to the prefixes that it belongs to; a slot that no prefix reaches is given back. A read
+that fails is a miss. Whatever came, stays pinned until the sequence is admitted.
+
+An answer to a read ends all orders of it so far: the executor begins no read that it is doing, or that it has done without having
+said so. Reads, deletions and writes are carried out in the order in which they were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.kv.orders import PlanRecord
+from nanoengine.engine.kv.tiers import LowerTiers
+from nanoengine.engine.messages import FileDone, FileRead
+from nanoengine.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """One file on its way into a slot, which it has pinned."""
+
+    order: FileRead
+    waiting: dict[Sequence, None] = field(default_factory=dict)
+    is_wanted: bool = True  # False: its K/V must not be used
+    is_done: bool = False
+    came: bool = False  # done, and sound
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """What one sequence waits for, or has waited for."""
+
+    reads: dict[bytes, Read] = field(default_factory=dict)  # by hash
+    num_left: int = 0
+    pinned: list[int] = field(default_factory=list)  # slots of its prefix, until it is admitted
+
+
+class FileReads:
+    """The reads in progress.
+
+    Args:
+        pool: its index has the prefixes.
+        tiers: where slots come from, and files.
+    """
+
+    def __init__(self, pool: BlockPool, tiers: LowerTiers):
+        assert tiers.host is not None
+        assert tiers.disk is not None
+        self.pool = pool
+        self.tiers = tiers
+        self.host: HostTier = tiers.host
+        self.disk: DiskTier = tiers.disk
+        self.fetches: dict[Sequence, Fetch] = {}
+        self._reads: dict[str, Read] = {}  # not answered yet, by name
+
+    def begin(self, plan: PlanRecord, seq: Sequence, hits: list[Prefix], count: int) -> bool:
+        """Order the files that continue what a sequence hits, as many as there are slots for.
+
+        Args:
+            hits: what is in the pool and in host memory.
+            count: blocks that it may take from the cache; they are hashed.
+
+        Returns:
+            whether it has to wait.
+        """
+        fetch = self.fetches[seq] = Fetch()
+        for prefix in hits:
+            if prefix.host_slot is not None:
+                self._pin(fetch, prefix.host_slot)
+        for i in range(len(hits), count):
+            read = self._read(plan, seq, i)
+            if read is None:
+                break
+            read.waiting[seq] = None
+            fetch.reads[seq.block_hashes[i]] = read
+        fetch.num_left = len(fetch.reads)
+        self.tiers.touch_files(hits)
+        if not fetch.reads:
+            self._unpin(fetch)
+        return bool(fetch.reads)
+
+    def _read(self, plan: PlanRecord, seq: Sequence, i: int) -> Read | None:
+        disk = self.disk
+        hash, parent_hash = seq.block_hashes[i], seq.block_hashes[i - 1] if i else b""
+        name = disk.name(hash, parent_hash)
+        read = self._reads.get(name)
+        if read is None and not disk.can_read(name):
+            return None
+        header = disk.header(hash, parent_hash, seq.block_tokens[i])
+        if read is not None:  # somebody else waits for it
+            return read if read.is_wanted and read.order.header == header else None
+        slot = self.tiers.take_slot(plan)
+        if slot is None:
+            return None
+        self.host.pin(slot)
+        disk.barred.add(name)
+        read = self._reads[name] = Read(FileRead(disk.path(name), header, slot))
+        plan.reads.append(read.order)
+        self.tiers.stats.num_read_files += 1
+        return read
+
+    def is_fetching(self, seq: Sequence) -> bool:
+        fetch = self.fetches.get(seq)
+        return fetch is not None and fetch.num_left > 0
+
+    def end(self, seq: Sequence) -> Fetch | None:
+        """A sequence is admitted, or waits no longer: what it has pinned may be pushed out. Returns what it had waited for."""
+        fetch = self.fetches.pop(seq, None)
+        if fetch is not None:
+            self._unpin(fetch)
+            self._leave(seq, fetch)
+        return fetch
+
+    def answer(self, plan: PlanRecord, done: FileDone) -> None:
+        """A read or write is over; any other path is none of ours."""
+        name = self.disk.name_at(done.path)
+        if name is None:
+            return
+        read = self._reads.pop(name, None)
+        if read is None:
+            if name in self.disk.writing or name in self.disk.barred:
+                self.tiers.stats.num_bad_files += done.problem is not None
+                self.disk.answer_write(plan, name, done.problem)
+            return
+        self.disk.barred.discard(name)
+        read.is_done = True
+        read.came = done.problem is None
+        if not read.came:
+            self.tiers.stats.num_bad_files += 1
+            self.disk.drop(plan, name)
+        if read.order in plan.reads:  # a plan that failed after all began it
+            plan.reads.remove(read.order)
+        if not read.waiting:
+            self.host.unpin(read.order.slot)
+        for seq in list(read.waiting):
+            fetch = self.fetches[seq]
+            fetch.num_left -= 1
+            if not fetch.num_left:
+                self._assemble(seq, fetch)
+                self._leave(seq, fetch)
+
+    def _assemble(self, seq: Sequence, fetch: Fetch) -> None:
+        """Walk down the prefix of a sequence, and give what came to the prefixes that it reaches."""
+        chain: list[Prefix] = []
+        parent: Prefix | None = None
+        for hash, token_bytes in zip(seq.block_hashes, seq.block_tokens, strict=False):
+            prefix = self.pool.find(hash, parent, token_bytes)
+            read = fetch.reads.get(hash)
+            if prefix is None and read is not None and read.came and read.is_wanted:
+                # The file was compared with the tokens of the sequence; its parent is the one that was just reached.
+                prefix = self.pool.add(hash, parent, token_bytes)
+                self.host.put(read.order.slot, prefix, filled=True)
+            if prefix is None or not prefix.can_be_hit:
+                break
+            if prefix.host_slot is not None and read is not None:
+                self._pin(fetch, prefix.host_slot)
+            chain.append(prefix)
+            parent = prefix
+        for prefix in reversed(chain):
+            if prefix.host_slot is not None:
+                self.host.use(prefix)
+        self.tiers.touch_files(chain)
+
+    def _leave(self, seq: Sequence, fetch: Fetch) -> None:
+        """A sequence waits for its reads no longer. A slot that then is nobody's is free, unless a prefix has it."""
+        fetch.num_left = 0
+        for read in fetch.reads.values():
+            if seq in read.waiting:
+                del read.waiting[seq]
+                if read.is_done and not read.waiting:
+                    self.host.unpin(read.order.slot)
+
+    def forget_dropped(self) -> None:
+        """Files were dropped because their K/V must not be used any more: nor must what was read from them."""
+        reads = [*self._reads.values(), *(read for fetch in self.fetches.values() for read in fetch.reads.values())]
+        for read in reads:
+            if self.disk.name_at(read.order.path) not in self.disk.files:
+                read.is_wanted = False
+
+    def rollback(self, plan: PlanRecord) -> None:
+        """A plan failed: the next one is to read all that was not answered, since an answer may be lost with it.
+
+        What is being read the executor does not begin again.
+        """
+        ordered = {order.path for order in plan.reads}
+        plan.reads += [read.order for read in self._reads.values() if read.order.path not in ordered]
+
+    def pinned_slots(self) -> Iterator[int]:
+        """One for each pin."""
+        reads = {read: None for fetch in self.fetches.values() for read in fetch.reads.values() if read.waiting}
+        for read in {**dict.fromkeys(self._reads.values()), **reads}:
+            yield read.order.slot
+        for fetch in self.fetches.values():
+            yield from fetch.pinned
+
+    def _pin(self, fetch: Fetch, slot: int) -> None:
+        self.host.pin(slot)
+        fetch.pinned.append(slot)
+
+    def _unpin(self, fetch: Fetch) -> None:
+        for slot in fetch.pinned:
+            self.host.unpin(slot)
+        fetch.pinned.clear()

@@ -1,0 +1,223 @@
+"""The native kernels as torch operations, `torch.ops.nanoengine.*`, so that profilers see them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from torch.library import Library, infer_schema
+
+from nanoengine.kernels.compiler import CannotCompile, load_libraries
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""Dtypes that the kernels compute with, as simd.h numbers them."""
+
+POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+
+SIGNATURES: dict[str, tuple[str, list[type]]] = {
+    "packed_size": ("linear", [INT, SIZE, SIZE]),
+    "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
+    "linear": ("linear", [INT, INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE]),
+    "gated_linear": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE]),
+    "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
+    "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "attention_write": (
+        "attention_write",
+        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, *[POINTER] * 6, *[SIZE] * 6],
+    ),
+    "attention_decode": ("attention_decode", [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, *[SIZE] * 6, FLOAT]),
+    "attention_prefill": ("attention_prefill", [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, FLOAT]),
+}
+"""Name of each C function -> the library that holds it, and the types of its arguments."""
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The reason that native kernels cannot run here; None if they can. Compiles them at the first call."""
+    if device.type != "cpu":
+        return f"they are for the CPU, not for {device.type}"
+    if dtype not in DTYPES:
+        return f"they compute in float32 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
+    try:
+        operations()
+    except CannotCompile as error:
+        return str(error)
+    return None
+
+
+@cache
+def c_functions() -> SimpleNamespace:
+    """The functions of the compiled libraries, with their argument types set.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
+    """
+    libraries = load_libraries()
+    functions = SimpleNamespace()
+    for name, (library, arguments) in SIGNATURES.items():
+        function = getattr(libraries[library], name)
+        function.argtypes = arguments
+        function.restype = SIZE if name == "packed_size" else None
+        setattr(functions, name, function)
+    return functions
+
+
+@cache
+def operations() -> Library:
+    """Define the operations and register their implementations for the CPU.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
+    """
+    implementations = _operations(c_functions())
+    library = Library("nanoengine", "DEF")
+    for operation, overwritten in implementations.items():
+        schema = infer_schema(operation, mutates_args=overwritten).replace("SymInt", "int")  # no shape is symbolic here
+        library.define(operation.__name__ + schema)
+        library.impl(operation.__name__, operation, "CPU")
+    return library
+
+
+def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[str, ...]]:
+    """Every operation, and which of its arguments it overwrites.
+
+    Type hints are the schema, and a function's name is that of the operation. Results are new tensors; C sees addresses and
+    sizes alone.
+
+    Args:
+        c: the functions of SIGNATURES.
+    """
+
+    def linear(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int, to_float: bool) -> Tensor:
+        x = x.contiguous()
+        rows, inputs = x.shape
+        out = torch.empty(rows, outputs, dtype=torch.float32 if to_float else x.dtype)
+        codes, added = (DTYPES[x.dtype], DTYPES[out.dtype]), None if bias is None else bias.data_ptr()
+        c.linear(*codes, x.data_ptr(), packed.data_ptr(), added, out.data_ptr(), rows, outputs, inputs)
+        return out
+
+    def gated_linear(x: Tensor, packed: Tensor, size: int) -> Tensor:
+        x = x.contiguous()
+        rows, inputs = x.shape
+        out = torch.empty(rows, size, dtype=x.dtype)
+        c.gated_linear(DTYPES[x.dtype], x.data_ptr(), packed.data_ptr(), out.data_ptr(), rows, size, inputs)
+        return out
+
+    def embed(token_ids: Tensor, packed: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
+        token_ids = token_ids.contiguous()
+        out = torch.empty(len(token_ids), inputs, dtype=dtype)
+        c.embed(DTYPES[dtype], token_ids.data_ptr(), packed.data_ptr(), out.data_ptr(), len(token_ids), inputs)
+        return out
+
+    def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        assert residual is None or residual.is_contiguous()
+        x = x.contiguous()
+        out, size, added = torch.empty_like(x), x.shape[-1], None if residual is None else residual.data_ptr()
+        rows = x.numel() // size
+        c.rms_norm(DTYPES[x.dtype], x.data_ptr(), added, weight.data_ptr(), out.data_ptr(), rows, size, eps)
+        return out
+
+    def draw_tokens(logits: Tensor, keys: Tensor) -> Tensor:
+        logits, keys = logits.contiguous(), keys.contiguous()
+        tokens = torch.empty_like(keys)
+        c.draw_tokens(logits.data_ptr(), keys.data_ptr(), tokens.data_ptr(), *logits.shape)
+        return tokens
+
+    def attention_rotate_and_write(
+        qkv: Tensor,
+        q_weight: Tensor | None,
+        k_weight: Tensor | None,
+        eps: float,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slots: Tensor,
+        kv_heads: int,
+        head_dim: int,
+        block_size: int,
+    ) -> Tensor:
+        qkv, slots = qkv.contiguous(), slots.contiguous()
+        weights: tuple[int | None, int | None] = (None, None)
+        angles: tuple[int | None, int | None] = (None, None)
+        if q_weight is not None and k_weight is not None:
+            weights = q_weight.data_ptr(), k_weight.data_ptr()
+        if cos is not None and sin is not None:
+            cos, sin = cos.contiguous(), sin.contiguous()
+            angles = cos.data_ptr(), sin.data_ptr()
+        tokens, width = qkv.shape
+        q_heads = width // head_dim - 2 * kv_heads
+        q = torch.empty(tokens, q_heads, head_dim, dtype=qkv.dtype)
+        head_bytes, q_start = head_dim * qkv.itemsize, qkv.data_ptr()
+        k_start = q_start + q_heads * head_bytes
+        projected = q_start, width, k_start, width, k_start + kv_heads * head_bytes, width
+        outputs = slots.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
+        sizes = tokens, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
+        c.attention_write(DTYPES[qkv.dtype], *projected, *weights, eps, *angles, *outputs, *sizes)
+        return q
+
+    def attention_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, block_size: int) -> None:
+        k, v, slots = _heads_in_one_piece(k), _heads_in_one_piece(v), slots.contiguous()
+        tokens, kv_heads, head_dim = k.shape
+        projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+        outputs = None, k_cache.data_ptr(), v_cache.data_ptr()
+        sizes = tokens, 0, kv_heads, head_dim, block_size, k_cache.stride(0)
+        unchanged = None, None, 0.0, None, None
+        c.attention_write(DTYPES[k.dtype], *projected, *unchanged, slots.data_ptr(), *outputs, *sizes)
+
+    def attention_decode(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        kv_heads: int,
+        block_size: int,
+        scale: float,
+    ) -> Tensor:
+        q, block_tables, seq_lens = q.contiguous(), block_tables.contiguous(), seq_lens.contiguous()
+        out = torch.empty_like(q)
+        sequences, q_heads, head_dim = q.shape
+        inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
+        sizes = sequences, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
+        c.attention_decode(DTYPES[q.dtype], *inputs, seq_lens.data_ptr(), out.data_ptr(), *sizes, scale)
+        return out
+
+    def attention_prefill(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_tables: Tensor,
+        query_start: Tensor,
+        seq_lens: Tensor,
+        kv_heads: int,
+        block_size: int,
+        scale: float,
+    ) -> Tensor:
+        q, block_tables = q.contiguous(), block_tables.contiguous()
+        query_start, seq_lens = query_start.contiguous(), seq_lens.contiguous()
+        out = torch.empty_like(q)
+        _, q_heads, head_dim = q.shape
+        inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
+        lengths = query_start.data_ptr(), seq_lens.data_ptr()
+        sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
+        c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, scale)
+        return out
+
+    pure = linear, gated_linear, embed, draw_tokens, attention_decode, attention_prefill
+    caches = ("k_cache", "v_cache")
+    return {
+        **dict.fromkeys(pure, ()),
+        rms_norm: ("residual",),
+        attention_rotate_and_write: caches,
+        attention_write: caches,
+    }
+
+
+def _heads_in_one_piece(x: Tensor) -> Tensor:
+    """[tokens, heads, head_dim] as it is, or if the heads of a token have gaps between them, a copy without."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,0 +1,30 @@
+"""Factory: where layers get their parameters from, each on the right device and in the right dtype from the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.interface import Kernels, Weight
+
+
+@dataclass(frozen=True)
+class Factory:
+    """Makes parameters whose values are unset, to be filled from a checkpoint.
+
+    Args:
+        kernels: what computes with them, and says how a weight lies in memory.
+        dtype, device: of all of them.
+    """
+
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+    def weight(self, outputs: int, inputs: int) -> Weight:
+        return self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+
+    def vector(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=self.dtype, device=self.device)

@@ -1,0 +1,245 @@
+"""Startup: puts a ModelRunner together: kernels, backend and model, the KV pool as large as memory allows, recorded steps."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+import xxhash
+
+from nanoengine.attention.backend import choose_backend
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.engine.executor import ExecutorInfo
+from nanoengine.errors import InvalidConfig, KVCacheTooSmall
+from nanoengine.kernels.interface import choose_kernels
+from nanoengine.models.loader import load_weights, weights_fingerprint
+from nanoengine.models.qwen3 import Qwen3ForCausalLM
+from nanoengine.models.registry import attention_specs, build_model
+from nanoengine.runner.graphs import DecodeGraphs, bucket_sizes
+from nanoengine.runner.kv_cache import KVCache
+from nanoengine.runner.kv_mover import KVMover
+from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
+from nanoengine.runner.model_runner import ModelRunner, Parts
+from nanoengine.runner.placement import choose_dtype, device_name, find_device
+from nanoengine.runner.rows import Rows
+from nanoengine.runner.sampler import Sampler
+from nanoengine.runner.stream import Stream, open_stream
+from nanoengine.runner.warm_up import largest_plans
+
+logger = logging.getLogger("nanoengine")
+
+
+def start_runner(
+    config: EngineConfig,
+    model_config: ModelConfig,
+    folder: Path,
+    *,
+    use_tqdm: bool = True,
+    stream: Stream | None = None,
+) -> ModelRunner:
+    """Load a model, size its KV cache and record its decode steps, as far as the options and the machine allow.
+
+    Args:
+        config: the engine's options.
+        model_config: the model's shape.
+        folder: where its weights are.
+        use_tqdm: show bars while loading and recording.
+        stream: in place of that of the device that the options name.
+
+    Raises:
+        InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
+        ModelNotFound, InvalidWeights: the weights are missing or wrong.
+    """
+    startup = Startup(config, model_config, folder, stream, use_tqdm=use_tqdm)
+    runner = startup.build()
+    logger.info("%s", startup.describe(runner))
+    return runner
+
+
+class Startup:
+    """What is known on the way to a runner; see `start_runner`."""
+
+    def __init__(
+        self, config: EngineConfig, model_config: ModelConfig, folder: Path, stream: Stream | None, *, use_tqdm: bool
+    ):
+        self.config, self.model_config, self.folder, self.use_tqdm = config, model_config, folder, use_tqdm
+        self.stream = open_stream(find_device(config.device)) if stream is None else stream
+        self.device = self.stream.torch_device
+        self.dtype = choose_dtype(config.dtype, model_config.dtype, self.device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.kernels = choose_kernels(config.kernels, self.device, self.dtype)
+        attention = config.attention_backend
+        if attention == "auto" and self.kernels.name == "torch":
+            attention = "torch"  # what others need, the kernels that were made for the device need too
+        self.backend, self.passed_over = choose_backend(
+            attention, self.device, self.dtype, model_config, config.block_size, attention_specs(model_config)
+        )
+        self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
+        self.block_bytes = model_config.kv_bytes_per_token(self.dtype.itemsize) * config.block_size
+        self.model = self._load_model()
+
+    def build(self) -> ModelRunner:
+        config = self.config
+        limit = self.model_config.max_position_embeddings
+        self.pool = size_pool(config, limit, self.block_bytes, self.device, self._measure_gpu_kv_bytes)
+        self.num_host_blocks = size_host_tier(config, self.pool.max_model_len, self.block_bytes)
+        runner = self._new_runner(self.pool, self.num_host_blocks)
+        runner.info = ExecutorInfo(
+            num_blocks=self.pool.num_blocks,
+            num_host_blocks=self.num_host_blocks,
+            max_model_len=self.pool.max_model_len,
+            num_rows=self.num_rows,
+            block_bytes=self.block_bytes,
+            max_steps_in_flight=self.max_steps_in_flight,
+            copy_bytes_per_second=runner.mover.measure_copy_rate() if config.preemption_mode == "auto" else None,
+            kv_fingerprint=self._kv_fingerprint() if config.kv_disk_path is not None else None,
+        )
+        if self.device.type == "cuda":
+            self._compile_kernels(runner)
+        if self.uses_graphs:
+            try:
+                runner.graphs = self._record(runner, bucket_sizes(self.num_rows))
+            except torch.OutOfMemoryError as error:
+                raise KVCacheTooSmall(
+                    "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
+                    "or max_num_seqs, or set enforce_eager=True"
+                ) from error
+        return runner
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are recorded: everything in them can be."""
+        can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
+        return can_be and not self.config.enforce_eager
+
+    @property
+    def max_steps_in_flight(self) -> int:
+        """Steps that are worth launching before the results of the first are taken."""
+        wanted = self.config.async_scheduling
+        return 2 if (self.device.type == "cuda" if wanted is None else wanted) else 1
+
+    def describe(self, runner: ModelRunner) -> str:
+        """The start-up line: what runs where, by which path, and how much KV there is."""
+        config, model, pool = self.config, self.model_config, self.pool
+        limit = model.max_position_embeddings
+        is_lowered = config.max_model_len is None and pool.max_model_len < limit
+        lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
+        passed_over = f"; not {self.passed_over}" if self.passed_over else ""
+        steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
+        graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs.buckets)} CUDA graphs"
+        host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
+        disk = f"KV on disk: {config.kv_disk_path}; " if config.kv_disk_path else ""
+        return (
+            f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
+            f"{str(self.dtype).removeprefix('torch.')} on {device_name(self.device)}; "
+            f"kernels: {self.kernels.name} ({self.kernels.description}); "
+            f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
+            f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
+            f"{config.block_size} tokens ({pool.source}); {host}{disk}max_model_len {pool.max_model_len}{lowered}; "
+            f"{config.scheduling_policy}, at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
+        )
+
+    # ---- making
+
+    def _load_model(self) -> Qwen3ForCausalLM:
+        try:
+            model = build_model(self.model_config, self.kernels, self.backend, self.dtype, self.device)
+        except torch.OutOfMemoryError as error:
+            raise InvalidConfig(
+                f"the weights take {self.model_config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
+                f"{device_name(self.device)}: free memory there, or choose another device"
+            ) from error
+        load_weights(model.checkpoint_tensors(), self.folder, use_tqdm=self.use_tqdm)
+        return model
+
+    def _new_runner(self, pool: PoolSize, num_host_blocks: int) -> ModelRunner:
+        """A runner with a pool of this size, and nothing recorded."""
+        config = self.config
+        kv_cache = self._new_kv_cache(pool.num_blocks)
+        width = -(-pool.max_model_len // config.block_size)
+        return ModelRunner(
+            Parts(
+                stream=self.stream,
+                kernels=self.kernels,
+                backend=self.backend,
+                model=self.model,
+                sampler=Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, self.stream),
+                rows=Rows(self.num_rows, [width], self.stream),
+                kv_cache=kv_cache,
+                mover=KVMover(kv_cache.layers, num_host_blocks),
+                block_size=config.block_size,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+            )
+        )
+
+    def _new_kv_cache(self, num_blocks: int) -> KVCache:
+        try:
+            return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
+        except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
+            raise InvalidConfig(
+                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
+                "this device does not have: lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+            ) from error
+
+    def _compile_kernels(self, runner: ModelRunner) -> None:
+        """Run small steps in the empty pool, so that the first request need not wait for Triton's compiler."""
+        config = self.config
+        length = min(self.pool.max_model_len, config.max_num_batched_tokens, 4 * config.block_size)
+        for plan in largest_plans(1, length, length, config.block_size):
+            runner.launch(plan).result()
+
+    def _record(self, runner: ModelRunner, buckets: list[int]) -> DecodeGraphs:
+        recorder = self.stream.recorder()
+        return DecodeGraphs(
+            recorder, buckets, runner.prepare_padding, runner.decode_logits, use_tqdm=self.use_tqdm and bool(buckets)
+        )
+
+    def _kv_fingerprint(self) -> str:
+        """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
+        weights = weights_fingerprint(self.folder)
+        parts = (weights, self.dtype, self.backend.name, self.config.block_size, self.model_config)
+        return xxhash.xxh3_128_hexdigest(repr(parts).encode())
+
+    # ---- measuring
+
+    def _measure_gpu_kv_bytes(self) -> int:
+        """Memory that steps of full size and the graphs leave for the KV pool, found by running and recording them."""
+        config, device = self.config, self.device
+        max_len = config.max_model_len or self.model_config.max_position_embeddings
+        plans = largest_plans(self.num_rows, config.max_num_batched_tokens, max_len, config.block_size)
+        most = max(max(start.tables[0]) for plan in plans for start in plan.started)
+        runner = self._new_runner(PoolSize(most, max_len, "measuring"), 0)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        current = torch.cuda.memory_reserved(device)
+        try:
+            for plan in plans:
+                runner.launch(plan).result()
+            peak = torch.cuda.max_memory_reserved(device)
+            graph_bytes = self._measure_graph_bytes(runner) if self.uses_graphs else 0
+        except torch.OutOfMemoryError as error:
+            raise KVCacheTooSmall(
+                f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
+                "does not fit in the memory that the weights leave, before any KV pool: lower them, or free memory on the device"
+            ) from error
+        runner.close()
+        del runner
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
+
+    @torch.inference_mode()
+    def _measure_graph_bytes(self, runner: ModelRunner) -> int:
+        """What recording all sizes will take: the largest, and for each other what the next one adds."""
+        buckets = bucket_sizes(self.num_rows)
+        torch.cuda.empty_cache()
+        free = [torch.cuda.mem_get_info(self.device)[0]]
+        graphs = self._record(runner, [])
+        for size in buckets[-1:-3:-1]:
+            graphs.record(size)
+            free.append(torch.cuda.mem_get_info(self.device)[0])
+        taken = [max(before - after, 0) for before, after in pairwise(free)]
+        return taken[0] + sum(taken[1:]) * (len(buckets) - 1)

@@ -1,0 +1,92 @@
+"""What the native operations tell torch of themselves, and that it is true. What they compute is tested where they are used."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from nanoengine.kernels.compiler import SOURCES
+from nanoengine.kernels.native_operations import (
+    FLOAT,
+    INT,
+    POINTER,
+    SIGNATURES,
+    SIZE,
+    c_functions,
+    operations,
+    why_not,
+)
+from nanoengine.layers.rotary import RotaryEmbedding
+
+CPU = torch.device("cpu")
+REASON = why_not(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+HEADS, DIM = 2, 32
+
+
+def declared(name: str) -> str:
+    operations()
+    return str(getattr(torch.ops.nanoengine, name).default._schema).removeprefix("nanoengine::")
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("linear", "(Tensor x, Tensor packed, Tensor? bias, int outputs, bool to_float) -> Tensor"),
+        ("embed", "(Tensor token_ids, Tensor packed, int inputs, ScalarType dtype) -> Tensor"),
+        ("rms_norm", "(Tensor x, Tensor(a1!)? residual, Tensor weight, float eps) -> Tensor"),
+        (
+            "attention_write",
+            "(Tensor k, Tensor v, Tensor(a2!) k_cache, Tensor(a3!) v_cache, Tensor slots, int block_size) -> ()",
+        ),
+    ],
+)
+def test_schemas_are_the_type_hints_and_what_is_overwritten(name: str, schema: str) -> None:
+    assert declared(name) == name + schema
+
+
+@needs_kernels
+def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
+    """Torch's own check of a schema against what a call does."""
+    operations()
+    ops, k, v = torch.ops.nanoengine, *torch.randn(2, 3, HEADS, DIM)
+    caches = torch.zeros(2, 4, 1, HEADS, 16 * DIM)
+    slots, weight = torch.tensor([5, -1, 40]), torch.rand(DIM)
+    cos, sin = RotaryEmbedding(DIM, 1e4, CPU)(torch.arange(3))
+    qkv, tables = torch.randn(3, 4 * HEADS * DIM), torch.tensor([[1, 2]] * 3, dtype=torch.int32)
+    q, lens = torch.randn(3, 2 * HEADS, DIM), torch.tensor([1, 5, 20], dtype=torch.int32)
+    starts, sizes = torch.tensor([0, 1, 2, 3], dtype=torch.int32), (HEADS, DIM, 16)
+    calls = [
+        (ops.rms_norm, (torch.randn(3, 8), None, torch.rand(8), 1e-6)),
+        (ops.rms_norm, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6)),
+        (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]))),
+        (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
+        (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
+        (ops.attention_write, (k, v, *caches, slots, 16)),
+        (ops.attention_decode, (q, *caches, tables, lens, HEADS, 16, 0.2)),
+        (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2)),
+    ]
+    for operation, arguments in calls:
+        torch.library.opcheck(operation.default, arguments, test_utils="test_schema")
+
+
+@needs_kernels
+def test_every_c_function_is_loaded_with_its_types() -> None:
+    functions = c_functions()
+    for name, (_, arguments) in SIGNATURES.items():
+        assert getattr(functions, name).argtypes == arguments
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_those_of_the_sources(name: str) -> None:
+    library, arguments = SIGNATURES[name]
+    _, interface = (SOURCES / f"{library}.cpp").read_text().split('extern "C"', 1)
+    declared = re.search(rf" {name}\(([^)]*)\)", interface)
+    assert declared is not None
+    types = {"size_t": SIZE, "int": INT, "float": FLOAT}
+    found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
+    assert found == arguments

@@ -1,0 +1,24 @@
+"""The factory of parameters: of its dtype, on its device, whatever torch's own defaults are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
+from nanoengine.layers.factory import Factory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_parameters_are_of_its_dtype_and_on_its_device(dtype: torch.dtype, device: str) -> None:
+    factory = Factory(TorchKernels(), dtype, torch.device(device))
+    weight, vector = factory.weight(3, 5), factory.vector(7)
+    assert isinstance(weight, RowMajor)
+    assert (weight.shape, vector.shape) == ((3, 5), (7,))
+    assert {(x.dtype, x.device.type) for x in (weight.tensor, vector)} == {(dtype, device)}
+    assert not vector.requires_grad
+
+
+def test_the_kernels_say_how_a_weight_lies_in_memory(factory: Factory) -> None:
+    assert type(factory.weight(40, 33)) is type(factory.kernels.new_weight(40, 33, factory.dtype, factory.device))

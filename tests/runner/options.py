@@ -1,0 +1,18 @@
+"""Options of a runner of a tiny model, and the model's shape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.models.loader import read_json
+
+
+def engine_config(folder: Path, **options: Any) -> EngineConfig:
+    defaults: dict[str, Any] = {"num_kv_blocks": 64, "device": "cpu"}
+    return EngineConfig(model=str(folder), **defaults | options)
+
+
+def shape(folder: Path, **changes: Any) -> ModelConfig:
+    return ModelConfig.from_hf(read_json(folder, "config.json") | changes)
