@@ -98,7 +98,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 def measure_pace(session: Session, args: argparse.Namespace, inputs: Range) -> Pace:
     """How long the streams take for their lead-in, and if no rate is given, a prompt alone."""
     streams = beside_streams(session, args, inputs, 0, args.seed)
-    lead_in = session.run(streams.cut(LEAD_IN_TOKENS), "streams alone").seconds
+    lead_in = min(session.run(streams.cut(LEAD_IN_TOKENS), "streams alone").seconds for _ in range(2))  # warm
     if args.rate:
         return Pace(lead_in, args.rate)
     prompts = random_workload(2, inputs, (1, 1), session.vocab_size, args.seed)
