@@ -16,7 +16,7 @@ demo: setup
 	$(BIN)/nanoengine demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: setup
 	$(BIN)/ruff check .

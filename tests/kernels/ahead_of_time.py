@@ -1,6 +1,8 @@
 """Compile every launch of the Triton kernels for several GPUs, none of which need be there: a line of JSON for each.
 
-`python -m tests.kernels.ahead_of_time [MODULE ...]`, without TRITON_INTERPRET; no module means all of nanoengine.kernels.triton.
+`python -m tests.kernels.ahead_of_time [--in-turn] [MODULE ...]`, without TRITON_INTERPRET; no module means all of
+nanoengine.kernels.triton. Exits with 1 if anything does not fit. `--in-turn` compiles each launch for one of the GPUs only,
+in a quarter of the time.
 It knows what a chip has, not what is in a kernel: a module offers `launches() -> list[Launch]`.
 """
 
@@ -124,20 +126,23 @@ def _read(log: str, result: Compiled) -> None:
     result.registers, result.spilled = max(registers), sum(spilled)
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
-    jobs = [
-        (name, index, architecture, aligned)
-        for name in names
-        for index in range(len(importlib.import_module(name).launches()))
-        for architecture, aligned in VARIANTS
-    ]
+    names = [argument for argument in arguments if not argument.startswith("--")] or modules()
+    launches = [(name, index) for name in names for index in range(len(importlib.import_module(name).launches()))]
+    if "--in-turn" in arguments:
+        jobs = [(*launch, *VARIANTS[i % len(VARIANTS)]) for i, launch in enumerate(launches)]
+    else:
+        jobs = [(*launch, *variant) for launch in launches for variant in VARIANTS]
+    faulty = False
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
         for done in as_completed([pool.submit(compile_launch, *job) for job in jobs]):
             print(json.dumps(asdict(done.result())), flush=True)
+            faulty |= bool(done.result().faults())
+    return int(faulty)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or modules())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""Every launch of every Triton kernel compiles for A100, H100 and B200, and fits them; no GPU is needed to see it."""
+"""Every launch of every Triton kernel compiles for A100, H100 or B200 in turn, and fits it; no GPU is needed to see it.
+
+`python -m tests.kernels.ahead_of_time` compiles each for all three: run it after a change to a kernel.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.ahead_of_time import SHARED_MEMORY, VARIANTS, Compiled, modules
+from tests.kernels.ahead_of_time import SHARED_MEMORY, Compiled, modules
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,22 +71,23 @@ def launches():
 """Kernels that want more than any chip has, and one that is none."""
 
 
-def compile_all(names: Sequence[str], *more_paths: Path) -> list[Compiled]:
+def compile_all(arguments: Sequence[str], *more_paths: Path) -> list[Compiled]:
     """Compile in a process of its own: this one may have loaded the kernels for the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *more_paths]))
-    command = [sys.executable, "-m", "tests.kernels.ahead_of_time", *names]
+    command = [sys.executable, "-m", "tests.kernels.ahead_of_time", *arguments]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert result.returncode in (0, 1), result.stdout[-3000:] + result.stderr[-3000:]
+    assert result.stdout, result.stderr[-3000:]
     return [Compiled(**json.loads(line)) for line in result.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def compiled() -> list[Compiled]:
-    return compile_all(modules())
+    return compile_all(["--in-turn", *modules()])
 
 
-def test_every_launch_compiles_and_fits_every_chip(compiled: list[Compiled]) -> None:
+def test_every_launch_compiles_and_fits_its_chip(compiled: list[Compiled]) -> None:
     faults = [
         f"{launch.launch} on sm_{launch.architecture}{', aligned' * launch.aligned}: {fault}"
         for launch in compiled
@@ -92,9 +96,9 @@ def test_every_launch_compiles_and_fits_every_chip(compiled: list[Compiled]) -> 
     assert not faults, "\n".join(faults)
 
 
-def test_every_launch_is_compiled_for_every_chip(compiled: list[Compiled]) -> None:
+def test_every_launch_is_compiled_and_every_chip_has_its_share(compiled: list[Compiled]) -> None:
     launches = {(launch.module, launch.launch) for launch in compiled}
-    assert len(compiled) == len(launches) * len(VARIANTS), "two launches of a module have the same name"
+    assert len(compiled) == len(launches), "two launches of a module have the same name"
     assert {launch.architecture for launch in compiled} == set(SHARED_MEMORY)
 
 

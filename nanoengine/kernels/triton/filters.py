@@ -116,19 +116,23 @@ def _range_of(row: tl.tensor, vocab_size: tl.tensor, TILE: tl.constexpr) -> tupl
 
 
 @triton.jit
-def _mass_above(
+def _mass_kept(
     row: tl.tensor,
     vocab_size: tl.tensor,
     value: tl.tensor,
+    equals: tl.tensor,
     highest: tl.tensor,
     inverse: tl.tensor,
     TILE: tl.constexpr,
 ) -> tl.tensor:
+    """What all logits above `value` weigh, and at most `equals` of those equal to it: there may be fewer."""
     total = tl.zeros([TILE // 4], tl.float32)
+    count = tl.zeros([TILE // 4], tl.int32)
     for start in range(0, vocab_size, TILE):
         x = load_logits(row, start + _tile(TILE), vocab_size)
         total += tl.sum(tl.where(x > value, _weight(x, highest, inverse, True), 0.0), axis=0)
-    return tl.sum(total)
+        count += tl.sum((x == value).to(tl.int32), axis=0)
+    return tl.sum(total) + tl.minimum(tl.sum(count), equals) * tl.exp((value - highest) * inverse)
 
 
 @triton.jit
@@ -188,8 +192,7 @@ def _find_thresholds_kernel(
                 equals = top_k - above.to(tl.int32)
                 low = value
             if by_mass:  # shares are of what top_k leaves
-                total = _mass_above(row, vocab_size, value, highest, inverse, TILE)
-                limit = top_p * (total + equals * tl.exp((value - highest) * inverse))
+                limit = top_p * _mass_kept(row, vocab_size, value, equals, highest, inverse, TILE)
                 kept, above = _lowest_kept(row, vocab_size, low, highest, inverse, limit, True, TILE)
                 # The tokens before the last of the equal ones weigh less than the limit.
                 crossing = tl.ceil((limit - above) / tl.exp((kept - highest) * inverse))
