@@ -1,0 +1,47 @@
+"""What was measured once is found by the next start; anything else is the defaults."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoengine.kernels.triton.tuning import DEFAULTS, file_for, load_tuning
+
+NAME = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NANOENGINE_TUNING", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: NAME)
+
+
+def test_what_is_saved_is_found_again() -> None:
+    assert load_tuning() == DEFAULTS
+    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=True)
+    assert chosen.save(NAME) == file_for(NAME)
+    assert load_tuning() == chosen
+    replace(chosen, decode_tile=16).save("another GPU")
+    assert load_tuning() == chosen
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "7", json.dumps({"decode_tile": 64}), '{"decode_tile": "64"}', '{"other": 1}']
+)
+def test_a_file_of_another_version_is_the_defaults(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    file_for(NAME).write_text(text)
+    with caplog.at_level(logging.WARNING):
+        assert load_tuning() == DEFAULTS
+    assert "defaults are used" in caplog.text
+
+
+def test_without_a_gpu_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(DEFAULTS, decode_tile=64).save(NAME)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert load_tuning() == DEFAULTS
