@@ -191,8 +191,8 @@ def choose_backend(
 
     on_cuda: tuple[type[AttentionBackend], ...] = (
         FlashAttention,
-        TorchVarlenAttention,
         TritonAttention,
+        TorchVarlenAttention,  # its steps cannot be recorded
         TorchAttention,
     )
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)

@@ -98,6 +98,10 @@ class Qwen3ForCausalLM:
         """What each layer asks of attention."""
         return [AttentionSpec(scale=config.head_dim**-0.5)] * config.num_layers
 
+    def prepare(self, max_len: int) -> None:
+        """Make ready for positions below `max_len`, before the first `forward`."""
+        self.rotary.prepare(max_len)
+
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
         hidden = self.embed_tokens(input_ids)

@@ -159,6 +159,7 @@ class Startup:
         """A runner with a pool of this size, and nothing recorded."""
         config = self.config
         kv_cache = self._new_kv_cache(pool.num_blocks)
+        self.model.prepare(pool.max_model_len)
         width = -(-pool.max_model_len // config.block_size)
         return ModelRunner(
             Parts(
