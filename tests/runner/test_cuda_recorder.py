@@ -30,7 +30,7 @@ class Watched:
         watched = self
 
         class Stream:
-            def __init__(self, device: torch.device | None = None):
+            def __init__(self, _: torch.device | None = None):
                 watched.streams += 1
 
             def wait_stream(self, _: Stream) -> None:
