@@ -41,7 +41,9 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
         pytest.skip(f"no native kernels: {reason}")
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
     embedded = model.embed_tokens(torch.tensor([1]))
-    assert embedded.dtype == model.layers[0].mlp(embedded).dtype == dtype
+    layer = model.layers[0]
+    hidden, residual = layer.mlp(layer.post_attention_layernorm, embedded, embedded.clone())
+    assert embedded.dtype == hidden.dtype == residual.dtype == dtype
     assert model.lm_head(embedded).dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
 
