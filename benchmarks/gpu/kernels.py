@@ -203,6 +203,7 @@ def rotate_and_write(bench: Bench) -> None:
     model = bench.model
     norms = [_norm(bench, model.head_dim) for _ in range(2)]
     rotary = RotaryEmbedding(model.head_dim, model.rope_theta, bench.device)
+    rotary.prepare(model.max_position_embeddings)
     with memory_for(bench, 2 * max(*bench.args.rows, PACKAGE_BLOCK)) as memory:
         for backend, block_size in backends(bench):
             cache = caches(bench, backend, memory, block_size)

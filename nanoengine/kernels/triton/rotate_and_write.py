@@ -14,7 +14,7 @@ from nanoengine.kernels.triton.launch import Launch
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
 
-NUM_WARPS = 4
+NUM_WARPS = 2
 
 
 @triton.jit
