@@ -15,9 +15,6 @@ from nanoengine.kernels.triton.launch import Launch
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
 
-NUM_WARPS = 2
-"""Of so few threads each reads 16 bytes at a time."""
-
 
 @triton.jit
 def _rotate_and_write_kernel(
@@ -170,7 +167,7 @@ def rotate_and_write(
         NORM=q_weight is not None and k_weight is not None,
         ROTATE=cos is not None and sin is not None,
         DEPENDENT=dependent,
-        num_warps=NUM_WARPS,
+        num_warps=_num_warps(qkv.itemsize),
         **({"launch_pdl": True} if dependent else {}),
     )
     return q
@@ -202,7 +199,7 @@ def launches() -> list[Launch]:
                 "ROTATE": rotate,
                 "DEPENDENT": dependent,
             },
-            num_warps=NUM_WARPS,
+            num_warps=_num_warps(4 if dtype == "fp32" else 2),
             least_capability=90 if dependent else 80,
         )
         for dtype in ("bf16", "fp16", "fp32")
@@ -221,3 +218,8 @@ def launches() -> list[Launch]:
 def heads_of_a_group(head_dim: int) -> int:
     """Heads that a program works on."""
     return max(1, ELEMENTS // head_dim)
+
+
+def _num_warps(itemsize: int) -> int:
+    """Such that every thread reads 16 bytes at a time."""
+    return ELEMENTS // 2 * itemsize // 16 // 32
