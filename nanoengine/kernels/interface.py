@@ -116,14 +116,17 @@ class Kernels(Protocol):
         """
         ...
 
-    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
         """One token for each row of logits: the highest, or for a temperature above 0 a draw by the Gumbel-max trick from
         what the filters leave, in their order: top_k, top_p, min_p. A draw depends on the row's logits, seed and position alone.
 
         Args:
             logits: [n, vocab_size] float32; left as they are.
             rows: [n] int32: which row of the table each is for.
-            positions: [n] int64, where in its sequence each token will stand.
+            positions: [n] int32 or int64, where in its sequence each token will stand.
+            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
 
         Returns:
             [n] int64; where there is no finite highest logit `NOT_FINITE`, or `NONE_LEFT` if all are -inf. NaN is the highest.

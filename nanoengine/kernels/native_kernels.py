@@ -92,5 +92,7 @@ class NativeKernels(OneByOne):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self._rms_norm(x, residual, weight, eps), residual
 
-    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
-        return choose_tokens(self._draw_tokens, logits, table, rows, positions)
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        return choose_tokens(self._draw_tokens, logits, table, rows, positions, last_tokens)

@@ -42,7 +42,14 @@ class SamplingTable:
     seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
 
 
-def choose_tokens(draw: Draw, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+def choose_tokens(
+    draw: Draw,
+    logits: Tensor,
+    table: SamplingTable,
+    rows: Tensor,
+    positions: Tensor,
+    last_tokens: Tensor | None = None,
+) -> Tensor:
     """`Kernels.choose_tokens`, with a given `draw` for rows that no filter narrows."""
     highest, tokens = likeliest(logits)
     entries = rows.long()
@@ -51,7 +58,7 @@ def choose_tokens(draw: Draw, logits: Tensor, table: SamplingTable, rows: Tensor
     random = temperature > 0
     filtered = random & ((top_k > 0) | (top_p < 1) | (min_p > 0))
     plain = random ^ filtered
-    keys = position_keys(table.seeds.index_select(0, entries), positions)
+    keys = position_keys(table.seeds.index_select(0, entries), positions.long())
     if plain.all():  # no row has to be picked out
         tokens = draw(logits / temperature.clamp(min=LEAST_TEMPERATURE)[:, None], keys)
     elif random.any():
@@ -64,7 +71,10 @@ def choose_tokens(draw: Draw, logits: Tensor, table: SamplingTable, rows: Tensor
             noise = gumbel_noise(keys[group], token_ids)
             tokens[group] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
     tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
-    return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
+    tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
+    if last_tokens is not None:
+        last_tokens.index_copy_(0, entries, tokens)
+    return tokens
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -65,8 +65,10 @@ class TorchKernels(OneByOne):
         gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
-        return choose_tokens(draw_tokens, logits, table, rows, positions)
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        return choose_tokens(draw_tokens, logits, table, rows, positions, last_tokens)
 
 
 def place_tokens(

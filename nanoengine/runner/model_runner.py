@@ -184,9 +184,8 @@ class ModelRunner:
         self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
 
     def _sample(self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
-        samples = self.sampler.sample(logits, packed.sampled_rows, packed.sampled_positions, rows, positions)
-        self.rows.last_tokens.index_copy_(0, rows.long(), samples.tokens)
-        return samples
+        on_host, kept = (packed.sampled_rows, packed.sampled_positions), self.rows.last_tokens
+        return self.sampler.sample(logits, *on_host, rows, positions, kept)
 
     def _inputs(self, shape: StepShape) -> InputBatch:
         """The tensors of a step whose numbers have arrived."""

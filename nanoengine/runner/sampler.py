@@ -177,6 +177,7 @@ class Sampler:
         positions: Sequence[int] | np.ndarray,
         rows_on_device: Tensor,
         positions_on_device: Tensor,
+        last_tokens: Tensor | None = None,
     ) -> Samples:
         """Sample a token for every row of logits.
 
@@ -186,6 +187,7 @@ class Sampler:
             positions: where in its sequence each token will stand.
             rows_on_device: [n] int32, the same; of padding the row for it.
             positions_on_device: [n] int32 or int64.
+            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
         """
         rows, positions = np.asarray(rows), np.asarray(positions)
         bound = [(rule, numbers) for rule in self._rules if len(numbers := rule.find(rows, positions))]
@@ -197,7 +199,7 @@ class Sampler:
                 raw = logits.index_select(0, at)
         for rule, numbers in bound:
             rule.apply(logits, numbers, rows)
-        tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device.long())
+        tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device, last_tokens)
         for rule, numbers in bound:
             rule.observe(tokens, numbers, rows)
         asked = None

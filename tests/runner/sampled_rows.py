@@ -38,9 +38,11 @@ class WatchedKernels(TorchKernels):
         super().__init__()
         self.seen: list[Tensor] = []
 
-    def choose_tokens(self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
         self.seen.append(logits.clone())
-        return super().choose_tokens(logits, table, rows, positions)
+        return super().choose_tokens(logits, table, rows, positions, last_tokens)
 
 
 def sampling(

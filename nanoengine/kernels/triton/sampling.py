@@ -152,16 +152,19 @@ def _draw_kernel(
     tl.store(highest + out, raw)
 
 
-@triton.jit(do_not_specialize=["parts"])
+@triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["rows"])
 def _choose_best_kernel(
     scores: tl.tensor,
     tokens: tl.tensor,
     highest: tl.tensor,
     chosen: tl.tensor,
+    last_tokens: tl.tensor,
+    rows: tl.tensor,
     parts: tl.tensor,
     MOST_PARTS: tl.constexpr,
+    KEEP: tl.constexpr,
 ) -> None:
-    """Row i: the token of the best of its parts, or NOT_FINITE or NONE_LEFT."""
+    """Row i: the token of the best of its parts, or NOT_FINITE or NONE_LEFT; with KEEP into its row of `last_tokens`, too."""
     i = tl.program_id(0)
     part = tl.arange(0, MOST_PARTS)
     mask = part < parts
@@ -171,10 +174,17 @@ def _choose_best_kernel(
     raw = tl.max(tl.load(highest + source, mask=mask, other=-float("inf")))
     best = tl.min(tl.where(score == tl.max(score), token, NO_TOKEN))
     none = tl.where(raw == -float("inf"), NONE_LEFT, NOT_FINITE)
-    tl.store(chosen + i, tl.where(tl.abs(raw) < float("inf"), best, none).to(tl.int64))
+    # A tiny temperature may have made -inf of the scores of a row whose logits are finite.
+    found = (tl.abs(raw) < float("inf")) & (best != NO_TOKEN)
+    token = tl.where(found, best, none).to(tl.int64)
+    tl.store(chosen + i, token)
+    if KEEP:
+        tl.store(last_tokens + tl.load(rows + i), token)
 
 
-def choose_tokens(logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor) -> Tensor:
+def choose_tokens(
+    logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+) -> Tensor:
     """`Kernels.choose_tokens`; rows of logits may have gaps between them."""
     n, vocab_size = logits.shape
     assert logits.dtype == torch.float32
@@ -205,7 +215,9 @@ def choose_tokens(logits: Tensor, table: SamplingTable, rows: Tensor, positions:
         TILE=TILE,
         num_warps=NUM_WARPS,
     )
-    _choose_best_kernel[(n,)](scores, tokens, highest, chosen, parts, MOST_PARTS=MOST_PARTS, num_warps=1)
+    keep = last_tokens is not None
+    sources = scores, tokens, highest
+    _choose_best_kernel[(n,)](*sources, chosen, last_tokens, rows, parts, MOST_PARTS=MOST_PARTS, KEEP=keep, num_warps=1)
     return chosen
 
 
@@ -217,7 +229,7 @@ def launches() -> list[Launch]:
         "temperatures": "*fp32",
         "seeds": "*i64",
         "rows": "*i32",
-        "positions": "*i64",
+        "positions": "*i32",
         "lowest": "*fp32",
         **dict.fromkeys(("last_ids", "counts"), "*i32"),
         "candidates": "*fp32",
@@ -226,8 +238,14 @@ def launches() -> list[Launch]:
         **dict.fromkeys(("vocab_size", "logits_stride", "candidates_stride", "part_size"), "i32"),
         "TILE": "constexpr",
     }
-    choose = {**parts, "chosen": "*i64", "parts": "i32", "MOST_PARTS": "constexpr"}
+    choose = {
+        **parts,
+        **dict.fromkeys(("chosen", "last_tokens"), "*i64"),
+        "rows": "*i32",
+        "parts": "i32",
+        **dict.fromkeys(("MOST_PARTS", "KEEP"), "constexpr"),
+    }
     return [
         Launch("draw", _draw_kernel, draw, {"TILE": TILE}, NUM_WARPS),
-        Launch("choose_best", _choose_best_kernel, choose, {"MOST_PARTS": MOST_PARTS}, 1),
+        Launch("choose_best", _choose_best_kernel, choose, {"MOST_PARTS": MOST_PARTS, "KEEP": True}, 1),
     ]

@@ -19,6 +19,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE
+from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import candidates, filters, sampling
 from nanoengine.kernels.triton.candidates import TILE, size_of_parts
 from nanoengine.kernels.triton.launch import num_multiprocessors
@@ -254,3 +255,23 @@ def test_batches_of_all_sizes_are_compiled_once(monkeypatch: pytest.MonkeyPatch)
             assert len(recorder.keys) == 1, (name, vocab_size, recorder.keys)
             all_keys[name] |= recorder.keys
     assert max(map(len, all_keys.values())) <= 2  # whether a vocabulary's size is a multiple of 16
+
+
+def test_tokens_are_written_into_their_rows_too() -> None:
+    logits = random_logits("random", 3, 100, 1)
+    rows = Rows([{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 3}], 5)
+    table, entries, positions = rows._arguments()
+    kept = torch.full((len(table.top_k),), 77, device=DEVICE)
+    tokens = choose_tokens(logits, table, entries, positions.int(), kept)
+    assert tokens.tolist() == rows.expected(logits), "positions may be narrow"
+    expected = torch.full_like(kept, 77).index_copy_(0, entries.long(), tokens)
+    assert torch.equal(kept, expected)
+    again = torch.full_like(kept, 77)
+    TorchKernels().choose_tokens(logits.clone(), table, entries, positions.int(), again)
+    assert torch.equal(again, expected)
+
+
+def test_a_row_whose_scores_are_all_lost_to_a_tiny_temperature_has_no_token() -> None:
+    """Rather than one that no vocabulary has."""
+    logits = torch.full((1, 50), -3e38, device=DEVICE)
+    assert Rows([{"temperature": 1e-20}]).choose(logits) == [NOT_FINITE]
