@@ -66,16 +66,10 @@ def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
     assert again.stdout.count("done before") == 4
 
 
-def test_one_stage_again(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    for stage in stages_of("figures", ledger, miniature=True):
-        ledger.close("figures", stage.name, DONE, 1.0)
+def test_only_stages_that_there_are_can_be_run_again(tmp_path: Path) -> None:
     result = call("figures", str(tmp_path), "--miniature", "--redo", "kernel")
     assert result.returncode == 1
     assert "figures has no stage kernel: it has warm, smoke, engine, kernels" in result.stderr
-    result = call("figures", str(tmp_path), "--miniature", "--redo", "kernels")
-    assert result.stdout.count("done before") == 3
-    assert entries(tmp_path, "figures")["kernels"]["report"]["rows"]
 
 
 def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
