@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from nanoengine import LLM, SamplingParams
 from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
+from nanoengine.layers.rotary import Angles, RotaryEmbedding
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -74,6 +75,13 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def angles_at(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:
+    """By which heads are rotated at these positions."""
+    rotary = RotaryEmbedding(head_dim, theta, positions.device)
+    rotary.prepare(int(positions.max()) + 1 if len(positions) else 0)
+    return rotary(positions)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

@@ -74,6 +74,7 @@ def rotate_and_write(bench: Bench) -> None:
     model = bench.model
     norms = [_norm(bench, model.head_dim) for _ in range(2)]
     rotary = RotaryEmbedding(model.head_dim, model.rope_theta, bench.device)
+    rotary.prepare(max(bench.args.rows))
     with memory_for(bench, tokens_in_blocks(bench, [2 * max(bench.args.rows)])) as memory:
         for backend in backends(bench):
             cache = caches(bench, backend, memory)

@@ -31,12 +31,12 @@ def compile_launch(module: str, index: int, capability: int) -> str:
     from triton.compiler import ASTSource
 
     launch = importlib.import_module(module).launches()[index]
-    if getattr(launch, "least_capability", 0) > capability:
+    if launch.least_capability > capability:
         return ""
     attributes = {
         (i,): [["tt.divisibility", 16]]
         for i, (parameter, kind) in enumerate(zip(launch.kernel.params, launch.signature.values(), strict=True))
-        if kind.startswith(("*", "i")) and not parameter.do_not_specialize
+        if kind.startswith(("*", "i")) and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
     }
     source = ASTSource(launch.kernel, dict(launch.signature), dict(launch.constants), attributes)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}

@@ -136,6 +136,8 @@ class AttentionBackend(Protocol):
     capturable: bool
     """Whether a CUDA graph can record a batch of decodes: it never waits for the device, and launches the same whatever it
     holds."""
+    captures_prompts: bool
+    """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
 
     def __init__(self, block_size: int) -> None: ...
 
@@ -191,8 +193,8 @@ def choose_backend(
 
     on_cuda: tuple[type[AttentionBackend], ...] = (
         FlashAttention,
-        TorchVarlenAttention,
         TritonAttention,
+        TorchVarlenAttention,  # its steps cannot be recorded
         TorchAttention,
     )
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)

@@ -25,6 +25,7 @@ class NativeAttention(TwoKernels):
     name = "native"
     description = "paged decode and prefill kernels compiled for this CPU"
     capturable = False
+    captures_prompts = False
     block_major = True
 
     def __init__(self, block_size: int):

@@ -29,6 +29,7 @@ class NHDLayout(TwoKernels):
 
     block_major = False
     capturable = True
+    captures_prompts = False
 
     def __init__(self, block_size: int):
         self.block_size = block_size

@@ -31,6 +31,7 @@ class TorchAttention(TwoKernels):
     name = "torch"
     description = "plain torch gather + scaled_dot_product_attention"
     capturable = False
+    captures_prompts = False
     block_major = False  # it looks tokens up in one flat list of slots
     rotate_and_write = None
 

@@ -28,6 +28,7 @@ class TritonAttention(TwoKernels):
     description = "paged decode and prefill kernels in Triton"
     block_major = False
     capturable = True
+    captures_prompts = True
 
     def __init__(self, block_size: int):
         # Triton is not installed everywhere, and whoever asks why_not must not need it.

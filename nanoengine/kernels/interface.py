@@ -77,6 +77,19 @@ class Kernels(Protocol):
         outputs / 2]."""
         ...
 
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual) W^T + bias, x + residual), or (rms_norm(x) W^T + bias, x) without a residual; the one that is
+        given may be overwritten. `norm` is the weight of the norm."""
+        ...
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+    ) -> tuple[Tensor, Tensor]:
+        """The same with `gated_linear` in place of the product."""
+        ...
+
     def place_tokens(
         self,
         token_ids: Tensor,

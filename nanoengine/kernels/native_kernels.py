@@ -9,6 +9,7 @@ from torch import Tensor
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, c_functions, operations
+from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
 
@@ -43,7 +44,7 @@ class PackedRows:
         c_functions().pack(DTYPES[source.dtype], *addresses, self.first, *self.shape)
 
 
-class NativeKernels:
+class NativeKernels(OneByOne):
     """torch.ops.nanoengine. Results are new tensors, except that `add_rms_norm` overwrites the residual."""
 
     name = "native"

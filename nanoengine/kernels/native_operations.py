@@ -28,7 +28,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
     "attention_write": (
         "attention_write",
-        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, *[POINTER] * 6, *[SIZE] * 6],
+        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
     ),
     "attention_decode": ("attention_decode", [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, *[SIZE] * 6, FLOAT]),
     "attention_prefill": ("attention_prefill", [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, FLOAT]),
@@ -143,12 +143,13 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
     ) -> Tensor:
         qkv, slots = qkv.contiguous(), slots.contiguous()
         weights: tuple[int | None, int | None] = (None, None)
-        angles: tuple[int | None, int | None] = (None, None)
+        angles: tuple[int | None, int | None, int] = (None, None, 0)
         if q_weight is not None and k_weight is not None:
             weights = q_weight.data_ptr(), k_weight.data_ptr()
         if cos is not None and sin is not None:
-            cos, sin = cos.contiguous(), sin.contiguous()
-            angles = cos.data_ptr(), sin.data_ptr()
+            if cos.stride(-1) != 1 or cos.stride() != sin.stride():
+                cos, sin = cos.contiguous(), sin.contiguous()
+            angles = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
         tokens, width = qkv.shape
         q_heads = width // head_dim - 2 * kv_heads
         q = torch.empty(tokens, q_heads, head_dim, dtype=qkv.dtype)
@@ -166,7 +167,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         outputs = None, k_cache.data_ptr(), v_cache.data_ptr()
         sizes = tokens, 0, kv_heads, head_dim, block_size, k_cache.stride(0)
-        unchanged = None, None, 0.0, None, None
+        unchanged = None, None, 0.0, None, None, 0
         c.attention_write(DTYPES[k.dtype], *projected, *unchanged, slots.data_ptr(), *outputs, *sizes)
 
     def attention_decode(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.interface import PlacedTokens, Weight
+from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 
 
@@ -25,7 +26,7 @@ class RowMajor:
         return self.tensor[first : first + count]
 
 
-class TorchKernels:
+class TorchKernels(OneByOne):
     """Operations of torch, one after the other.
 
     Args:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from nanoengine.kernels.interface import Destination
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.norm import RMSNorm
 
 
 class Linear:
@@ -33,6 +34,17 @@ class Linear:
     def gated(self, x: Tensor) -> Tensor:
         """silu(first projection of x) * second projection, for two of like width: [num_tokens, width]."""
         return self.kernels.gated_linear(x, self.weight)
+
+    def after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of the norm of the next residual, and that residual: x + residual, or x if there is none yet.
+
+        The residual that is given may be overwritten.
+        """
+        return self.kernels.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
+
+    def gated_after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`gated` in the same way."""
+        return self.kernels.norm_gated_linear(x, residual, norm.weight, norm.eps, self.weight)
 
     def parts(self, prefix: str, *names: str) -> dict[str, Destination]:
         """Checkpoint name -> place of its rows, for projections that a checkpoint calls `prefix.name`."""

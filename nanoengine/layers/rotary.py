@@ -10,7 +10,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class RotaryEmbedding:
-    """The angles by which heads are rotated at each position. They are the same in every layer of a kind: a model computes them
+    """The angles by which heads are rotated at each position. They are the same in every layer of a kind: a model looks them up
     once per step.
 
     Args:
@@ -19,15 +19,23 @@ class RotaryEmbedding:
         device: where the positions will be.
     """
 
+    table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
+
     def __init__(self, head_dim: int, theta: float, device: torch.device):
         exponents = torch.arange(0, head_dim, 2, device=device).to(torch.float32) / head_dim
         self.frequencies = (
             1.0 / theta**exponents
         )  # rounded once, as checkpoints were trained: it matters at large positions
 
+    def prepare(self, max_len: int) -> None:
+        """Compute the table of positions below `max_len`; none other can be looked up. Recorded steps remember where it is."""
+        positions = torch.arange(max_len, device=self.frequencies.device).to(torch.float32)
+        angles = positions[:, None] * self.frequencies
+        self.table = torch.stack((angles.cos(), angles.sin()), dim=1)
+
     def __call__(self, positions: Tensor) -> Angles:  # [num_tokens] -> two of [num_tokens, 1, head_dim / 2]
-        angles = positions.to(torch.float32)[:, None, None] * self.frequencies
-        return angles.cos(), angles.sin()
+        cos, sin = self.table.index_select(0, positions).split(1, dim=1)
+        return cos, sin
 
 
 def apply_rotary(x: Tensor, angles: Angles) -> Tensor:

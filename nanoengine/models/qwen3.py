@@ -32,8 +32,11 @@ class Qwen3Attention:
         heads = config.num_kv_heads, config.head_dim
         self.attention = Attention(layer, *heads, spec, backend, self.q_norm, self.k_norm)
 
-    def __call__(self, hidden: Tensor, angles: Angles, metadata: AttentionMetadata) -> Tensor:
-        return self.o_proj(self.attention(self.qkv_proj(hidden), angles, metadata).flatten(-2))
+    def __call__(
+        self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        qkv, residual = self.qkv_proj.after_norm(norm, hidden, residual)
+        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
 
 
 class Qwen3MLP:
@@ -41,12 +44,15 @@ class Qwen3MLP:
         self.gate_up_proj = Linear(factory, config.hidden_size, config.intermediate_size, config.intermediate_size)
         self.down_proj = Linear(factory, config.intermediate_size, config.hidden_size)
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.gate_up_proj.gated(hidden))
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        gated, residual = self.gate_up_proj.gated_after_norm(norm, hidden, residual)
+        return self.down_proj(gated), residual
 
 
 class Qwen3Layer:
-    """Takes and returns (output of the last part, residual before it): the next norm adds the two."""
+    """Takes and returns (output of the last part, residual before it), as its parts do: the norm before the next adds the two,
+    and may be one kernel with the product behind it.
+    """
 
     def __init__(
         self, config: ModelConfig, layer: int, spec: AttentionSpec, factory: Factory, backend: AttentionBackend
@@ -59,13 +65,8 @@ class Qwen3Layer:
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        if residual is None:
-            hidden, residual = self.input_layernorm(hidden), hidden
-        else:
-            hidden, residual = self.input_layernorm.add_and_norm(hidden, residual)
-        hidden = self.self_attn(hidden, angles, metadata)
-        hidden, residual = self.post_attention_layernorm.add_and_norm(hidden, residual)
-        return self.mlp(hidden), residual
+        hidden, residual = self.self_attn(self.input_layernorm, hidden, residual, angles, metadata)
+        return self.mlp(self.post_attention_layernorm, hidden, residual)
 
     def checkpoint_tensors(self, name: str) -> dict[str, Destination]:
         attention, mlp = self.self_attn, self.mlp
@@ -97,6 +98,10 @@ class Qwen3ForCausalLM:
     def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
         """What each layer asks of attention."""
         return [AttentionSpec(scale=config.head_dim**-0.5)] * config.num_layers
+
+    def prepare(self, max_len: int) -> None:
+        """Make ready for positions below `max_len`, before the first `forward`."""
+        self.rotary.prepare(max_len)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""

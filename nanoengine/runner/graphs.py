@@ -1,9 +1,13 @@
-"""CUDA graphs of decode steps: one for each of some sizes; a batch runs in the smallest that holds it, filled up with padding."""
+"""CUDA graphs of steps: one for each of some sizes; a step runs in the smallest that holds it, filled up with padding.
+
+Recorded are decodes, by how many sequences there are, and prompts that are computed alone, by how many tokens they have.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -20,21 +24,28 @@ def bucket_sizes(max_size: int) -> list[int]:
     return [size for size in sizes if size < max_size] + [max_size]
 
 
+def prompt_sizes(max_tokens: int) -> list[int]:
+    """Numbers of tokens to record, ascending: the host takes longer to launch such a step than the device to run it. Less than a
+    third of a step of more than 128 tokens is padding.
+    """
+    return [size for size in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048) if size <= max_tokens]
+
+
 def bucket_for(size: int, buckets: list[int]) -> int | None:
     """The smallest bucket that holds a batch; None if it is larger than all."""
     place = bisect_left(buckets, size)
     return buckets[place] if place < len(buckets) else None
 
 
-class DecodeGraphs:
-    """Recorded decode steps.
+class RecordedSteps:
+    """Steps of one kind.
 
     Args:
         recorder: records and replays.
         buckets: sizes to record, ascending.
         prepare: puts the numbers of a step that is all padding where `run` finds them.
         run: a step of some size up to its end, on tensors that stay where they are; returns the logits.
-        use_tqdm: show a bar.
+        name: of the kind, for a bar; None shows none.
     """
 
     def __init__(
@@ -43,21 +54,34 @@ class DecodeGraphs:
         buckets: list[int],
         prepare: Callable[[int], None],
         run: Callable[[int], Tensor],
-        *,
-        use_tqdm: bool,
+        name: str | None = None,
     ):
         self.buckets = buckets
         self._recorder, self._prepare, self._run = recorder, prepare, run
         self._steps: dict[int, Callable[[], Tensor]] = {}
         # The largest first: the memory that it takes does for the others.
-        sizes = tqdm(buckets[::-1], desc="Recording CUDA graphs", unit="graph", leave=False, disable=not use_tqdm)
-        for size in sizes:
+        bar = f"Recording CUDA graphs of {name}"
+        for size in tqdm(buckets[::-1], desc=bar, unit="graph", leave=False, disable=name is None):
             self.record(size)
 
     def record(self, size: int) -> None:
         self._prepare(size)
         self._steps[size] = self._recorder.record(partial(self._run, size))
 
+    def bucket_for(self, size: int) -> int | None:
+        return bucket_for(size, self.buckets)
+
     def replay(self, size: int) -> Tensor:
         """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
         return self._steps[size]()
+
+
+@dataclass
+class Graphs:
+    """All recordings of a runner; they share memory."""
+
+    decodes: RecordedSteps
+    prompts: RecordedSteps
+
+    def __len__(self) -> int:
+        return len(self.decodes.buckets) + len(self.prompts.buckets)

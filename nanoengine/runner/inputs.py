@@ -27,7 +27,8 @@ ALIGNED = 4
 class Layout(NamedTuple):
     """Where the numbers of a step lie: those of `num_seqs` runs, `num_tokens` tokens and `num_samples` samples.
 
-    A step of decodes alone has one of each per run, so its layout follows from its size; a CUDA graph relies on that.
+    A step of decodes alone has one of each per run, so its layout follows from its size, as that of a prompt alone; CUDA graphs
+    rely on that.
     """
 
     num_seqs: int
@@ -54,6 +55,11 @@ class Layout(NamedTuple):
     @classmethod
     def of_decodes(cls, num_seqs: int) -> Layout:
         return cls(num_seqs, num_seqs, num_seqs)
+
+    @classmethod
+    def of_prompt(cls, num_tokens: int) -> Layout:
+        """Of one chunk and a run of padding, which have so many tokens together."""
+        return cls(2, num_tokens, 1)
 
 
 @dataclass
@@ -114,6 +120,27 @@ def pack(plan: StepPlan, rows: Rows, stream: Stream, size: int | None = None) ->
         for padded in (computed, token_ids, positions):
             padded[count:] = 0
     return Packed(layout, host, sampled_rows[:samples], positions[:samples])
+
+
+def pack_prompt(plan: StepPlan, rows: Rows, stream: Stream, size: int) -> Packed:
+    """The numbers of a step of one chunk alone, which samples at most once, filled up to `size` tokens by a run of padding.
+
+    A plan of nothing is all padding.
+    """
+    layout = Layout.of_prompt(size)
+    host = stream.host_tensor(layout.size, torch.int32)
+    numbers = host.numpy()
+    numbers[:] = 0
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in layout.sections)
+    row[:] = sampled_rows[:] = rows.padding_row
+    starts[2] = size
+    for chunk in plan.chunks:
+        start, end = chunk.num_computed, chunk.num_computed + chunk.num_new
+        row[0], computed[0], starts[1] = chunk.row, start, chunk.num_new
+        token_ids[: chunk.num_new] = rows.token_ids[chunk.row][start:end]
+        sampled_tokens[0], positions[0] = chunk.num_new - 1, end
+        sampled_rows[: len(chunk.samples)] = chunk.samples
+    return Packed(layout, host, sampled_rows[: plan.num_samples], positions[: plan.num_samples])
 
 
 def _pack_chunks(plan: StepPlan, rows: Rows, count: int, *sections: np.ndarray) -> None:

@@ -16,8 +16,8 @@ from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
 from nanoengine.errors import EngineClosed
 from nanoengine.kernels.interface import Kernels
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
-from nanoengine.runner.graphs import DecodeGraphs, bucket_for
-from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, shape_of, unpack
+from nanoengine.runner.graphs import Graphs
+from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, pack_prompt, shape_of, unpack
 from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.prompt_logprobs import PromptPart, compute_prompt_logprobs
@@ -77,11 +77,11 @@ class ModelRunner:
 
     Attributes:
         info: what the policy has to know of it.
-        graphs: recorded decode steps, if there are any.
+        graphs: recorded steps, if there are any.
     """
 
     info: ExecutorInfo
-    graphs: DecodeGraphs | None = None
+    graphs: Graphs | None = None
 
     def __init__(self, parts: Parts):
         self.stream, self.kernels, self.backend = parts.stream, parts.kernels, parts.backend
@@ -90,8 +90,9 @@ class ModelRunner:
         self.block_size = parts.block_size
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
         num_rows = self.rows.padding_row
-        most = Layout(num_rows, max(parts.max_num_batched_tokens, num_rows), num_rows)
-        self._numbers = torch.empty(most.size, dtype=torch.int32, device=self.stream.torch_device)
+        num_tokens = max(parts.max_num_batched_tokens, num_rows)
+        most = max(Layout(num_rows, num_tokens, num_rows).size, Layout.of_prompt(num_tokens).size)
+        self._numbers = torch.empty(most, dtype=torch.int32, device=self.stream.torch_device)
         # Rows whose last plan failed: what the device has of them is anybody's guess, until they are started again.
         self._broken: set[int] = set()
 
@@ -138,26 +139,49 @@ class ModelRunner:
             raise
 
     def _compute(self, step: Step, plan: StepPlan) -> None:
-        bucket = None
-        if self.graphs is not None and not plan.chunks:
-            bucket = bucket_for(len(plan.decodes.rows), self.graphs.buckets)
-        packed = pack(plan, self.rows, self.stream, bucket)
-        self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
-        if bucket is not None:
-            assert self.graphs is not None
-            logits = self.graphs.replay(bucket)
+        if (replayed := self._replay(plan)) is not None:
+            logits, packed = replayed
             *_, sampled_rows, positions = (self._numbers[section] for section in packed.layout.sections)
         else:
+            packed = pack(plan, self.rows, self.stream)
+            self._send(packed)
             inputs = self._inputs(shape_of(plan, packed.layout, self.block_size))
             hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
             step.prompt_logprobs = self._prompt_logprobs(plan, hidden)
-            if not packed.layout.num_samples:
+            if not plan.num_samples:
                 return
             if plan.chunks:  # a step of decodes alone samples from each of its tokens
                 hidden = hidden.index_select(0, inputs.sampled_tokens)
             logits = self.model.compute_logits(hidden)
             sampled_rows, positions = inputs.sampled_rows, inputs.sampled_positions
-        step.samples = self._sample(logits, packed, sampled_rows, positions)
+        if plan.num_samples:
+            step.samples = self._sample(logits, packed, sampled_rows, positions)
+
+    def _replay(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
+        """The logits of a step that was recorded, and its numbers; None for any other."""
+        if self.graphs is None:
+            return None
+        if not plan.chunks:
+            steps, size = self.graphs.decodes, len(plan.decodes.rows)
+        elif self._is_prompt_alone(plan):
+            steps, size = self.graphs.prompts, plan.num_new_tokens
+        else:
+            return None
+        bucket = steps.bucket_for(size)
+        if bucket is None:
+            return None
+        packed = (pack_prompt if plan.chunks else pack)(plan, self.rows, self.stream, bucket)
+        self._send(packed)
+        return steps.replay(bucket), packed
+
+    def _is_prompt_alone(self, plan: StepPlan) -> bool:
+        """Whether nothing is computed but a chunk, and nothing is asked for but its logits."""
+        chunk = plan.chunks[0]
+        asked = self.rows.prompt_logprobs.get(chunk.row) is not None
+        return plan.num_new_tokens == chunk.num_new and len(chunk.samples) <= 1 and not asked
+
+    def _send(self, packed: Packed) -> None:
+        self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
 
     def _sample(self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
         samples = self.sampler.sample(logits, packed.sampled_rows, packed.sampled_positions, rows, positions)
@@ -188,21 +212,35 @@ class ModelRunner:
             first += chunk.num_new
         return parts
 
-    # ---- what is recorded
+    # ---- what is recorded: steps of some size, on tensors that stay where they are
 
     @torch.inference_mode()
-    def prepare_padding(self, size: int) -> None:
+    def prepare_decodes(self, size: int) -> None:
         """Put the numbers of a decode step that is all padding where a recorded step reads them."""
-        packed = pack(StepPlan(), self.rows, self.stream, size)
-        self._numbers[: packed.layout.size].copy_(packed.numbers)
+        self._send(pack(StepPlan(), self.rows, self.stream, size))
+
+    @torch.inference_mode()
+    def prepare_prompt(self, size: int) -> None:
+        """The same for a prompt of some tokens."""
+        self._send(pack_prompt(StepPlan(), self.rows, self.stream, size))
 
     @torch.inference_mode()
     def decode_logits(self, size: int) -> Tensor:
-        """A decode step of some size, from its numbers to its logits, on tensors that stay where they are."""
-        longest = self.rows.tables[0].shape[1]
-        ones, lengths = [1] * size, [longest * self.block_size] * size
-        inputs = self._inputs(StepShape(Layout.of_decodes(size), size, ones, lengths, longest))
+        """A decode step of some size, from its numbers to its logits."""
+        inputs = self._inputs(self._longest_shape(Layout.of_decodes(size), size, [1] * size))
         return self.model.compute_logits(self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata))
+
+    @torch.inference_mode()
+    def prompt_logits(self, size: int) -> Tensor:
+        """A chunk of up to so many tokens and a run of padding behind it, from their numbers to the logits of the last."""
+        inputs = self._inputs(self._longest_shape(Layout.of_prompt(size), 0, [size, size]))
+        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
+        return self.model.compute_logits(hidden.index_select(0, inputs.sampled_tokens))
+
+    def _longest_shape(self, layout: Layout, num_decodes: int, query_lens: list[int]) -> StepShape:
+        """That of sequences of any length."""
+        width = self.rows.tables[0].shape[1]
+        return StepShape(layout, num_decodes, query_lens, [width * self.block_size] * len(query_lens), width)
 
 
 def drop_runs(plan: StepPlan, rows: Iterable[int]) -> tuple[StepPlan, list[int]]:

@@ -17,7 +17,7 @@ from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import attention_specs, build_model
-from nanoengine.runner.graphs import DecodeGraphs, bucket_sizes
+from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
 from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
@@ -101,7 +101,7 @@ class Startup:
             self._compile_kernels(runner)
         if self.uses_graphs:
             try:
-                runner.graphs = self._record(runner, bucket_sizes(self.num_rows))
+                runner.graphs = self._record(runner, bucket_sizes(self.num_rows), self._prompt_sizes)
             except torch.OutOfMemoryError as error:
                 raise KVCacheTooSmall(
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
@@ -111,7 +111,7 @@ class Startup:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether decode steps are recorded: everything in them can be."""
+        """Whether steps are recorded: everything in them can be."""
         can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
         return can_be and not self.config.enforce_eager
 
@@ -129,7 +129,7 @@ class Startup:
         lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
         passed_over = f"; not {self.passed_over}" if self.passed_over else ""
         steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
-        graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs.buckets)} CUDA graphs"
+        graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs)} CUDA graphs"
         host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
         disk = f"KV on disk: {config.kv_disk_path}; " if config.kv_disk_path else ""
         return (
@@ -159,6 +159,7 @@ class Startup:
         """A runner with a pool of this size, and nothing recorded."""
         config = self.config
         kv_cache = self._new_kv_cache(pool.num_blocks)
+        self.model.prepare(pool.max_model_len)
         width = -(-pool.max_model_len // config.block_size)
         return ModelRunner(
             Parts(
@@ -191,11 +192,24 @@ class Startup:
         for plan in largest_plans(1, length, length, config.block_size):
             runner.launch(plan).result()
 
-    def _record(self, runner: ModelRunner, buckets: list[int]) -> DecodeGraphs:
-        recorder = self.stream.recorder()
-        return DecodeGraphs(
-            recorder, buckets, runner.prepare_padding, runner.decode_logits, use_tqdm=self.use_tqdm and bool(buckets)
+    def _record(self, runner: ModelRunner, decodes: list[int], prompts: list[int]) -> Graphs:
+        recorder, named = self.stream.recorder(), self.use_tqdm
+        return Graphs(
+            prompts=RecordedSteps(
+                recorder, prompts, runner.prepare_prompt, runner.prompt_logits, "prompts" if named and prompts else None
+            ),
+            decodes=RecordedSteps(
+                recorder,
+                decodes,
+                runner.prepare_decodes,
+                runner.decode_logits,
+                "decodes" if named and decodes else None,
+            ),
         )
+
+    @property
+    def _prompt_sizes(self) -> list[int]:
+        return prompt_sizes(self.config.max_num_batched_tokens) if self.backend.captures_prompts else []
 
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
@@ -233,13 +247,16 @@ class Startup:
 
     @torch.inference_mode()
     def _measure_graph_bytes(self, runner: ModelRunner) -> int:
-        """What recording all sizes will take: the largest, and for each other what the next one adds."""
-        buckets = bucket_sizes(self.num_rows)
-        torch.cuda.empty_cache()
-        free = [torch.cuda.mem_get_info(self.device)[0]]
-        graphs = self._record(runner, [])
-        for size in buckets[-1:-3:-1]:
-            graphs.record(size)
-            free.append(torch.cuda.mem_get_info(self.device)[0])
-        taken = [max(before - after, 0) for before, after in pairwise(free)]
-        return taken[0] + sum(taken[1:]) * (len(buckets) - 1)
+        """What recording all sizes will take: of both kinds the largest, and for each other what the next one adds."""
+        graphs = self._record(runner, [], [])
+        total = 0
+        kinds = ((graphs.prompts, self._prompt_sizes), (graphs.decodes, bucket_sizes(self.num_rows)))
+        for steps, sizes in (kind for kind in kinds if kind[1]):
+            torch.cuda.empty_cache()
+            free = [torch.cuda.mem_get_info(self.device)[0]]
+            for size in sizes[-1:-3:-1]:
+                steps.record(size)
+                free.append(torch.cuda.mem_get_info(self.device)[0])
+            taken = [max(before - after, 0) for before, after in pairwise(free)]
+            total += sum(taken[:1]) + sum(taken[1:]) * (len(sizes) - 1)
+        return total

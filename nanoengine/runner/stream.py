@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -109,17 +110,23 @@ class CudaRecorder:
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device
         self._memory = torch.cuda.graph_pool_handle()
+        self._is_first = True
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         with torch.cuda.device(self.torch_device):
-            side = torch.cuda.Stream()
+            side = _capture_stream(self.torch_device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                work()  # compiles kernels and makes work spaces, which a capture must not
+                work()  # compiles kernels, which a capture must not
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
+            if self._is_first:
+                # cuBLAS keeps one work space per stream, and torch throws it away when any graph is reset (since 2.12). So that
+                # the graphs of this recorder never use memory of another's, the next one is made in their own memory.
+                torch._C._cuda_clearCublasWorkspaces()
+                self._is_first = False
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
+            with torch.cuda.graph(graph, pool=self._memory, stream=side):
                 result = work()
 
         def replay() -> Tensor:
@@ -127,6 +134,12 @@ class CudaRecorder:
             return result
 
         return replay
+
+
+@cache
+def _capture_stream(torch_device: torch.device) -> torch.cuda.Stream:
+    """One for all recorders on a device: cuBLAS keeps up to 32 MiB for each stream that it ever saw."""
+    return torch.cuda.Stream(torch_device)
 
 
 class _CudaEvent:

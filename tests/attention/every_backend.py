@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from nanoengine.attention import nhd_layout
 from nanoengine.attention.backend import AttentionBackend, choose_backend
@@ -29,7 +30,7 @@ def running(name: str, head_dim: int, dtype: torch.dtype, *, quick: bool = False
     """A backend by the name of its package. A test is skipped with the reason that one cannot run here.
 
     Args:
-        quick: where a package's K/V may be written by torch, let it: Triton's interpreter takes its time for every token.
+        quick: let torch write K/V wherever Triton would: its interpreter takes its time for every token.
     """
     model, block_size = replace(TOY, head_dim=head_dim), BLOCK_SIZES[name]
     with pytest.MonkeyPatch.context() as patch:
@@ -37,9 +38,21 @@ def running(name: str, head_dim: int, dtype: torch.dtype, *, quick: bool = False
             patch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
         if name not in PACKAGES:
             try:
-                yield choose_backend(name, CPU, dtype, model, block_size)[0]
+                backend = choose_backend(name, CPU, dtype, model, block_size)[0]
             except InvalidConfig as error:
                 pytest.skip(str(error))
+            if quick and name == "triton":
+                patch.setattr(backend, "rotate_and_write", None)
+                patch.setattr(backend, "write_kv", write_in_torch)
+            yield backend
             return
         with installed(name, exact=True):
             yield choose_backend(name.removesuffix("_2").removesuffix("_3"), CPU, dtype, model, block_size)[0]
+
+
+def write_in_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """`TritonAttention.write_kv`."""
+    there = slot_mapping >= 0
+    slots, block_size = slot_mapping[there], k_cache.shape[2]
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache[slots // block_size, :, slots % block_size] = new[there]

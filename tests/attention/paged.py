@@ -16,7 +16,7 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import RotaryEmbedding
+from tests.support import angles_at
 
 EPS = 1e-6
 THETA = 10_000.0
@@ -114,7 +114,7 @@ class Pool:
             self.layer._rotate_and_write = None
 
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        angles = RotaryEmbedding(self.sequences.heads.dim, THETA, positions.device)(positions) if self.rotated else None
+        angles = angles_at(positions, self.sequences.heads.dim, THETA) if self.rotated else None
         return self.layer.write(qkv, angles, self.k_cache, self.v_cache, slots)
 
     def write_span(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Tensor:

@@ -82,7 +82,7 @@ def test_the_reasons_that_faster_ones_were_passed_over_are_said() -> None:
     assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "none was passed over"
 
 
-ON_CUDA = [FlashAttention, TorchVarlenAttention, TritonAttention, TorchAttention]
+ON_CUDA = [FlashAttention, TritonAttention, TorchVarlenAttention, TorchAttention]
 
 
 @pytest.mark.parametrize("able", range(len(ON_CUDA)))

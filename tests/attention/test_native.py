@@ -17,11 +17,10 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.native_operations import why_not
-from nanoengine.layers.rotary import RotaryEmbedding
 from tests.attention.paged import THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
-from tests.support import TOY
+from tests.support import TOY, angles_at
 
 CPU = torch.device("cpu")
 REASON = why_not(CPU, torch.float32)
@@ -460,7 +459,7 @@ def test_slots_and_angles_with_gaps_between_them() -> None:
     dense, gaps = native_pool(sequences), native_pool(sequences)
     qkv, slots = sequences.qkv[0], torch.tensor(sequences.slots(0, 0, 5))
     q = dense.write(qkv, torch.arange(5), slots)
-    cos, sin = RotaryEmbedding(32, THETA, CPU)(torch.arange(5))
+    cos, sin = angles_at(torch.arange(5), 32, THETA)
     result = gaps.layer.write(qkv, (strided(cos), strided(sin)), gaps.k_cache, gaps.v_cache, strided(slots))
     assert torch.equal(result, q)
     assert torch.equal(gaps.memory.nan_to_num(9.0), dense.memory.nan_to_num(9.0))

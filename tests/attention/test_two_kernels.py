@@ -167,7 +167,7 @@ def test_any_batch(name: str, decodes: list[int], chunks: list[tuple[int, float]
     if not decodes and not chunks:
         return
     sequences = Sequences(Heads(1, 2, 32), BLOCK_SIZES[name], [*decodes, *(n for n, _ in chunks)], seed=seed)
-    with running(name, 32, torch.float32) as backend:
+    with running(name, 32, torch.float32, quick=True) as backend:
         check(
             pool_of(sequences, backend),
             len(decodes),

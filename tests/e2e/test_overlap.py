@@ -96,7 +96,7 @@ def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_ne
     with late_device(can_record=True) as stream, overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
         graphs = model_runner(llm).graphs
         assert graphs is not None
-        assert graphs.buckets == [1, 2, 4, 7]
+        assert graphs.decodes.buckets == [1, 2, 4, 7]
         plain = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
         llm.generate(PROMPTS[:7], plain, use_tqdm=False)
         assert [recording.num_replays for recording in stream.recordings] == [8, 0, 0, 0], (

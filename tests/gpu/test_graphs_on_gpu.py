@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidPrompt
-from nanoengine.runner.graphs import bucket_sizes
+from nanoengine.runner.graphs import RecordedSteps, bucket_sizes, prompt_sizes
 from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, assert_idle, generate, on_cpu, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import fill_kv_with_nan, model_runner
@@ -39,13 +39,13 @@ def sizes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the recorded steps that are replayed."""
     graphs = model_runner(llm).graphs
     assert graphs is not None
-    replay, seen = graphs.replay, []
+    replay, seen = graphs.decodes.replay, []
 
     def watched(size: int) -> torch.Tensor:
         seen.append(size)
         return replay(size)
 
-    monkeypatch.setattr(graphs, "replay", watched)
+    monkeypatch.setattr(graphs.decodes, "replay", watched)
     return seen
 
 
@@ -55,19 +55,20 @@ class BothWays:
     Tokens may differ where two logits are nearly equal, since a library may multiply otherwise in a recorded step.
     """
 
-    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch):
-        self.runner = model_runner(llm)
-        graphs = self.runner.graphs
-        assert graphs is not None
-        self.replay, self.error = graphs.replay, dict.fromkeys(graphs.buckets, -1.0)
-        monkeypatch.setattr(graphs, "replay", self)
+    def __init__(self, steps: RecordedSteps, run: Callable[[int], torch.Tensor], monkeypatch: pytest.MonkeyPatch):
+        self.run, self.replay, self.error = run, steps.replay, dict.fromkeys(steps.buckets, -1.0)
+        monkeypatch.setattr(steps, "replay", self)
 
     def __call__(self, size: int) -> torch.Tensor:
-        unrecorded = self.runner.decode_logits(size).double()
+        unrecorded = self.run(size).double()
         logits = self.replay(size)
         error = (logits.double() - unrecorded).abs().amax() / unrecorded.std()
         self.error[size] = max(self.error[size], float("inf") if error.isnan() else error.item())
         return logits
+
+    def check(self, dtype: str) -> None:
+        """Every size was replayed, and right."""
+        assert all(0 <= error <= NEAR[dtype] for error in self.error.values()), self.error
 
 
 def decode_in_sizes(llm: LLM, sizes: list[int]) -> None:
@@ -102,10 +103,30 @@ def test_every_size_replays_what_an_unrecorded_step_does(
     sizes = sorted({*buckets, *(size + 1 for size in buckets[:-1])}, reverse=True)
     options: dict[str, Any] = {"dtype": dtype, "max_num_seqs": most, "num_kv_blocks": most * MAX_LEN // 16}
     with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm, running_in(llm, mode):
-        both = BothWays(llm, monkeypatch)
+        runner = model_runner(llm)
+        assert runner.graphs is not None
+        assert runner.graphs.decodes.buckets == buckets
+        both = BothWays(runner.graphs.decodes, runner.decode_logits, monkeypatch)
         decode_in_sizes(llm, sizes)
-        assert both.error.keys() == set(buckets)
-        assert all(0 <= error <= NEAR[dtype] for error in both.error.values()), both.error
+        both.check(dtype)
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+def test_every_size_of_a_prompt_replays_what_an_unrecorded_step_does(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Prompts that come one by one, and are as long as a recording or shorter."""
+    options: dict[str, Any] = {"dtype": dtype, "max_model_len": 512, "max_num_batched_tokens": 512}
+    with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm:
+        runner = model_runner(llm)
+        assert runner.graphs is not None
+        steps = runner.graphs.prompts
+        assert steps.buckets == prompt_sizes(512)
+        both = BothWays(steps, runner.prompt_logits, monkeypatch)
+        for length in (70, 128, 129, 192, 250, 256, 300, 384, 400, 511):
+            prompt = [(length + 7 * j) % VOCAB_SIZE for j in range(length)]
+            generate(llm, [prompt], [SamplingParams(temperature=0.0, max_tokens=1)])
+        both.check(dtype)
 
 
 def test_padding_is_written_nowhere(llm: LLM, sizes: list[int]) -> None:

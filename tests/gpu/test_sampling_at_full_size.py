@@ -16,7 +16,7 @@ from nanoengine.kernels.gumbel import gumbel_noise, position_keys
 from nanoengine.kernels.sampling import LEAST_TEMPERATURE
 from nanoengine.sampling_params import SamplingParams
 from tests.gpu.marks import needs_gpu
-from tests.kernels.triton.test_sampling import DEVICE, Rows, random_logits, signed
+from tests.kernels.triton.sampled_rows import DEVICE, Rows, random_logits, signed
 
 AGREEING = 0.97
 """Share of rows in which torch's kernels must draw the same token: in the others rounding has decided at a limit."""

@@ -130,11 +130,17 @@ def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
     names = [argument for argument in arguments if not argument.startswith("--")] or modules()
-    launches = [(name, index) for name in names for index in range(len(importlib.import_module(name).launches()))]
-    if "--in-turn" in arguments:
-        jobs = [(*launch, *VARIANTS[i % len(VARIANTS)]) for i, launch in enumerate(launches)]
-    else:
-        jobs = [(*launch, *variant) for launch in launches for variant in VARIANTS]
+    launches = [
+        (name, index, launch.least_capability)
+        for name in names
+        for index, launch in enumerate(importlib.import_module(name).launches())
+    ]
+    jobs = []
+    for i, (name, index, least) in enumerate(launches):
+        able = [variant for variant in VARIANTS if variant[0] >= least]
+        jobs += [
+            (name, index, *variant) for variant in (able[i % len(able) :][:1] if "--in-turn" in arguments else able)
+        ]
     faulty = False
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:

@@ -18,7 +18,7 @@ from nanoengine.kernels.native_operations import (
     operations,
     why_not,
 )
-from nanoengine.layers.rotary import RotaryEmbedding
+from tests.support import angles_at
 
 CPU = torch.device("cpu")
 REASON = why_not(CPU, torch.float32)
@@ -56,7 +56,7 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
     ops, k, v = torch.ops.nanoengine, *torch.randn(2, 3, HEADS, DIM)
     caches = torch.zeros(2, 4, 1, HEADS, 16 * DIM)
     slots, weight = torch.tensor([5, -1, 40]), torch.rand(DIM)
-    cos, sin = RotaryEmbedding(DIM, 1e4, CPU)(torch.arange(3))
+    cos, sin = angles_at(torch.arange(3), DIM, 1e4)
     qkv, tables = torch.randn(3, 4 * HEADS * DIM), torch.tensor([[1, 2]] * 3, dtype=torch.int32)
     q, lens = torch.randn(3, 2 * HEADS, DIM), torch.tensor([1, 5, 20], dtype=torch.int32)
     starts, sizes = torch.tensor([0, 1, 2, 3], dtype=torch.int32), (HEADS, DIM, 16)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,12 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from nanoengine.kernels import triton_kernels as module
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.triton.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -48,6 +53,34 @@ def test_every_operation_is_that_of_the_reference(dtype: torch.dtype) -> None:
     assert_near(KERNELS.rms_norm(x, scale, 1e-6), REFERENCE.rms_norm(x, scale, 1e-6), dtype)
     expected = REFERENCE.add_rms_norm(x, residual.clone(), scale, 1e-6)
     assert_near(KERNELS.add_rms_norm(x, residual, scale, 1e-6), expected, dtype)
+
+
+@pytest.mark.parametrize(
+    ("most", "num_rows", "ours"), [(8, 1, True), (8, 8, True), (8, 9, False), (0, 1, False), (99, 9, False)]
+)
+def test_products_of_few_rows_are_our_own(
+    monkeypatch: pytest.MonkeyPatch, most: int, num_rows: int, ours: bool
+) -> None:
+    """As many as the tuning says, and as the kernel can."""
+    kernels, seen = TritonKernels(replace(DEFAULTS, most_product_rows=most)), []
+
+    def watched(x: Tensor, *_: object, **options: object) -> tuple[Tensor, Tensor]:
+        seen.append(len(x))
+        return product_of_few_rows(x, *_, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "product_of_few_rows", watched)
+    rows, x, norm = (
+        random(96, 64, dtype=torch.float32),
+        random(num_rows, 64, dtype=torch.float32),
+        torch.ones(64).to(DEVICE),
+    )
+    mine: Any = weight(kernels, rows)
+    kernels.linear(x, mine, None)
+    kernels.gated_linear(x, mine)
+    kernels.logits(x, mine)
+    kernels.norm_linear(x, x.clone(), norm, 1e-6, mine, None)
+    kernels.norm_gated_linear(x, None, norm, 1e-6, mine)
+    assert seen == [num_rows] * 5 * ours
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

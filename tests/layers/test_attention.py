@@ -16,7 +16,8 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
+from nanoengine.layers.rotary import Angles, apply_rotary
+from tests.support import angles_at
 
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(0.25)
@@ -57,7 +58,7 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
     caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
     starts = torch.tensor([0, 3], dtype=torch.int32)
     metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
-    return torch.randn(3, WIDTH), RotaryEmbedding(DIM, 1e4, CPU)(torch.arange(3)), metadata
+    return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
 
 
 def layer_over(backend: Recorder, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None) -> Attention:

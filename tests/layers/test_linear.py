@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.linear import Linear
+from nanoengine.layers.norm import RMSNorm
 
 
 def filled(factory: Factory, *sizes: int, bias: bool) -> tuple[Linear, Tensor]:
@@ -39,6 +40,29 @@ def test_the_gate_is_silu_of_the_first_part_times_the_second(factory: Factory, s
     x = torch.randn(7, 5) * 3
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     torch.testing.assert_close(layer.gated(x).double(), gate / (1 + (-gate).exp()) * up, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 9])  # few, and more
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_behind_a_norm_it_is_the_norm_and_then_itself(factory: Factory, num_rows: int, has_residual: bool) -> None:
+    x = torch.randn(num_rows, 5)
+    residual = torch.randn(num_rows, 5) if has_residual else None
+    total = x.double() if residual is None else (x + residual).double()
+    norm = RMSNorm(factory, 5, 1e-6)
+    norm.weight.uniform_(0.5, 1.5)
+    normed = total * (total.square().mean(1, keepdim=True) + 1e-6).rsqrt() * norm.weight.double()
+    for gated in (False, True):
+        layer, weight = filled(factory, 5, 32, 32, bias=not gated)
+        exact = normed @ weight.double().T
+        if gated:
+            gate, up = exact.chunk(2, dim=-1)
+            exact = gate / (1 + (-gate).exp()) * up
+        elif layer.bias is not None:
+            exact = exact + layer.bias.double()
+        apply = layer.gated_after_norm if gated else layer.after_norm
+        out, carried = apply(norm, x, None if residual is None else residual.clone())
+        torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(carried.double(), total, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [1, 32])

@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
-
-
-def rotary_angles(positions: Tensor, head_dim: int, theta: float) -> Angles:
-    return RotaryEmbedding(head_dim, theta, positions.device)(positions)
+from nanoengine.layers.rotary import apply_rotary
+from tests.support import angles_at
 
 
 def formula(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -25,13 +22,13 @@ def formula(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 @pytest.mark.parametrize(("head_dim", "theta"), [(2, 1e4), (6, 1e4), (16, 1e4), (128, 1e6)])
 def test_pairs_half_a_head_apart_are_rotated(head_dim: int, theta: float) -> None:
     x, positions = torch.randn(6, 3, head_dim), torch.tensor([0, 1, 2, 17, 100, 5])
-    out = apply_rotary(x, rotary_angles(positions, head_dim, theta))
+    out = apply_rotary(x, angles_at(positions, head_dim, theta))
     torch.testing.assert_close(out.double(), formula(x, positions, theta), rtol=1e-4, atol=1e-4)
 
 
 def test_position_0_is_not_rotated() -> None:
     x = torch.randn(1, 2, 16)
-    assert torch.equal(apply_rotary(x, rotary_angles(torch.tensor([0]), 16, 1e4)), x)
+    assert torch.equal(apply_rotary(x, angles_at(torch.tensor([0]), 16, 1e4)), x)
 
 
 def test_scores_depend_on_the_distance_alone() -> None:
@@ -39,7 +36,7 @@ def test_scores_depend_on_the_distance_alone() -> None:
 
     def score(q_position: int, k_position: int) -> float:
         rotated = [
-            apply_rotary(x, rotary_angles(torch.tensor([p]), 16, 1e4)) for x, p in ((q, q_position), (k, k_position))
+            apply_rotary(x, angles_at(torch.tensor([p]), 16, 1e4)) for x, p in ((q, q_position), (k, k_position))
         ]
         return float((rotated[0] * rotated[1]).sum())
 
@@ -48,16 +45,16 @@ def test_scores_depend_on_the_distance_alone() -> None:
 
 
 def test_angles_are_float32_and_have_room_for_the_heads() -> None:
-    for part in rotary_angles(torch.arange(5), 16, 1e4):
+    for part in angles_at(torch.arange(5), 16, 1e4):
         assert part.dtype == torch.float32
         assert part.shape == (5, 1, 8)
 
 
 def test_angles_are_float32_whatever_torchs_default_dtype() -> None:
-    expected = rotary_angles(torch.tensor([30_000]), 128, 1e6)
+    expected = angles_at(torch.tensor([30_000]), 128, 1e6)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        angles = rotary_angles(torch.tensor([30_000]), 128, 1e6)
+        angles = angles_at(torch.tensor([30_000]), 128, 1e6)
     finally:
         torch.set_default_dtype(torch.float32)
     for part, right in zip(angles, expected, strict=True):
@@ -67,5 +64,5 @@ def test_angles_are_float32_whatever_torchs_default_dtype() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_dtypes_are_rounded_once_at_the_end(dtype: torch.dtype) -> None:
     x, positions = torch.randn(4, 2, 16).to(dtype), torch.tensor([0, 3, 999, 40_000])
-    angles = rotary_angles(positions, 16, 1e6)
+    angles = angles_at(positions, 16, 1e6)
     assert torch.equal(apply_rotary(x, angles), apply_rotary(x.float(), angles).to(dtype))

@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from nanoengine import LLM
-from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.registry import MODELS
 from tests.support import (
+    angles_at,
     fill_kv_with_nan,
     forced_logits,
     model_runner,
@@ -124,7 +124,7 @@ def test_rotary_angles_up_to_40_960_positions_are_those_of_transformers(theta: f
     )
     positions = torch.cat([torch.arange(0, 40960, 77), torch.arange(40900, 40960)])
     cos, sin = Qwen3RotaryEmbedding(config)(torch.zeros(1), positions[None])
-    ours = RotaryEmbedding(head_dim, theta, positions.device)(positions)
+    ours = angles_at(positions, head_dim, theta)
     for mine, theirs in zip(ours, (cos, sin), strict=True):
         torch.testing.assert_close(mine[:, 0], theirs[0, :, : head_dim // 2], rtol=0, atol=1e-6)
 

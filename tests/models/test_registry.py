@@ -14,7 +14,7 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.registry import MODELS, attention_specs, build_model
-from tests.support import TOY
+from tests.support import TOY, angles_at
 
 CONFIG = replace(TOY, tie_word_embeddings=False, attention_bias=True)
 
@@ -41,7 +41,9 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
         pytest.skip(f"no native kernels: {reason}")
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
     embedded = model.embed_tokens(torch.tensor([1]))
-    assert embedded.dtype == model.layers[0].mlp(embedded).dtype == dtype
+    layer = model.layers[0]
+    hidden, residual = layer.mlp(layer.post_attention_layernorm, embedded, embedded.clone())
+    assert embedded.dtype == hidden.dtype == residual.dtype == dtype
     assert model.lm_head(embedded).dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
 
@@ -54,11 +56,12 @@ def test_a_model_is_built_on_its_device() -> None:
 def test_torchs_default_dtype_and_device_count_for_nothing() -> None:
     """A model is of the dtype and on the device that it is built for, to the angles of its rotation."""
     positions = torch.tensor([30_000])
-    expected = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, CPU).rotary(positions)
+    expected = angles_at(positions, CONFIG.head_dim, CONFIG.rope_theta)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
             model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float16, CPU)
+            model.prepare(30_001)
     finally:
         torch.set_default_dtype(torch.float32)
     places = {(place.device.type, place.dtype) for place in model.checkpoint_tensors().values()}  # type: ignore[attr-defined]

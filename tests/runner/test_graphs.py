@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.runner.graphs import DecodeGraphs, bucket_for, bucket_sizes
+from nanoengine.runner.graphs import RecordedSteps, bucket_for, bucket_sizes
 from tests.runner.fake_stream import FakeStream
 
 MAXIMA = [*range(1, 601), 1000, 1024, 2049]
@@ -69,8 +69,8 @@ class Steps:
         self.calls.append(("run", size))
         return self.number.expand(size) + 1000 * size
 
-    def graphs(self, buckets: list[int]) -> DecodeGraphs:
-        return DecodeGraphs(self.stream.recorder(), buckets, self.prepare, self.run, use_tqdm=False)
+    def graphs(self, buckets: list[int]) -> RecordedSteps:
+        return RecordedSteps(self.stream.recorder(), buckets, self.prepare, self.run)
 
 
 def test_the_largest_is_recorded_first_and_each_on_padding() -> None:
@@ -111,12 +111,12 @@ def test_a_step_that_cannot_be_recorded_is_an_error() -> None:
         raise RuntimeError(f"no step of {size}")
 
     with pytest.raises(RuntimeError, match="no step of 2"):
-        DecodeGraphs(steps.stream.recorder(), [1, 2], steps.prepare, broken, use_tqdm=False)
+        RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, broken)
 
 
 def test_a_bar_is_shown_only_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
     steps.graphs([1, 2])
     assert capsys.readouterr().err == ""
-    DecodeGraphs(steps.stream.recorder(), [1, 2], steps.prepare, steps.run, use_tqdm=True)
+    RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, steps.run, "decodes")
     assert "Recording CUDA graphs" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def replays(runner: ModelRunner) -> dict[int, int]:
     """{bucket: how often its recording was replayed}, without those that were not."""
     assert runner.graphs is not None
     assert isinstance(runner.stream, FakeStream)
-    recordings = zip(runner.graphs.buckets[::-1], runner.stream.recordings, strict=True)
+    recordings = zip(runner.graphs.decodes.buckets[::-1], runner.stream.recordings, strict=True)
     return {size: recording.num_replays for size, recording in recordings if recording.num_replays}
 
 
@@ -32,7 +32,7 @@ def test_every_size_of_a_decode_step_is_recorded(begin: MakeStartup, recordable:
     runner = startup.build()
     assert "4 CUDA graphs" in startup.describe(runner)
     assert runner.graphs is not None
-    assert runner.graphs.buckets == bucket_sizes(6) == [1, 2, 4, 6]
+    assert runner.graphs.decodes.buckets == bucket_sizes(6) == [1, 2, 4, 6]
     assert runner.kv_cache is not None
     assert not any(tensor.any() for layer in runner.kv_cache.layers for tensor in layer), "padding writes nothing"
     assert not runner.rows.last_tokens[:-1].any(), "and into no sequence's row"

@@ -41,8 +41,8 @@ template <class T> struct Projected {
 
 template <class T>
 static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_weight, const T* k_weight, float eps,
-                  const float* cosines, const float* sines, const int64_t* slots, T* q_out, T* k_cache, T* v_cache, size_t tokens,
-                  size_t q_heads, KVTiles kv) {
+                  const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, T* k_cache,
+                  T* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
     constexpr size_t n = Dot<T>::per_dword;
     const size_t dim = kv.head_dim, group = q_heads / kv.heads;
     const size_t run = tokens < 4 * LANES ? 1 : LANES;  // neighbouring tokens write the same lines of a tile
@@ -59,7 +59,8 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_wei
                 for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * LANES * n, 1);
                 for (size_t i = 0; i < dim / LANES; i++) __builtin_prefetch(v_row + i * LANES * n, 1);
             }
-            const float *cosine = cosines ? cosines + token * dim / 2 : nullptr, *sine = sines ? sines + token * dim / 2 : nullptr;
+            const float* cosine = cosines ? cosines + token * angle_stride : nullptr;
+            const float* sine = sines ? sines + token * angle_stride : nullptr;
             for (size_t h = head * group; h < (head + 1) * group; h++)
                 norm_and_rotate(q.heads + token * q.stride + h * dim, q_weight, eps, cosine, sine, dim,
                                 q_out + (token * q_heads + h) * dim);
@@ -74,15 +75,17 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_wei
 }
 
 // q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null: q_weight and
-// k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2], then nothing is rotated; q, if q_heads is 0.
+// k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads
+// is 0.
 extern "C" void attention_write(int dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
                                 size_t v_stride, const void* q_weight, const void* k_weight, float eps, const float* cosines,
-                                const float* sines, const int64_t* slots, void* q_out, void* k_cache, void* v_cache, size_t tokens,
-                                size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size, size_t block_stride) {
+                                const float* sines, size_t angle_stride, const int64_t* slots, void* q_out, void* k_cache,
+                                void* v_cache, size_t tokens, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
+                                size_t block_stride) {
     const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
     auto write_as = [&]<class T>(T*) {
         write<T>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, (const T*)q_weight, (const T*)k_weight,
-                 eps, cosines, sines, slots, (T*)q_out, (T*)k_cache, (T*)v_cache, tokens, q_heads, kv);
+                 eps, cosines, sines, angle_stride, slots, (T*)q_out, (T*)k_cache, (T*)v_cache, tokens, q_heads, kv);
     };
     if (dtype == FLOAT32) write_as((f32*)nullptr);
     else write_as((bf16*)nullptr);

@@ -1,45 +1,53 @@
 """What top_k, top_p and min_p keep, without sorting: a program for each row searches for the lowest logit that its filters keep,
-as in FlashInfer (Ye et al., 2025).
+as in FlashInfer (Ye et al., 2025), among the few candidates of candidates.py.
 
-A row's limits depend neither on the other rows nor on the device: only sums of probabilities are rounded, always in one order.
+Where the answer may be below those (top_k and top_p that keep hundreds of tokens, or logits that are all alike) it searches the
+whole row. A row's limits depend neither on the other rows nor on the device: only sums of probabilities are rounded, always in
+one order.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels import sampling
 from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.kernels.triton.candidates import (
+    GROUP,
+    LEAST_TEMPERATURE,
+    MOST_GROUPS,
+    bound_of_groups,
+    find_peaks,
+    gather,
+    has_filters,
+    load_logits,
+    mass_kept,
+    mass_of_groups,
+    range_of,
+    row_stride,
+    tile,
+    weight_of,
+)
 from nanoengine.kernels.triton.launch import Launch
 
-TILE = 8192
-"""Logits that are looked at together: one row is work for one multiprocessor, so many must be on their way at once."""
+TILE = 4096
+"""Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
 
 NUM_WARPS = 16
 
-LEAST_TEMPERATURE = tl.constexpr(sampling.LEAST_TEMPERATURE)
 
+class Limits(NamedTuple):
+    """What the filters of n rows keep, and the candidates among which all of that is."""
 
-@triton.jit
-def load_logits(row: tl.tensor, token: tl.tensor, vocab_size: tl.tensor) -> tl.tensor:
-    """Logits of a row; -inf beyond its end, and inf for NaN: both mean that the row has no finite highest logit."""
-    x = tl.load(row + token, mask=token < vocab_size, other=-float("inf"))
-    return tl.where(x == x, x, float("inf"))
-
-
-@triton.jit
-def _tile(TILE: tl.constexpr) -> tl.tensor:
-    """Offsets of a tile as [4, TILE / 4]: wide enough for all threads, so that a column is reduced by one of them alone."""
-    return tl.arange(0, 4)[:, None] * (TILE // 4) + tl.arange(0, TILE // 4)[None, :]
-
-
-@triton.jit
-def _weight(x: tl.tensor, highest: tl.tensor, inverse: tl.tensor, BY_MASS: tl.constexpr) -> tl.tensor:
-    """What a token counts in a search: its probability, relative to the likeliest one's, or 1."""
-    return tl.exp((x - highest) * inverse) if BY_MASS else tl.full(x.shape, 1.0, tl.float32)
+    lowest: Tensor  # [n] float32: all that is above is kept
+    last_ids: Tensor  # [n] int32: what is equal to that is kept if its token id is not above this
+    counts: Tensor  # [n] int32: of candidates; 0 where the whole row has to be looked at
+    candidates: Tensor  # [n, MOST_GROUPS * GROUP] float32: their logits, in the order of their ids
+    candidate_ids: Tensor  # [n, MOST_GROUPS * GROUP] int32
 
 
 @triton.jit
@@ -68,7 +76,7 @@ def _narrow(
 @triton.jit
 def _lowest_kept(
     row: tl.tensor,
-    vocab_size: tl.tensor,
+    size: tl.tensor,
     low: tl.tensor,
     highest: tl.tensor,
     inverse: tl.tensor,
@@ -89,9 +97,9 @@ def _lowest_kept(
         below_2 = below_1
         over_1 = tl.full([TILE // 4], float("inf"), tl.float32)
         over_2 = over_1
-        for start in range(0, vocab_size, TILE):
-            x = load_logits(row, start + _tile(TILE), vocab_size)
-            weight = _weight(x, highest, inverse, BY_MASS)
+        for start in range(0, size, TILE):
+            x = load_logits(row, start + tile(TILE), size)
+            weight = weight_of(x, highest, inverse, BY_MASS)
             weight_1 += tl.sum(tl.where(x > pivot_1, weight, 0.0), axis=0)
             weight_2 += tl.sum(tl.where(x > pivot_2, weight, 0.0), axis=0)
             below_1 = tl.maximum(below_1, tl.max(tl.where(x > pivot_1, -float("inf"), x), axis=0))
@@ -104,52 +112,20 @@ def _lowest_kept(
 
 
 @triton.jit
-def _range_of(row: tl.tensor, vocab_size: tl.tensor, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The lowest logit above -inf, and the highest of all."""
-    low = tl.full([TILE // 4], float("inf"), tl.float32)
-    high = tl.full([TILE // 4], -float("inf"), tl.float32)
-    for start in range(0, vocab_size, TILE):
-        x = load_logits(row, start + _tile(TILE), vocab_size)
-        low = tl.minimum(low, tl.min(tl.where(x == -float("inf"), float("inf"), x), axis=0))
-        high = tl.maximum(high, tl.max(x, axis=0))
-    return tl.min(low), tl.max(high)
-
-
-@triton.jit
-def _mass_kept(
-    row: tl.tensor,
-    vocab_size: tl.tensor,
-    value: tl.tensor,
-    equals: tl.tensor,
-    highest: tl.tensor,
-    inverse: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
-    """What all logits above `value` weigh, and at most `equals` of those equal to it: there may be fewer."""
-    total = tl.zeros([TILE // 4], tl.float32)
-    count = tl.zeros([TILE // 4], tl.int32)
-    for start in range(0, vocab_size, TILE):
-        x = load_logits(row, start + _tile(TILE), vocab_size)
-        total += tl.sum(tl.where(x > value, _weight(x, highest, inverse, True), 0.0), axis=0)
-        count += tl.sum((x == value).to(tl.int32), axis=0)
-    return tl.sum(total) + tl.minimum(tl.sum(count), equals) * tl.exp((value - highest) * inverse)
-
-
-@triton.jit
 def _last_of_equals(
-    row: tl.tensor, vocab_size: tl.tensor, value: tl.tensor, count: tl.tensor, TILE: tl.constexpr
+    row: tl.tensor, size: tl.tensor, value: tl.tensor, count: tl.tensor, TILE: tl.constexpr
 ) -> tl.tensor:
     """Id of the last of the first `count` tokens with that logit; the vocabulary's size if there are no more of them."""
-    last = tl.full([], vocab_size, tl.int32)
+    last = tl.full([], size, tl.int32)
     equals = tl.zeros([TILE // 4], tl.int32)
-    for start in range(0, vocab_size, TILE):
-        x = load_logits(row, start + _tile(TILE), vocab_size)
+    for start in range(0, size, TILE):
+        x = load_logits(row, start + tile(TILE), size)
         equals += tl.sum((x == value).to(tl.int32), axis=0)
     if tl.sum(equals) > count:
         seen, last = 0, 0
-        for start in range(0, vocab_size, TILE // 2):
+        for start in range(0, size, TILE // 2):
             token = start + tl.arange(0, TILE // 2)
-            equal = (load_logits(row, token, vocab_size) == value).to(tl.int32)
+            equal = (load_logits(row, token, size) == value).to(tl.int32)
             place = tl.where(equal > 0, seen + tl.cumsum(equal), 0)
             last = tl.maximum(last, tl.max(tl.where((place > 0) & (place <= count), token, 0)))
             seen += tl.sum(equal)
@@ -157,20 +133,62 @@ def _last_of_equals(
 
 
 @triton.jit
-def _find_thresholds_kernel(
+def _limits_of(
+    row: tl.tensor,
+    size: tl.tensor,
+    highest: tl.tensor,
+    inverse: tl.tensor,
+    top_k: tl.tensor,
+    top_p: tl.tensor,
+    mass: tl.tensor,
+    by_count: tl.tensor,
+    by_mass: tl.tensor,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The lowest logit that top_k and top_p keep, and the last place where it is kept, `size` if all are; `mass` is of all."""
+    value, last = tl.full([], -float("inf"), tl.float32), tl.full([], size, tl.int32)
+    if by_count | by_mass:
+        low, _ = range_of(row, size, TILE)
+        equals = last
+        if by_count:
+            value, above = _lowest_kept(row, size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
+            equals = top_k - above.to(tl.int32)
+            low = value
+            if by_mass:  # shares are of what top_k leaves
+                mass = mass_kept(row, size, value, equals, highest, inverse, TILE)
+        if by_mass:
+            limit = top_p * mass
+            kept, above = _lowest_kept(row, size, low, highest, inverse, limit, True, TILE)
+            # The tokens before the last of the equal ones weigh less than the limit.
+            crossing = tl.ceil((limit - above) / tl.exp((kept - highest) * inverse))
+            crossing = tl.maximum(tl.minimum(crossing, size), 1).to(tl.int32)
+            equals = tl.where(kept > value, crossing, tl.minimum(crossing, equals))
+            value = kept
+        last = _last_of_equals(row, size, value, equals, TILE)
+    return value, last
+
+
+@triton.jit(do_not_specialize_on_alignment=["rows"])
+def _find_limits_kernel(
     logits: tl.tensor,
     temperatures: tl.tensor,
     top_ks: tl.tensor,
     top_ps: tl.tensor,
     min_ps: tl.tensor,
     rows: tl.tensor,
+    peaks: tl.tensor,
+    masses: tl.tensor,
+    groups: tl.tensor,
     lowest: tl.tensor,
     last_ids: tl.tensor,
+    counts: tl.tensor,
+    candidates: tl.tensor,
+    candidate_ids: tl.tensor,
     vocab_size: tl.tensor,
     logits_stride: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Row i keeps what is above lowest[i], and of what is equal to it the tokens up to last_ids[i].
+    """Row i of `Limits`.
 
     Dividing by the temperature keeps the order, so values are those of the logits themselves; only weights need it.
     """
@@ -179,61 +197,72 @@ def _find_thresholds_kernel(
     temperature = tl.load(temperatures + entry)
     top_k, top_p, min_p = tl.load(top_ks + entry), tl.load(top_ps + entry), tl.load(min_ps + entry)
     value, last = tl.full([], -float("inf"), tl.float32), tl.full([], vocab_size, tl.int32)
-    by_count, by_mass, by_share = (top_k > 0) & (top_k < vocab_size), top_p < 1, min_p > 0
-    if (temperature > 0) & (by_count | by_mass | by_share):
-        row = logits + i.to(tl.int64) * logits_stride
-        low, highest = _range_of(row, vocab_size, TILE)
+    count = tl.full([], 0, tl.int32)
+    if has_filters(temperature, top_k, top_p, min_p, vocab_size):
+        num_groups = tl.cdiv(vocab_size, GROUP)
+        peaks += i * num_groups
+        low, highest = range_of(peaks, num_groups, TILE)
         if tl.abs(highest) < float("inf"):
+            row = logits + i.to(tl.int64) * logits_stride
+            candidates += i * MOST_GROUPS * GROUP
+            candidate_ids += i * MOST_GROUPS * GROUP
             temperature = tl.maximum(temperature, LEAST_TEMPERATURE)
             inverse = 1.0 / temperature
-            equals = last
-            if by_count:
-                value, above = _lowest_kept(row, vocab_size, low, highest, inverse, top_k.to(tl.float32), False, TILE)
-                equals = top_k - above.to(tl.int32)
-                low = value
-            if by_mass:  # shares are of what top_k leaves
-                limit = top_p * _mass_kept(row, vocab_size, value, equals, highest, inverse, TILE)
-                kept, above = _lowest_kept(row, vocab_size, low, highest, inverse, limit, True, TILE)
-                # The tokens before the last of the equal ones weigh less than the limit.
-                crossing = tl.ceil((limit - above) / tl.exp((kept - highest) * inverse))
-                crossing = tl.maximum(tl.minimum(crossing, vocab_size), 1).to(tl.int32)
-                equals = tl.where(kept > value, crossing, tl.minimum(crossing, equals))
-                value = kept
-            if by_count | by_mass:
-                last = _last_of_equals(row, vocab_size, value, equals, TILE)
-            if by_share:
-                least = highest + temperature * tl.log(min_p)
+            by_count, by_mass = (top_k > 0) & (top_k < vocab_size), top_p < 1
+            least = highest + temperature * tl.log(min_p)
+            bound = bound_of_groups(peaks, num_groups, low, highest, TILE)
+            groups += i * MOST_GROUPS
+            found = gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candidate_ids, TILE)
+            # Candidates are all that is above the bound: enough where a limit is reached among them.
+            mass = mass_of_groups(peaks, masses + i * num_groups, num_groups, highest, inverse, TILE)
+            gathered = mass_kept(candidates, found, -float("inf"), 0, highest, inverse, TILE)
+            enough = (least > bound) | (by_mass & (gathered >= top_p * mass))
+            enough = tl.where(by_count, found >= top_k, enough)
+            size = tl.full([], vocab_size, tl.int32)
+            if enough:
+                row, size, count = candidates, found, found
+            value, last = _limits_of(row, size, highest, inverse, top_k, top_p, mass, by_count, by_mass, TILE)
+            if enough:
+                last = tl.load(candidate_ids + last, mask=last < found, other=vocab_size)
+            if min_p > 0:
                 last = tl.where(least > value, vocab_size, last)
                 value = tl.maximum(value, least)
     tl.store(lowest + i, value)
     tl.store(last_ids + i, last)
+    tl.store(counts + i, count)
 
 
-def find_thresholds(logits: Tensor, table: SamplingTable, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What the filters of each row keep; the arguments are those of `choose_tokens`.
-
-    Returns:
-        lowest: [n] float32. All that is above is kept.
-        last_ids: [n] int32. What is equal to that is kept if its token id is not above this.
-    """
+def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor) -> Limits:
+    """What the filters of each row keep; the arguments are those of `choose_tokens`."""
     n, vocab_size = logits.shape
-    lowest = torch.empty(n, dtype=torch.float32, device=logits.device)
-    last_ids = torch.empty(n, dtype=torch.int32, device=logits.device)
-    _find_thresholds_kernel[(n,)](
+    device = logits.device
+    peaks, masses = find_peaks(logits, table, rows)
+    groups = torch.empty(n, MOST_GROUPS.value, dtype=torch.int32, device=device)
+    candidates = torch.empty(n, MOST_GROUPS.value * GROUP.value, dtype=torch.float32, device=device)
+    limits = Limits(
+        lowest=torch.empty(n, dtype=torch.float32, device=device),
+        last_ids=torch.empty(n, dtype=torch.int32, device=device),
+        counts=torch.empty(n, dtype=torch.int32, device=device),
+        candidates=candidates,
+        candidate_ids=torch.empty_like(candidates, dtype=torch.int32),
+    )
+    _find_limits_kernel[(n,)](
         logits,
         table.temperature,
         table.top_k,
         table.top_p,
         table.min_p,
         rows,
-        lowest,
-        last_ids,
+        peaks,
+        masses,
+        groups,
+        *limits,
         vocab_size,
-        logits.stride(0),
+        row_stride(logits),
         TILE=TILE,
         num_warps=NUM_WARPS,
     )
-    return lowest, last_ids
+    return limits
 
 
 def launches() -> list[Launch]:
@@ -244,9 +273,13 @@ def launches() -> list[Launch]:
         "top_ks": "*i32",
         **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
         "rows": "*i32",
+        **dict.fromkeys(("peaks", "masses"), "*fp32"),
+        "groups": "*i32",
         "lowest": "*fp32",
-        "last_ids": "*i32",
+        **dict.fromkeys(("last_ids", "counts"), "*i32"),
+        "candidates": "*fp32",
+        "candidate_ids": "*i32",
         **dict.fromkeys(("vocab_size", "logits_stride"), "i32"),
         "TILE": "constexpr",
     }
-    return [Launch("find_thresholds", _find_thresholds_kernel, signature, {"TILE": TILE}, NUM_WARPS)]
+    return [Launch("find_limits", _find_limits_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

@@ -20,6 +20,7 @@ class Launch:
         signature: type of each argument by name, such as "*bf16", "i32", "fp32", or "constexpr".
         constants: values of the arguments of type "constexpr".
         num_warps, num_stages: as at the launch.
+        least_capability: compute capability times ten that it needs.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Launch:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    least_capability: int = 80
 
 
 def why_not(device: torch.device) -> str | None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 from nanoengine.kernels.triton.launch import Launch
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
-
-NUM_WARPS = 4
 
 
 @triton.jit
@@ -44,9 +43,13 @@ def _rotate_and_write_kernel(
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
     HALF: tl.constexpr = HEAD_DIM // 2
+    if DEPENDENT:  # the kernel behind may be launched, and what those before have written is there
+        cuda.gdc_launch_dependents()
+        cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)
@@ -105,6 +108,8 @@ def rotate_and_write(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    *,
+    dependent: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
 
@@ -118,6 +123,7 @@ def rotate_and_write(
         cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles; without both there is no rotation.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
+        dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
 
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
@@ -160,7 +166,9 @@ def rotate_and_write(
         HEADS=heads,
         NORM=q_weight is not None and k_weight is not None,
         ROTATE=cos is not None and sin is not None,
-        num_warps=NUM_WARPS,
+        DEPENDENT=dependent,
+        num_warps=_num_warps(qkv.itemsize),
+        **({"launch_pdl": True} if dependent else {}),
     )
     return q
 
@@ -170,7 +178,8 @@ def launches() -> list[Launch]:
     strides = ("k_block_stride", "k_slot_stride", "k_head_stride", "v_block_stride", "v_slot_stride", "v_head_stride")
     return [
         Launch(
-            name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}",
+            name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}"
+            f"{', dependent' * dependent}",
             kernel=_rotate_and_write_kernel,
             signature={
                 **dict.fromkeys(("qkv", "q_weight", "k_weight"), f"*{dtype}"),
@@ -180,7 +189,7 @@ def launches() -> list[Launch]:
                 **dict.fromkeys(("q_out", "k_cache", "v_cache"), f"*{dtype}"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "qkv_stride", "angle_stride"), "i32"),
                 **dict.fromkeys(strides, "i32"),
-                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE"), "constexpr"),
+                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE", "DEPENDENT"), "constexpr"),
             },
             constants={
                 "BLOCK_SIZE": block_size,
@@ -188,14 +197,20 @@ def launches() -> list[Launch]:
                 "HEADS": heads_of_a_group(head_dim),
                 "NORM": norm,
                 "ROTATE": rotate,
+                "DEPENDENT": dependent,
             },
-            num_warps=NUM_WARPS,
+            num_warps=_num_warps(4 if dtype == "fp32" else 2),
+            least_capability=90 if dependent else 80,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256))
-        for norm, rotate in (
-            (True, True),
-            *(((False, True), (True, False)) if (dtype, head_dim) == ("bf16", 128) else ()),
+        for norm, rotate, dependent in (
+            (True, True, False),
+            *(
+                ((False, True, False), (True, False, False), (True, True, True))
+                if (dtype, head_dim) == ("bf16", 128)
+                else ()
+            ),
         )
     ]
 
@@ -203,3 +218,8 @@ def launches() -> list[Launch]:
 def heads_of_a_group(head_dim: int) -> int:
     """Heads that a program works on."""
     return max(1, ELEMENTS // head_dim)
+
+
+def _num_warps(itemsize: int) -> int:
+    """Such that every thread reads 16 bytes at a time."""
+    return ELEMENTS // 2 * itemsize // 16 // 32

@@ -1,8 +1,8 @@
 """From logits to tokens without the host: temperature, filters, and the Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014)
 with the noise of kernels/gumbel.py.
 
-Parts of the vocabulary are looked through at once for their best token, and the best of those is the row's. A row's token
-depends neither on the other rows nor on the device.
+Parts of the vocabulary, or of the few candidates that filters leave, are looked through at once for their best token, and the
+best of those is the row's. A row's token depends neither on the other rows nor on the device.
 """
 
 from __future__ import annotations
@@ -15,20 +15,29 @@ from torch import Tensor
 from nanoengine.engine import randomness
 from nanoengine.kernels import sampling
 from nanoengine.kernels.sampling import SamplingTable
-from nanoengine.kernels.triton.filters import LEAST_TEMPERATURE, find_thresholds, load_logits
+from nanoengine.kernels.triton.candidates import (
+    LEAST_TEMPERATURE,
+    MOST_PARTS,
+    NUM_WARPS,
+    TILE,
+    load_logits,
+    row_stride,
+    size_of_parts,
+)
+from nanoengine.kernels.triton.filters import find_limits
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
-
-TILE = 1024
-NUM_WARPS = 4
-
-PROGRAMS_PER_SM = 4
-"""Programs that the rows are split into, at least, for each multiprocessor."""
 
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
 MIX_2 = tl.constexpr(randomness.MIX_2)
 NOT_FINITE = tl.constexpr(sampling.NOT_FINITE)
 NONE_LEFT = tl.constexpr(sampling.NONE_LEFT)
+
+NO_TOKEN = tl.constexpr(2**31 - 1)
+"""Above all ids."""
+
+MOST_NOISE = tl.constexpr(28.5)
+"""Above all Gumbel noise: the least uniform number is 2^-41, and -log(-log(1 - 2^-41)) = 28.42; the rest is for rounding."""
 
 
 @triton.jit
@@ -42,7 +51,12 @@ def _mix(x: tl.tensor) -> tl.tensor:
 @triton.jit
 def _gumbel_noise(key: tl.tensor, token: tl.tensor) -> tl.tensor:
     """`gumbel.gumbel_noise`."""
-    bits = _mix(key + (token + 1).to(tl.uint64) * GOLDEN_GAMMA)
+    return _noise_of(_mix(key + (token + 1).to(tl.uint64) * GOLDEN_GAMMA))
+
+
+@triton.jit
+def _noise_of(bits: tl.tensor) -> tl.tensor:
+    """Gumbel noise for 64 random bits."""
     uniform = tl.minimum(((bits >> 24).to(tl.int64).to(tl.float32) + 0.5) * 2.0**-40, 1 - 2.0**-24)
     # -log(1 - u) without the rounding of 1 - u (Kahan): log(1 - u) / u changes slowly.
     rest = 1.0 - uniform
@@ -52,6 +66,46 @@ def _gumbel_noise(key: tl.tensor, token: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def _best_of(
+    logits: tl.tensor,
+    ids: tl.tensor,
+    first: tl.tensor,
+    end: tl.tensor,
+    size: tl.tensor,
+    key: tl.tensor,
+    temperature: tl.tensor,
+    value: tl.tensor,
+    last: tl.tensor,
+    HAS_IDS: tl.constexpr,
+    TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """The best score at the places from `first` to `end`, its token, and the highest logit. A place is the id if there are none.
+
+    Scores do not fall where logits rise: a tile is passed over if the most noise would leave its highest logit below the best.
+    """
+    divisor = tl.where(temperature > 0, tl.maximum(temperature, LEAST_TEMPERATURE), 1.0)
+    most_noise = tl.where(temperature > 0, MOST_NOISE, 0.0)
+    best = tl.full([TILE], -float("inf"), tl.float32)
+    best_token = tl.full([TILE], NO_TOKEN, tl.int32)
+    highest, top = best, tl.full([], -float("inf"), tl.float32)
+    for start in range(first, end, TILE):
+        place = start + tl.arange(0, TILE)
+        token = tl.load(ids + place, mask=place < size, other=NO_TOKEN) if HAS_IDS else place
+        x = load_logits(logits, place, size)
+        highest = tl.maximum(highest, x)
+        x = tl.where((x > value) | ((x == value) & (token <= last)), x, -float("inf"))
+        peak = tl.max(x)
+        if (peak > -float("inf")) & (tl.div_rn(peak, divisor) + most_noise >= top):
+            score = tl.div_rn(x, divisor)
+            if temperature > 0:
+                score += _gumbel_noise(key, token)
+            best_token = tl.where(score > best, token, best_token)
+            best = tl.maximum(best, score)
+            top = tl.max(best)
+    return top, tl.min(tl.where(best == top, best_token, NO_TOKEN)), tl.max(highest)
+
+
+@triton.jit(do_not_specialize=["part_size"], do_not_specialize_on_alignment=["rows", "positions"])
 def _draw_kernel(
     logits: tl.tensor,
     temperatures: tl.tensor,
@@ -60,60 +114,62 @@ def _draw_kernel(
     positions: tl.tensor,
     lowest: tl.tensor,
     last_ids: tl.tensor,
+    counts: tl.tensor,
+    candidates: tl.tensor,
+    candidate_ids: tl.tensor,
     scores: tl.tensor,
     tokens: tl.tensor,
     highest: tl.tensor,
     vocab_size: tl.tensor,
     logits_stride: tl.tensor,
+    candidates_stride: tl.tensor,
     part_size: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Program (i, j): the best score of part j of row i, its token, and the highest logit."""
+    """Program (i, j): the best score of part j of row i, or of its candidates; its token, and the highest logit."""
     i = tl.program_id(0)
     entry = tl.load(rows + i)
     temperature = tl.load(temperatures + entry)
     position = tl.load(positions + i)
     key = _mix(tl.load(seeds + entry).to(tl.uint64) + (position + 1).to(tl.uint64) * GOLDEN_GAMMA)
-    value, last = tl.load(lowest + i), tl.load(last_ids + i)
-    row = logits + i.to(tl.int64) * logits_stride
-
-    best = tl.full([TILE], -float("inf"), tl.float32)
-    best_token = tl.full([TILE], 2147483647, tl.int32)
-    raw = best
+    value, last, count = tl.load(lowest + i), tl.load(last_ids + i), tl.load(counts + i)
     first = tl.program_id(1) * part_size
-    for start in range(first, tl.minimum(first + part_size, vocab_size), TILE):
-        token = start + tl.arange(0, TILE)
-        x = load_logits(row, token, vocab_size)
-        raw = tl.maximum(raw, x)
-        kept = (x > value) | ((x == value) & (token <= last))
-        if tl.max(kept.to(tl.int32)) > 0:
-            score = x
-            if temperature > 0:
-                score = tl.div_rn(x, tl.maximum(temperature, LEAST_TEMPERATURE)) + _gumbel_noise(key, token)
-            score = tl.where(kept, score, -float("inf"))
-            best_token = tl.where(score > best, token, best_token)
-            best = tl.maximum(best, score)
-
-    score = tl.max(best)
+    if count > 0:
+        end = tl.minimum(first + part_size, count)  # nothing is in the later parts
+        listed = i.to(tl.int64) * candidates_stride
+        score, token, raw = _best_of(
+            candidates + listed, candidate_ids + listed, first, end, count, key, temperature, value, last, True, TILE
+        )
+    else:
+        row = logits + i.to(tl.int64) * logits_stride
+        end = tl.minimum(first + part_size, vocab_size)
+        score, token, raw = _best_of(
+            row, candidate_ids, first, end, vocab_size, key, temperature, value, last, False, TILE
+        )
     out = i * tl.num_programs(1) + tl.program_id(1)
     tl.store(scores + out, score)
-    tl.store(tokens + out, tl.min(tl.where(best == score, best_token, 2147483647)))
-    tl.store(highest + out, tl.max(raw))
+    tl.store(tokens + out, token)
+    tl.store(highest + out, raw)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def _choose_best_kernel(
-    scores: tl.tensor, tokens: tl.tensor, highest: tl.tensor, chosen: tl.tensor, parts: tl.tensor, BLOCK: tl.constexpr
+    scores: tl.tensor,
+    tokens: tl.tensor,
+    highest: tl.tensor,
+    chosen: tl.tensor,
+    parts: tl.tensor,
+    MOST_PARTS: tl.constexpr,
 ) -> None:
     """Row i: the token of the best of its parts, or NOT_FINITE or NONE_LEFT."""
     i = tl.program_id(0)
-    part = tl.arange(0, BLOCK)
+    part = tl.arange(0, MOST_PARTS)
     mask = part < parts
     source = i * parts + part
     score = tl.load(scores + source, mask=mask, other=-float("inf"))
-    token = tl.load(tokens + source, mask=mask, other=2147483647)
+    token = tl.load(tokens + source, mask=mask, other=NO_TOKEN)
     raw = tl.max(tl.load(highest + source, mask=mask, other=-float("inf")))
-    best = tl.min(tl.where(score == tl.max(score), token, 2147483647))
+    best = tl.min(tl.where(score == tl.max(score), token, NO_TOKEN))
     none = tl.where(raw == -float("inf"), NONE_LEFT, NOT_FINITE)
     tl.store(chosen + i, tl.where(tl.abs(raw) < float("inf"), best, none).to(tl.int64))
 
@@ -126,7 +182,7 @@ def choose_tokens(logits: Tensor, table: SamplingTable, rows: Tensor, positions:
     chosen = torch.empty(n, dtype=torch.int64, device=logits.device)
     if not n:
         return chosen
-    lowest, last_ids = find_thresholds(logits, table, rows)
+    limits = find_limits(logits, table, rows)
     part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
     parts = triton.cdiv(vocab_size, part_size)
     scores = torch.empty(n, parts, dtype=torch.float32, device=logits.device)
@@ -138,26 +194,19 @@ def choose_tokens(logits: Tensor, table: SamplingTable, rows: Tensor, positions:
         table.seeds,
         rows,
         positions,
-        lowest,
-        last_ids,
+        *limits,
         scores,
         tokens,
         highest,
         vocab_size,
-        logits.stride(0),
+        row_stride(logits),
+        limits.candidates.shape[1],
         part_size,
         TILE=TILE,
         num_warps=NUM_WARPS,
     )
-    _choose_best_kernel[(n,)](scores, tokens, highest, chosen, parts, BLOCK=triton.next_power_of_2(parts), num_warps=1)
+    _choose_best_kernel[(n,)](scores, tokens, highest, chosen, parts, MOST_PARTS=MOST_PARTS, num_warps=1)
     return chosen
-
-
-def size_of_parts(n: int, vocab_size: int, num_sms: int) -> int:
-    """Tokens of a part of the vocabulary, such that n rows keep every multiprocessor busy."""
-    tiles = triton.cdiv(vocab_size, TILE)
-    parts = min(tiles, triton.cdiv(PROGRAMS_PER_SM * num_sms, n))
-    return triton.cdiv(tiles, parts) * TILE
 
 
 def launches() -> list[Launch]:
@@ -170,16 +219,15 @@ def launches() -> list[Launch]:
         "rows": "*i32",
         "positions": "*i64",
         "lowest": "*fp32",
-        "last_ids": "*i32",
+        **dict.fromkeys(("last_ids", "counts"), "*i32"),
+        "candidates": "*fp32",
+        "candidate_ids": "*i32",
         **parts,
-        **dict.fromkeys(("vocab_size", "logits_stride", "part_size"), "i32"),
+        **dict.fromkeys(("vocab_size", "logits_stride", "candidates_stride", "part_size"), "i32"),
         "TILE": "constexpr",
     }
-    choose = {**parts, "chosen": "*i64", "parts": "i32", "BLOCK": "constexpr"}
+    choose = {**parts, "chosen": "*i64", "parts": "i32", "MOST_PARTS": "constexpr"}
     return [
         Launch("draw", _draw_kernel, draw, {"TILE": TILE}, NUM_WARPS),
-        *(
-            Launch(f"choose_best, {block} parts", _choose_best_kernel, choose, {"BLOCK": block}, 1)
-            for block in (1, 32, 256)
-        ),
+        Launch("choose_best", _choose_best_kernel, choose, {"MOST_PARTS": MOST_PARTS}, 1),
     ]

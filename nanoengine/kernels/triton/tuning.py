@@ -1,5 +1,5 @@
-"""Tuning: the sizes of kernels that only a measurement can choose. `benchmarks/gpu/tune.py` measures, and writes its choice for this
-kind of GPU where the next start finds it; without that file, the defaults hold."""
+"""Tuning: the sizes of kernels that only a measurement can choose. `benchmarks/gpu/tune.py` measures, and writes its choice for
+this kind of GPU where the next start finds it; without that file, the defaults hold."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-from nanoengine.layers.rotary import RotaryEmbedding
+from tests.support import angles_at
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-6
@@ -47,7 +47,7 @@ class Case:
         self.qkv = torch.randn(num_tokens, width + gap, generator=generator).to(dtype).to(DEVICE)[:, :width]
         self.norms = [(torch.rand(head_dim, generator=generator) + 0.5).to(dtype).to(DEVICE) for _ in range(2)]
         positions = torch.randint(0, 3000, (num_tokens,), generator=generator)
-        angles = RotaryEmbedding(head_dim, 10_000.0, positions.device)(positions)
+        angles = angles_at(positions, head_dim, 10_000.0)
         self.angles = [angle.to(DEVICE) for angle in angles]
         self.num_blocks = num_tokens // block_size + 3
         self.slots = torch.randperm(self.num_blocks * block_size, generator=generator)[:num_tokens].to(DEVICE)

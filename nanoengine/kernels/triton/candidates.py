@@ -1,0 +1,280 @@
+"""The few tokens among which the likeliest are, found without sorting, as in Dr. Top-k (Gaihre et al., 2021).
+
+All multiprocessors find the highest logit of each small group of tokens, the group's peak. What is above a bound is in the groups
+whose peaks are: those alone are looked at again. Nothing depends on how the work is split among multiprocessors.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanoengine.kernels import sampling
+from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+
+TILE = 1024
+"""Logits that a program looks at together."""
+
+NUM_WARPS = 4
+
+PROGRAMS_PER_SM = 8
+"""Programs that the rows are split into, at least, for each multiprocessor: they keep enough loads on their way."""
+
+MOST_PARTS = 256
+"""Most programs that share a row, a power of two."""
+
+GROUP = tl.constexpr(32)
+"""Tokens of a group: the smaller, the less is looked at again in vain, and the more peaks there are."""
+
+MOST_GROUPS = tl.constexpr(256)
+"""Most groups of a row that are looked at again: 5% of the logits of a large vocabulary."""
+
+LEAST_TEMPERATURE = tl.constexpr(sampling.LEAST_TEMPERATURE)
+
+
+@triton.jit
+def load_logits(row: tl.tensor, token: tl.tensor, size: tl.tensor) -> tl.tensor:
+    """Logits of a row; -inf beyond its end, and inf for NaN: both mean that the row has no finite highest logit."""
+    x = tl.load(row + token, mask=token < size, other=-float("inf"))
+    return tl.where(x == x, x, float("inf"))
+
+
+@triton.jit
+def tile(TILE: tl.constexpr) -> tl.tensor:
+    """Offsets of a tile as [4, TILE / 4]: wide enough for all threads, so that a column is reduced by one of them alone."""
+    return tl.arange(0, 4)[:, None] * (TILE // 4) + tl.arange(0, TILE // 4)[None, :]
+
+
+@triton.jit
+def weight_of(x: tl.tensor, highest: tl.tensor, inverse: tl.tensor, BY_MASS: tl.constexpr) -> tl.tensor:
+    """What a token counts in a search: its probability, relative to the likeliest one's, or 1."""
+    return tl.exp((x - highest) * inverse) if BY_MASS else tl.full(x.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def range_of(row: tl.tensor, size: tl.tensor, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The lowest logit above -inf, and the highest of all."""
+    low = tl.full([TILE // 4], float("inf"), tl.float32)
+    high = tl.full([TILE // 4], -float("inf"), tl.float32)
+    for start in range(0, size, TILE):
+        x = load_logits(row, start + tile(TILE), size)
+        low = tl.minimum(low, tl.min(tl.where(x == -float("inf"), float("inf"), x), axis=0))
+        high = tl.maximum(high, tl.max(x, axis=0))
+    return tl.min(low), tl.max(high)
+
+
+@triton.jit
+def has_filters(
+    temperature: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, min_p: tl.tensor, vocab_size: tl.tensor
+) -> tl.tensor:
+    """Whether a row keeps less than all; the likeliest token is always kept."""
+    return (temperature > 0) & (((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0))
+
+
+@triton.jit(do_not_specialize=["part_size"], do_not_specialize_on_alignment=["rows"])
+def _find_peaks_kernel(
+    logits: tl.tensor,
+    temperatures: tl.tensor,
+    top_ks: tl.tensor,
+    top_ps: tl.tensor,
+    min_ps: tl.tensor,
+    rows: tl.tensor,
+    peaks: tl.tensor,
+    masses: tl.tensor,
+    vocab_size: tl.tensor,
+    logits_stride: tl.tensor,
+    part_size: tl.tensor,
+    TILE: tl.constexpr,
+) -> None:
+    """Program (i, j): the highest logit of each group in part j of row i, and what the group weighs relative to that.
+
+    Nothing is done for a row without filters.
+    """
+    i = tl.program_id(0)
+    entry = tl.load(rows + i)
+    temperature = tl.load(temperatures + entry)
+    top_k, top_p, min_p = tl.load(top_ks + entry), tl.load(top_ps + entry), tl.load(min_ps + entry)
+    if has_filters(temperature, top_k, top_p, min_p, vocab_size):
+        inverse = 1.0 / tl.maximum(temperature, LEAST_TEMPERATURE)
+        row = logits + i.to(tl.int64) * logits_stride
+        num_groups = tl.cdiv(vocab_size, GROUP)
+        first = tl.program_id(1) * part_size
+        for start in range(first, tl.minimum(first + part_size, vocab_size), TILE):
+            token = start + tl.arange(0, TILE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            x = load_logits(row, token, vocab_size)
+            peak = tl.max(x, axis=1)
+            weight = tl.where(x > -float("inf"), weight_of(x, peak[:, None], inverse, True), 0.0)
+            group = start // GROUP + tl.arange(0, TILE // GROUP)
+            out = i * num_groups + group
+            tl.store(peaks + out, peak, mask=group < num_groups)
+            tl.store(masses + out, tl.sum(weight, axis=1), mask=group < num_groups)
+
+
+@triton.jit
+def _order(x: tl.tensor) -> tl.tensor:
+    """An integer for a float32 that is higher for higher numbers."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _in_order(order: tl.tensor) -> tl.tensor:
+    """The float32 of an `_order`, which undoes itself."""
+    return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bound_of_groups(
+    peaks: tl.tensor, num_groups: tl.tensor, low: tl.tensor, highest: tl.tensor, TILE: tl.constexpr
+) -> tl.tensor:
+    """A value that at most MOST_GROUPS groups are above, and half as many at least unless too many are alike."""
+    few = tl.full([], 0, tl.int32)
+    below, bound = _order(low) - 1, _order(tl.where(num_groups > MOST_GROUPS, highest, -float("inf")))
+    while (below < bound) & (2 * few < MOST_GROUPS):
+        middle = (below & bound) + ((below ^ bound) >> 1)  # their sum may not fit
+        count = tl.zeros([TILE // 4], tl.int32)
+        for start in range(0, num_groups, TILE):
+            peak = load_logits(peaks, start + tile(TILE), num_groups)
+            count += tl.sum((peak > _in_order(middle)).to(tl.int32), axis=0)
+        above = tl.sum(count)
+        fits = above <= MOST_GROUPS
+        below = tl.where(fits, below, middle + 1)
+        bound = tl.where(fits, middle, bound)
+        few = tl.where(fits, above, few)
+    return _in_order(bound)
+
+
+@triton.jit
+def gather(
+    row: tl.tensor,
+    vocab_size: tl.tensor,
+    peaks: tl.tensor,
+    num_groups: tl.tensor,
+    bound: tl.tensor,
+    groups: tl.tensor,
+    candidates: tl.tensor,
+    candidate_ids: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """Write all logits above the bound and their ids, in order, and first the groups that they are in.
+
+    Returns how many logits that is: as many as the groups have tokens at most, which is MOST_GROUPS * GROUP.
+    """
+    num_chosen = 0
+    for start in range(0, num_groups, TILE):
+        group = start + tl.arange(0, TILE)
+        chosen = load_logits(peaks, group, num_groups) > bound
+        place = num_chosen + tl.cumsum(chosen.to(tl.int32)) - 1
+        tl.store(groups + place, group, mask=chosen)
+        num_chosen += tl.sum(chosen.to(tl.int32))
+    tl.debug_barrier()  # other threads read what was written
+    found = 0
+    for start in range(0, num_chosen * GROUP, TILE):
+        place = start + tl.arange(0, TILE)
+        group = tl.load(groups + place // GROUP, mask=place < num_chosen * GROUP, other=num_groups)
+        token = group * GROUP + place % GROUP
+        x = load_logits(row, token, vocab_size)
+        chosen = x > bound
+        place = found + tl.cumsum(chosen.to(tl.int32)) - 1
+        tl.store(candidates + place, x, mask=chosen)
+        tl.store(candidate_ids + place, token, mask=chosen)
+        found += tl.sum(chosen.to(tl.int32))
+    tl.debug_barrier()
+    return found
+
+
+@triton.jit
+def mass_of_groups(
+    peaks: tl.tensor,
+    masses: tl.tensor,
+    num_groups: tl.tensor,
+    highest: tl.tensor,
+    inverse: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """What all logits weigh."""
+    total = tl.zeros([TILE // 4], tl.float32)
+    for start in range(0, num_groups, TILE):
+        group = start + tile(TILE)
+        mass = tl.load(masses + group, mask=group < num_groups, other=0.0)
+        total += tl.sum(mass * weight_of(load_logits(peaks, group, num_groups), highest, inverse, True), axis=0)
+    return tl.sum(total)
+
+
+@triton.jit
+def mass_kept(
+    row: tl.tensor,
+    size: tl.tensor,
+    value: tl.tensor,
+    equals: tl.tensor,
+    highest: tl.tensor,
+    inverse: tl.tensor,
+    TILE: tl.constexpr,
+) -> tl.tensor:
+    """What all logits above `value` weigh, and at most `equals` of those equal to it: there may be fewer."""
+    total = tl.zeros([TILE // 4], tl.float32)
+    count = tl.zeros([TILE // 4], tl.int32)
+    for start in range(0, size, TILE):
+        x = load_logits(row, start + tile(TILE), size)
+        total += tl.sum(tl.where(x > value, weight_of(x, highest, inverse, True), 0.0), axis=0)
+        count += tl.sum((x == value).to(tl.int32), axis=0)
+    return tl.sum(total) + tl.minimum(tl.sum(count), equals) * tl.exp((value - highest) * inverse)
+
+
+def find_peaks(logits: Tensor, table: SamplingTable, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest logit of each group of tokens, of the rows that have filters: the arguments are those of `choose_tokens`.
+
+    Returns:
+        peaks: [n, num_groups] float32.
+        masses: [n, num_groups] float32: the probability of each group relative to that of its likeliest token.
+    """
+    n, vocab_size = logits.shape
+    part_size = size_of_parts(n, vocab_size, num_multiprocessors(logits.device, interpreted=1))
+    peaks = torch.empty(n, triton.cdiv(vocab_size, GROUP.value), dtype=torch.float32, device=logits.device)
+    masses = torch.empty_like(peaks)
+    _find_peaks_kernel[(n, triton.cdiv(vocab_size, part_size))](
+        logits,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        rows,
+        peaks,
+        masses,
+        vocab_size,
+        row_stride(logits),
+        part_size,
+        TILE=TILE,
+        num_warps=NUM_WARPS,
+    )
+    return peaks, masses
+
+
+def size_of_parts(n: int, vocab_size: int, num_sms: int) -> int:
+    """Tokens of a part of the vocabulary, such that n rows keep every multiprocessor busy."""
+    tiles = triton.cdiv(vocab_size, TILE)
+    parts = min(tiles, MOST_PARTS, triton.cdiv(PROGRAMS_PER_SM * num_sms, n))
+    return triton.cdiv(tiles, parts) * TILE
+
+
+def row_stride(logits: Tensor) -> int:
+    """Numbers from row to row: for one row, whose stride may be anything, what it is for several."""
+    return logits.stride(0) if len(logits) > 1 else logits.shape[1]
+
+
+def launches() -> list[Launch]:
+    """The configuration of the kernel."""
+    signature = {
+        "logits": "*fp32",
+        "temperatures": "*fp32",
+        "top_ks": "*i32",
+        **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
+        "rows": "*i32",
+        **dict.fromkeys(("peaks", "masses"), "*fp32"),
+        **dict.fromkeys(("vocab_size", "logits_stride", "part_size"), "i32"),
+        "TILE": "constexpr",
+    }
+    return [Launch("find_peaks", _find_peaks_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

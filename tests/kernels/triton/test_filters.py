@@ -1,0 +1,135 @@
+"""What the filters keep on the device, against a sort in float64."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.triton.sampled_rows import (
+    DEVICE,
+    GREEDY,
+    KINDS,
+    VOCAB_SIZES,
+    Rows,
+    kept_exactly,
+    random_logits,
+    random_params,
+)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    kind=st.sampled_from(KINDS),
+    n=st.integers(1, 4),
+    vocab_size=st.sampled_from(VOCAB_SIZES),
+    seed=st.integers(0, 10_000),
+)
+@example(kind="banned", n=3, vocab_size=17, seed=7391)  # top_k above the number of tokens that are not banned
+@example(kind="random", n=2, vocab_size=20_011, seed=0)
+@example(kind="peaked", n=2, vocab_size=20_011, seed=1)
+@example(kind="ties", n=2, vocab_size=20_011, seed=2)
+@example(kind="banned", n=2, vocab_size=20_011, seed=3)
+@example(kind="wide", n=2, vocab_size=20_011, seed=4)
+def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, seed: int) -> None:
+    rng, logits = random.Random(seed), random_logits(kind, n, vocab_size, seed)
+    rows = Rows([random_params(rng, vocab_size) for _ in range(n)], seed)
+    for row, params, mask in zip(logits, rows.params, rows.kept(logits), strict=True):
+        found = set(mask.nonzero()[:, 0].tolist())
+        if params.temperature == 0:
+            assert len(found) == vocab_size  # nothing to look for
+            continue
+        exact, close = kept_exactly(row, params)
+        finite = set(row.isfinite().nonzero()[:, 0].tolist())
+        assert (found ^ exact) & finite <= close, (kind, params)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top_k", [1, 2, 700, 4999, 5002])
+def test_top_k_keeps_exactly_k(kind: str, top_k: int) -> None:
+    logits = random_logits(kind, 1, 5003, top_k)
+    mask = Rows([{"top_k": top_k}]).kept(logits)[0]
+    order = logits[0].sort(descending=True, stable=True).indices[:top_k]
+    finite = logits[0].isfinite()
+    assert set(mask.logical_and(finite).nonzero()[:, 0].tolist()) == {t for t in order.tolist() if finite[t]}
+
+
+@pytest.mark.parametrize(("top_p", "expected"), [(1e-6, 1), (0.0499, 50), (0.4999, 500), (0.9999, 1000), (1.0, 1000)])
+def test_top_p_of_equal_logits_keeps_the_first(top_p: float, expected: int) -> None:
+    mask = Rows([{"top_p": top_p}]).kept(torch.zeros(1, 1000, device=DEVICE))[0]
+    assert int(mask.sum()) == expected
+    assert mask[:expected].all()
+
+
+def test_values_of_all_sizes_end_the_search() -> None:
+    logits = torch.tensor([[3e38, 1e38, 1.0, 1e-45, 0.0, -0.0, -1e-45, -1e-30, -1.0, -3e38, -torch.inf]], device=DEVICE)
+    for top_k in range(1, 12):
+        mask = Rows([{"top_k": top_k}]).kept(logits)[0]
+        assert int(mask[:10].sum()) == min(top_k, 10), top_k
+        assert mask[: min(top_k, 10)].all()
+
+
+def test_a_last_token_that_many_share() -> None:
+    logits = torch.zeros(3, 9001, device=DEVICE)
+    logits[:, 7000:] = 1.0
+    found = Rows([{"top_k": k} for k in (2, 1500, 2500)]).kept(logits)
+    assert found.sum(-1).tolist() == [2, 1500, 2500]
+    assert found[0, 7000:7002].all()
+    assert found[1, 7000:8500].all()
+    assert found[2, 7000:].all()
+    assert found[2, :499].all()
+
+
+def test_min_p_may_end_above_a_limit_that_many_share() -> None:
+    logits = torch.zeros(1, 40, device=DEVICE)
+    logits[0, [5, 9]] = 1.0
+    mask = Rows([{"top_k": 3, "min_p": 1.0}]).kept(logits)[0]
+    assert mask.nonzero()[:, 0].tolist() == [5, 9]
+
+
+# ---- candidates
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_are_the_likeliest(kind: str) -> None:
+    logits = random_logits(kind, 1, 20_011, 0)
+    limits = Rows([{"top_k": 3, "top_p": 0.9}]).limits(logits)
+    count, row = int(limits.counts[0]), logits[0]
+    assert (count > 0) == (kind != "flat")
+    ids = limits.candidate_ids[0, :count].long()
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    assert limits.candidates[0, :count].equal(row[ids])
+    if count:
+        assert set(ids.tolist()) == set((row >= row[ids].min()).nonzero()[:, 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("params", "among_candidates"),
+    [
+        ({"top_k": 100}, True),
+        ({"top_k": 5000}, False),
+        ({"top_k": 5000, "top_p": 0.1}, False),  # what top_k leaves has to be known
+        ({"top_p": 0.3}, True),
+        ({"top_p": 0.99}, False),
+        ({"min_p": 0.3}, True),
+        ({"min_p": 1e-6}, False),
+        ({"top_p": 0.99, "min_p": 0.3}, True),
+        ({}, False),
+        (GREEDY, False),
+    ],
+    ids=str,
+)
+def test_the_whole_row_is_searched_only_where_candidates_do_not_tell(
+    params: dict[str, float], among_candidates: bool
+) -> None:
+    logits = random_logits("random", 1, 20_011, 5)
+    logits[0, 77:20_000:400] += 8  # 50 tokens have nearly all of the probability
+    rows = Rows([params])
+    assert bool(rows.limits(logits).counts[0]) == among_candidates
+    found = set(rows.kept(logits)[0].nonzero()[:, 0].tolist())
+    if params != GREEDY:
+        exact, close = kept_exactly(logits[0], rows.params[0])
+        assert found ^ exact <= close

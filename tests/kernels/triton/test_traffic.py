@@ -1,0 +1,78 @@
+"""Bytes that each kernel moves, beside those that it must: what it is given once, and what it returns."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if torch.cuda.is_available():
+    pytest.skip("bytes are counted in the interpreter, which is off where there is a GPU", allow_module_level=True)
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from nanoengine.kernels.triton import few_rows
+from nanoengine.kernels.triton.activation import silu_and_multiply
+from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
+from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+from nanoengine.kernels.triton.write_kv import write_kv
+from tests.kernels.triton.traffic import counting
+
+HALF = torch.bfloat16
+ROWS, SIZE = 3, 256
+
+
+def half(*shape: int) -> Tensor:
+    return torch.randn(shape).to(HALF)
+
+
+def test_norms_and_gates_move_nothing_twice() -> None:
+    x, weight = half(ROWS, SIZE), half(SIZE)
+    with counting() as norm:
+        rms_norm(x, weight, 1e-6)
+    assert norm.total == 2 * x.nbytes + ROWS * weight.nbytes  # every row's program reads the weight, from the cache
+    with counting() as added:
+        add_rms_norm(x, half(ROWS, SIZE), weight, 1e-6)
+    assert added.total == 4 * x.nbytes + ROWS * weight.nbytes
+    with counting() as gate:
+        silu_and_multiply(half(ROWS, 2 * SIZE))
+    assert gate.total == 3 * x.nbytes
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_products_of_few_rows_read_their_weights_once(gated: bool) -> None:
+    """Every program reads the rows, twice with a norm: they stay in the cache, and are small beside the weights."""
+    outputs = 96
+    x, residual, norm = half(ROWS, SIZE), half(ROWS, SIZE), half(SIZE)
+    weight = half(outputs * (1 + gated), SIZE)
+    tile, _ = few_rows._shape(HALF, SIZE, outputs)
+    programs = outputs // tile
+    with counting() as traffic:
+        out, total = few_rows.product_of_few_rows(x, weight, residual=residual, norm=norm, eps=1e-6, gated=gated)
+    rows = programs * (2 * (x.nbytes + residual.nbytes) + norm.nbytes)
+    assert traffic.loaded == weight.nbytes + rows
+    assert traffic.stored == out.nbytes + total.nbytes
+
+
+def test_rotation_and_write_move_nothing_twice() -> None:
+    heads, kv_heads, dim, block_size = 4, 2, 64, 16
+    qkv, weight = half(ROWS, (heads + 2 * kv_heads) * dim), half(dim)
+    cos, sin = torch.rand(2, ROWS, 1, dim // 2)
+    k_cache, v_cache = (half(2, block_size, kv_heads, dim) for _ in range(2))
+    slots = torch.tensor([3, -1, 20])
+    with counting() as traffic:
+        rotate_and_write(qkv, weight, weight, 1e-6, cos, sin, k_cache, v_cache, slots)
+    assert traffic.stored == qkv.nbytes - 2 * kv_heads * dim * HALF.itemsize, "a token without a slot has no K and V"
+    programs = 3  # of a token: the heads of q, of k, of v
+    constants = ROWS * (programs * slots.itemsize + 2 * (weight.nbytes + 2 * cos[0].nbytes))
+    assert traffic.loaded == qkv.nbytes + constants
+
+
+def test_writing_moves_nothing_twice() -> None:
+    k, v = half(ROWS, 2, 64), half(ROWS, 2, 64)
+    caches, slots = (half(2, 16, 2, 64), half(2, 16, 2, 64)), torch.tensor([3, -1, 20])
+    with counting() as traffic:
+        write_kv(k, v, *caches, slots)
+    assert traffic.loaded == (k[:2].nbytes + v[:2].nbytes) + slots.nbytes
+    assert traffic.stored == k[:2].nbytes + v[:2].nbytes
