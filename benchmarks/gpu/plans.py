@@ -41,52 +41,13 @@ params = [SamplingParams(max_tokens=5, top_p=0.9 + 0.1 * i, temperature=0.8 * i,
 print([output.outputs[0].token_ids for output in llm.generate(["To be", "Whether 'tis"], params, use_tqdm=False)])
 """
 
-SMALL_ENGINE = [
-    *[
-        "--device",
-        "cpu",
-        "--dtype",
-        "float32",
-        "--model",
-        "demo",
-        "--option",
-        "num_kv_blocks=60",
-        "--parts",
-        "one stream",
-    ],
-    *[
-        "--stream-len",
-        "8",
-        "3",
-        "--repeat",
-        "1",
-        "--input-len",
-        "3",
-        "9",
-        "--output-len",
-        "2",
-        "4",
-        "--decode-len",
-        "4",
-    ],
-    *["--decode-steps", "2"],
-]
-SMALL_BENCH = [
-    "--device",
-    "cpu",
-    "--dtype",
-    "float32",
-    "--shape",
-    "tiny",
-    "--repeat",
-    "1",
-    "--ragged",
-    "2",
-    "--scale",
-    "100",
-]
-SMALL_KERNELS = [*SMALL_BENCH, "--parts", "ragged", "rows", "placing", "--batch", "2", "--context", "16", "--rows", "3"]
-INTERPRETED = {"TRITON_INTERPRET": "1"}
+SMALL_ENGINE = shlex.split(
+    "--device cpu --dtype float32 --model demo --option num_kv_blocks=60 --parts 'one stream' --stream-len 8 3 --repeat 1 "
+    "--input-len 3 9 --output-len 2 4 --decode-len 4 --decode-steps 2"
+)
+SMALL_BENCH = shlex.split("--device cpu --dtype float32 --shape tiny --repeat 1 --ragged 2 --scale 100")
+SMALL_KERNELS = [*SMALL_BENCH, *shlex.split("--parts ragged rows placing --batch 2 --context 16 --rows 3")]
+INTERPRETED = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
 
 def stages_of(call: str, ledger: Ledger, *, miniature: bool) -> list[Stage]:
@@ -95,7 +56,8 @@ def stages_of(call: str, ledger: Ledger, *, miniature: bool) -> list[Stage]:
         return _small_tests() if miniature else _tests()
     stages = _small_figures() if miniature else _figures()
     if call == "again":
-        passed = [name for name in CHECKED_ONCE if ledger.state("figures", name) == DONE]
+        once = (*CHECKED_ONCE, "warm") if miniature else CHECKED_ONCE
+        passed = [name for name in once if ledger.state("figures", name) == DONE]
         stages = [stage for stage in stages if stage.name not in passed]
     return stages
 
@@ -112,12 +74,11 @@ def _figures() -> list[Stage]:
 
 
 def _tests() -> list[Stage]:
-    sanitizer = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", PYTHON, "-c", SHORT_RUN]
-    profiled = _module("kernels", "--parts", "decode", "--batch", "64", "--context", "2048", "--repeat", "1")
-    sections = [
-        word for name in ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy") for word in ("--section", name)
-    ]
-    ncu = ["ncu", "--clock-control", "none", "-k", "regex:_decode_kernel", "-s", "3", "-c", "1", *sections, *profiled]
+    sanitizer = [*shlex.split("compute-sanitizer --tool memcheck --error-exitcode 9"), PYTHON, "-c", SHORT_RUN]
+    own_memory = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # so that each tensor has bounds
+    ncu = shlex.split("ncu --clock-control none --kernel-name regex:_decode_kernel --launch-skip 3 --launch-count 1")
+    ncu += [f"--section={name}" for name in ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy")]
+    ncu += _module("kernels", *shlex.split("--parts decode --batch 64 --context 2048 --repeat 1"))
     engines = [
         Stage(name, seconds, [*PYTEST, "-v", "--durations=5", f"tests/gpu/{name}.py"])
         for name, seconds in GPU_TESTS.items()
@@ -125,9 +86,7 @@ def _tests() -> list[Stage]:
     return [
         Stage("triton", 150, _side_by_side(TRITON_TESTS, PROCESSES)),
         *engines,
-        Stage(
-            "memcheck", 25, sanitizer, program="compute-sanitizer", environment={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        ),
+        Stage("memcheck", 25, sanitizer, program="compute-sanitizer", environment=own_memory),
         Stage("tune", 50, _module("tune"), saves=True),
         Stage("ncu", 10, ncu, program="ncu"),
     ]
