@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -24,14 +25,15 @@ def pack(cache: Path, archive: Path) -> int:
     A kernel is a folder, and goes whole or not at all.
     """
     kernels = {folder: _files(folder) for folder in cache.iterdir() if folder.is_dir()} if cache.is_dir() else {}
-    left_out = 0
-    with archive.open("wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
+    left_out, new = 0, archive.with_suffix(".new")
+    with new.open("wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
         for folder, files in sorted(kernels.items(), key=lambda item: sum(file.stat().st_size for file in item[1])):
             if raw.tell() + sum(file.stat().st_size for file in files) > MOST_BYTES:
                 left_out += 1
                 continue
             for file in files:
                 tar.add(file, arcname=f"{folder.name}/{file.name}")
+    os.replace(new, archive)  # at once: half an archive is none
     return left_out
 
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ledger = Ledger(out)
     if not args.miniature and not _machine_is_fit(ledger):
+        ledger.finish()
         return 2
     with tempfile.TemporaryDirectory(prefix="triton-") as cache:
         _set_environment(out, Path(cache))
@@ -94,7 +96,10 @@ def _set_environment(out: Path, cache: Path) -> None:
     given = os.environ.get("TRITON_ARCHIVE")
     packed = Path(given) if given else out / archive.NAME
     if packed.exists():
-        archive.unpack(packed, cache)
+        try:
+            archive.unpack(packed, cache)
+        except (OSError, EOFError, ValueError, tarfile.TarError) as error:
+            print(f"{packed} cannot be unpacked, and kernels are compiled anew: {error}")
     os.environ |= {
         "TRITON_CACHE_DIR": str(cache),
         "NANOENGINE_TUNING": str(out / "tuning"),

@@ -122,7 +122,7 @@ def _time_decode(bench: Bench, tuning: Tuning, lens: list[int], memory: torch.Te
         seconds = bench.clock.seconds(
             partial(backend.attend, q, *cache, metadata, AttentionSpec(bench.model.head_dim**-0.5))
         )
-    except RuntimeError as error:  # more shared memory than there is, say
+    except Exception as error:  # more shared memory than there is, say: Triton and torch have no error in common
         bench.report.warn(f"left out: {_decode_case(tuning)}: {error}")
         return float("inf")
     share = bench.decode_bytes(lens) / seconds / bench.rates.bytes_s

@@ -61,8 +61,10 @@ def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
         assert any(name.endswith(".cubin") for name in archive.getnames())
     assert all(title in (out / "logs.txt").read_text() for title in ("==== figures: warm", "==== again: kernels"))
 
-    again = call("figures", str(out), "--miniature")
+    (tmp_path / "half.tar.gz").write_bytes((out / "triton.tar.gz").read_bytes()[:100])
+    again = call("figures", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
     assert again.returncode == 0
+    assert "kernels are compiled anew" in again.stdout
     assert again.stdout.count("done before") == 4
 
 
