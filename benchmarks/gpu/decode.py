@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
@@ -15,10 +16,34 @@ from benchmarks.limit import StepWork
 from benchmarks.report import Report
 from benchmarks.session import Session
 from nanoengine import SamplingParams
+from nanoengine.engine.executor import Executor, Launched
+from nanoengine.engine.messages import StepPlan
 
 TOP_KERNELS = 30
 NAME_LENGTH = 100
 """Those of templates are longer than anybody reads."""
+
+
+class LaunchTimes:
+    """Stands in for an engine's executor, and sees how long the host takes to launch a step."""
+
+    def __init__(self, executor: Executor):
+        self.executor = executor
+        self.info = executor.info
+        self.seconds: list[float] = []
+
+    def launch(self, plan: StepPlan) -> Launched:
+        start = perf_counter()
+        launched = self.executor.launch(plan)
+        self.seconds.append(perf_counter() - start)
+        return launched
+
+    def close(self) -> None:
+        self.executor.close()
+
+    @property
+    def median_us(self) -> float:
+        return 1e6 * statistics.median(self.seconds)
 
 
 def decode(bench: Bench, session: Session) -> None:
@@ -44,16 +69,19 @@ def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_k
             engine.step()
         return perf_counter() - start
 
+    launches = LaunchTimes(engine.executor)
+
     try:
         while engine.scheduler.waiting or engine.scheduler.begun:
             engine.step()
         steps(SETTLING_STEPS)
+        engine.executor = launches
         seconds = steps(count) / count
         context = sum(
             len(request.prompt_token_ids) + request.completions[0].seq.num_output_tokens for request in requests
         )
         least = session.limit.seconds(StepWork(num_seqs, num_seqs, context, context), bench.ceiling)
-        figures = {"step_ms": 1000 * seconds, "limit_share": least / seconds}
+        figures = {"step_ms": 1000 * seconds, "limit_share": least / seconds, "launch_us": launches.median_us}
         case = {"work": "decode", "mode": str(mode), "num_seqs": num_seqs}
         if session.device.type == "cuda":
             activities = record(lambda: _wait_after(lambda: steps(count)))
@@ -62,6 +90,7 @@ def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_k
                 _report_kernels(bench.report, activities, num_seqs, count)
         bench.report.add(case, figures)
     finally:
+        engine.executor = launches.executor
         for request in requests:
             engine.abort(request.request_id)
 

@@ -9,13 +9,10 @@ The JSON is written after each part, so that a part that fails, or a run that is
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from copy import copy
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -24,7 +21,6 @@ from benchmarks.drive import Run
 from benchmarks.figures import Figures, latency_figures, step_figures
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.decode import decode
-from benchmarks.gpu.kernels import PACKAGE_BLOCK
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import Bench, kept_going
 from benchmarks.latency import stream_figures
@@ -36,9 +32,8 @@ from benchmarks.session import Session, open_session
 from benchmarks.startup import first_token
 from benchmarks.workload import NANO_VLLM, Workload, random_tokens, random_workload
 from nanoengine import LLM, SamplingParams
-from nanoengine.errors import InvalidConfig
 
-PARTS = ("equal tokens", "one stream", "workload", "decode", "other backends", "start-up")
+PARTS = ("equal tokens", "one stream", "workload", "decode", "start-up")
 ON_ONE_ENGINE = ("one stream", "workload", "decode")
 
 WARM_UPS = 2
@@ -68,7 +63,6 @@ def main(arguments: Sequence[str]) -> int:
                 bench.run("workload", lambda: workload(bench, session))
                 bench.run("decode", lambda: decode(bench, session))
         _give_back(device)
-        bench.run("other backends", lambda: other_backends(bench))
         bench.run("start-up", lambda: start_up(bench))
     report.show()
     return 1 if "failed" in report.facts else 0
@@ -106,34 +100,11 @@ def equal_tokens(bench: Bench, device: torch.device) -> None:
     bench.report.add({"work": "equal tokens"}, figures | {"differing": float(differing)})
 
 
-def other_backends(bench: Bench) -> None:
-    """The workload with each attention backend that a package brings, in blocks of the size that it takes."""
-    for name in ("flash_attn", "torch_varlen"):
-        args, report = copy(bench.args), Report("", dict(bench.report.facts))
-        args.option = [*args.option, ("attention_backend", name), ("block_size", PACKAGE_BLOCK)]
-        try:
-            with open_session(args, report, bench.longest) as session:
-                work = _workload(bench, session)
-                _warm_up(session, work)
-                run = session.run(work, name)
-                case = {"work": "workload", "mode": f"{name}, blocks of {PACKAGE_BLOCK}"}
-                bench.report.add(case, _workload_figures(bench, session, work, run))
-        except InvalidConfig as error:
-            bench.report.warn(f"left out: {error}")
-
-
 def start_up(bench: Bench) -> None:
-    """Fresh processes: the first finds no compiled kernels, the second does, the third records no graphs."""
-    options = engine_options(bench.args)
+    """A fresh process. Kernels are compiled as far as the cache has them: after the other parts, all of them."""
     bench.report.warn("start-up: the weights' file is in the page cache")
-    with tempfile.TemporaryDirectory() as folder, _environment(TRITON_CACHE_DIR=folder):
-        for variant, more in (
-            ("no kernels compiled yet", {}),
-            ("kernels compiled before", {}),
-            ("no graphs", {"enforce_eager": True}),
-        ):
-            figures = first_token(ENGINE, str(bench.args.model), bench.args.stream_len[0], options | more)
-            bench.report.add({"work": "start-up", "variant": variant}, figures)
+    figures = first_token(ENGINE, str(bench.args.model), bench.args.stream_len[0], engine_options(bench.args))
+    bench.report.add({"work": "start-up"}, figures)
 
 
 # ---- on one engine
@@ -214,21 +185,6 @@ def _say_what_is_missing(bench: Bench, modes: Sequence[Mode]) -> None:
 def _give_back(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Environment variables for processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _parser() -> argparse.ArgumentParser:

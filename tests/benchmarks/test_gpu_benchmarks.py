@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,19 @@ from benchmarks.gpu import clock as gpu_clock
 from benchmarks.gpu import engine as gpu_engine
 from benchmarks.gpu import kernels as gpu_kernels
 from benchmarks.gpu.clock import Clock, Rates, measure_rates
+from benchmarks.gpu.kernel_bench import Bench, lens_of_workload
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import kept_going
 from benchmarks.gpu.targets import TARGETS
 from benchmarks.report import Report
+from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine import LLM, SamplingParams
 from tests.support import model_runner
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = ["--device", "cpu", "--dtype", "float32"]
 SMALL_KERNELS = ["--shape", "tiny", "--batch", "1", "2", "--context", "16", "40", "--prompt", "8", "--rows", "1", "3"]
+RAGGED = ["--ragged", "2", "--scale", "100"]
 SMALL_ENGINE = [
     *["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6", "--stream-len", "16", "5"],
     *["--decode-len", "8", "--decode-steps", "3", "--repeat", "1", "--workload-repeat", "1"],
@@ -49,19 +51,21 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kernels.json"
-    assert gpu_kernels.main([*CPU, *SMALL_KERNELS, "--repeat", "2", "--save", str(path)]) == 0
+    assert gpu_kernels.main([*CPU, *SMALL_KERNELS, *RAGGED, "--repeat", "2", "--save", str(path)]) == 0
     found = [row["case"] for row in rows(path)]
     kernels = {case["kernel"].split(":")[0] for case in found}
     assert kernels >= {"decode attention", "prefill attention", "rotate_and_write", "add_rms_norm"}
     assert kernels >= {"product", "place_tokens", "choose_tokens"}
     assert sum(case["kernel"] == "decode attention" and case["backend"] == "torch" for case in found) == 4
     assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
+    assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5
+    assert any(case["kernel"] == "ragged decode attention" and case["batch"] == 2 for case in found)
     assert "left out: silu_and_multiply" in capsys.readouterr().out
 
 
 def test_shares_are_of_what_the_device_can_do() -> None:
     report, work = Report("some"), torch.zeros(1 << 20)
-    bench = gpu_kernels.Bench(*[None] * 2, *[None] * 4, Clock(torch.device("cpu"), 3), Rates(1e9, 2e9, 3e9))  # type: ignore[arg-type]
+    bench = Bench(*[None] * 2, *[None] * 4, Clock(torch.device("cpu"), 3), Rates(1e9, 2e9, 3e9))  # type: ignore[arg-type]
     bench.report = report
     bench.add({"kernel": "sum"}, work.sum, num_bytes=4 << 20, flop=1 << 20)
     figures = {name: figure["median"] for name, figure in report.rows[0].figures.items()}
@@ -69,6 +73,17 @@ def test_shares_are_of_what_the_device_can_do() -> None:
     assert figures["gb_s"] == pytest.approx((4 << 20) / seconds / 1e9, rel=0.5)
     assert figures["bandwidth_share"] == pytest.approx(figures["gb_s"] / 2, rel=0.5), "of the faster of read and copy"
     assert figures["limit_share"] == pytest.approx(figures["bandwidth_share"]), "there is more to move than to multiply"
+
+
+def test_steps_of_the_workload() -> None:
+    work = random_workload(*NANO_VLLM, vocab_size=1 << 16, seed=0)
+    assert lens_of_workload(256) == [len(prompt) + min(work.output_lens) - 1 for prompt in work.prompts]
+    for count in (131, 40, 8):
+        lens = lens_of_workload(count)
+        assert len(lens) == count
+        assert max(lens) <= 2048
+        assert sum(lens) / count > 900
+    assert lens_of_workload(8, scale=10_000) == [1] * 8
 
 
 def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,19 +106,20 @@ def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for mode in ("overlap, eager", "one at a time, eager"):
         assert {"ttft_ms", "tpot_ms", "ttft_ms_share"} <= found["one stream", mode].keys()
         assert {"output_tok_s", "output_tok_s_share", "decode_limit_share"} <= found["workload", mode].keys()
-        assert {"step_ms", "limit_share"} <= found["decode", mode].keys()
+        assert {"step_ms", "limit_share", "launch_us"} <= found["decode", mode].keys()
     assert found["overlap", None]["times_as_fast"]["median"] > 0
     starts = [figures for (work, _), figures in found.items() if work == "start-up"]
-    assert len(starts) == 3
+    assert len(starts) == 1
     shown = capsys.readouterr().out
-    for missing in ("CUDA graphs", "how busy the device is", "flash_attn", "torch_varlen"):
-        assert f"left out: {missing}" in shown or f"{missing}: " in shown
+    for missing in ("CUDA graphs", "how busy the device is"):
+        assert f"left out: {missing}" in shown
 
 
 def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:
     """Their words are the same in both places; a misspelled one would be "not run" for ever."""
     sources = "".join(
-        (ROOT / "benchmarks" / "gpu" / f"{name}.py").read_text() for name in ("kernels", "engine", "decode")
+        (ROOT / "benchmarks" / "gpu" / f"{name}.py").read_text()
+        for name in ("kernel_bench", "attention_kernels", "engine", "decode")
     )
     sources += (ROOT / "benchmarks" / "latency.py").read_text() + (ROOT / "benchmarks" / "figures.py").read_text()
     for target in TARGETS:
@@ -141,22 +157,3 @@ def test_an_engine_runs_in_another_mode_and_back(tiny_llm: LLM) -> None:
     runner.graphs = None
     again = tiny_llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=5), use_tqdm=False)
     assert again[0].outputs[0].token_ids == tokens[0].outputs[0].token_ids
-
-
-def test_the_script_runs_tests_that_there_are() -> None:
-    words = (ROOT / "benchmarks" / "gpu.sh").read_text().replace("(", " ").replace(")", " ").split()
-    named = [word for word in words if word.startswith("tests/")]
-    assert len(named) == 4
-    assert all((ROOT / name).exists() for name in named)
-
-
-def test_the_script_refuses_a_machine_without_a_gpu(tmp_path: Path) -> None:
-    script = str(ROOT / "benchmarks" / "gpu.sh")
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU, and the script would use it for ten minutes")
-    result = subprocess.run(
-        ["bash", script, str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 2
-    assert "no NVIDIA GPU" in result.stderr

@@ -39,6 +39,11 @@ def test_what_was_not_measured_is_not_run() -> None:
     assert len(gpu_targets.lines([])) == 1 + len(TARGETS)
 
 
+def test_a_figure_without_a_goal_is_only_shown() -> None:
+    [_, line] = gpu_targets.lines(reports(0.5, 7.0), [Target("time", {"work": "a", "mode": "fast"}, "ms", None, "ms")])
+    assert line.split() == ["time", "-", "8", "ms"]
+
+
 def test_a_file_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "engine.json"
     report = Report("gpu_engine")

@@ -6,16 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-
 from nanoengine import LLM, SamplingParams
 from tests.support import fill_kv_with_nan, model_runner
-
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and torch sees none"),
-]
 
 DEVICE = "cuda"
 VOCAB_SIZE = 300

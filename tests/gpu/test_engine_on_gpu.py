@@ -18,11 +18,11 @@ from tests.gpu.engines import (
     Tokens,
     assert_idle,
     generate,
-    needs_gpu,
     on_cpu,
     open_llm,
     requests,
 )
+from tests.gpu.marks import needs_gpu
 from tests.support import fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
 pytestmark = needs_gpu

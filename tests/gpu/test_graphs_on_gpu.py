@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidPrompt
-from nanoengine.runner.graphs import bucket_sizes
-from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, Tokens, assert_idle, generate, needs_gpu, on_cpu, open_llm
+from nanoengine.runner.graphs import RecordedSteps, bucket_sizes, prompt_sizes
+from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, assert_idle, generate, on_cpu, open_llm
+from tests.gpu.marks import needs_gpu
 from tests.support import fill_kv_with_nan, model_runner
 
 pytestmark = needs_gpu
 
 MOST = 21
+NEAR = {"float32": 1e-3, "bfloat16": 0.15}
+"""Largest difference of two logits, where the logits' standard deviation is 1."""
+
 EAGER = Mode(overlap=False, graphs=False)
 
 
@@ -35,40 +39,94 @@ def sizes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the recorded steps that are replayed."""
     graphs = model_runner(llm).graphs
     assert graphs is not None
-    replay, seen = graphs.replay, []
+    replay, seen = graphs.decodes.replay, []
 
     def watched(size: int) -> torch.Tensor:
         seen.append(size)
         return replay(size)
 
-    monkeypatch.setattr(graphs, "replay", watched)
+    monkeypatch.setattr(graphs.decodes, "replay", watched)
     return seen
 
 
-def serve_one_by_one(llm: LLM) -> Tokens:
-    """A request more with every step, up to as many as can run; then they end one by one."""
+class BothWays:
+    """Replays every step, and runs it unrecorded too, on the same numbers: the logits must be the same but for rounding.
+
+    Tokens may differ where two logits are nearly equal, since a library may multiply otherwise in a recorded step.
+    """
+
+    def __init__(self, steps: RecordedSteps, run: Callable[[int], torch.Tensor], monkeypatch: pytest.MonkeyPatch):
+        self.run, self.replay, self.error = run, steps.replay, dict.fromkeys(steps.buckets, -1.0)
+        monkeypatch.setattr(steps, "replay", self)
+
+    def __call__(self, size: int) -> torch.Tensor:
+        unrecorded = self.run(size).double()
+        logits = self.replay(size)
+        error = (logits.double() - unrecorded).abs().amax() / unrecorded.std()
+        self.error[size] = max(self.error[size], float("inf") if error.isnan() else error.item())
+        return logits
+
+    def check(self, dtype: str) -> None:
+        """Every size was replayed, and right."""
+        assert all(0 <= error <= NEAR[dtype] for error in self.error.values()), self.error
+
+
+def decode_in_sizes(llm: LLM, sizes: list[int]) -> None:
+    """A few decode steps of each size, which descend: so many requests run, and the others are stopped."""
     llm.reset_prefix_cache()
     fill_kv_with_nan(llm)
+    engine = llm.engine
     running: list[Request] = []
-    for i in range(MOST):
-        params = SamplingParams(temperature=0.6 * (i % 2), seed=i, ignore_eos=True, max_tokens=2 * MOST + i % 5 * 2)
-        running.append(llm.engine.add_request([(11 * i + j) % VOCAB_SIZE for j in range(1 + 3 * i)], params))
-        llm.engine.step()
-    while llm.engine.has_unfinished:
-        llm.engine.step()
+    for i in range(sizes[0]):
+        length = 1 + 3 * i % (MAX_LEN // 2)
+        params = SamplingParams(temperature=0.6 * (i % 2), seed=i, ignore_eos=True, max_tokens=MAX_LEN - length)
+        running.append(engine.add_request([(11 * i + j) % VOCAB_SIZE for j in range(length)], params))
+    while engine.scheduler.waiting or engine.scheduler.begun:
+        engine.step()
+    for size in sizes:
+        while len(running) > size:
+            engine.abort(running.pop().request_id)
+        for _ in range(2):
+            engine.step()
+    for request in running:
+        engine.abort(request.request_id)
     assert_idle(llm)
-    return [[completion.token_ids for completion in request.output().outputs] for request in running]
 
 
-def test_every_size_replays_what_an_unrecorded_step_does(llm: LLM, sizes: list[int]) -> None:
-    with running_in(llm, EAGER):
-        eager = serve_one_by_one(llm)
-    assert sizes == []
-    for mode in MODES[:2]:
-        with running_in(llm, mode):
-            assert serve_one_by_one(llm) == eager, mode
-        assert set(sizes) == set(bucket_sizes(MOST)), "each was there, on the way up or down"
-        sizes.clear()
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+@pytest.mark.parametrize(("dtype", "most"), [("float32", MOST), ("bfloat16", 256)])
+def test_every_size_replays_what_an_unrecorded_step_does(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, most: int, mode: Mode
+) -> None:
+    """Whole steps, and those that are filled up with padding."""
+    buckets = bucket_sizes(most)
+    sizes = sorted({*buckets, *(size + 1 for size in buckets[:-1])}, reverse=True)
+    options: dict[str, Any] = {"dtype": dtype, "max_num_seqs": most, "num_kv_blocks": most * MAX_LEN // 16}
+    with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm, running_in(llm, mode):
+        runner = model_runner(llm)
+        assert runner.graphs is not None
+        assert runner.graphs.decodes.buckets == buckets
+        both = BothWays(runner.graphs.decodes, runner.decode_logits, monkeypatch)
+        decode_in_sizes(llm, sizes)
+        both.check(dtype)
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+def test_every_size_of_a_prompt_replays_what_an_unrecorded_step_does(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Prompts that come one by one, and are as long as a recording or shorter."""
+    options: dict[str, Any] = {"dtype": dtype, "max_model_len": 512, "max_num_batched_tokens": 512}
+    with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm:
+        runner = model_runner(llm)
+        assert runner.graphs is not None
+        steps = runner.graphs.prompts
+        assert steps.buckets == prompt_sizes(512)
+        both = BothWays(steps, runner.prompt_logits, monkeypatch)
+        for length in (70, 128, 129, 192, 250, 256, 300, 384, 400, 511):
+            prompt = [(length + 7 * j) % VOCAB_SIZE for j in range(length)]
+            generate(llm, [prompt], [SamplingParams(temperature=0.0, max_tokens=1)])
+        both.check(dtype)
 
 
 def test_padding_is_written_nowhere(llm: LLM, sizes: list[int]) -> None:

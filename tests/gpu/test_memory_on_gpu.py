@@ -14,7 +14,8 @@ import torch
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from tests.gpu.engines import DEVICE, MODEL, assert_idle, needs_gpu
+from tests.gpu.engines import DEVICE, MODEL, assert_idle
+from tests.gpu.marks import needs_gpu
 from tests.support import model_runner, tiny_checkpoint
 
 pytestmark = needs_gpu

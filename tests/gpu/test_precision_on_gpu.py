@@ -13,7 +13,8 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.loader import read_json
-from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, needs_gpu, open_llm
+from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, open_llm
+from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model
 
 pytestmark = needs_gpu
@@ -35,14 +36,17 @@ def exact(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
     return reference_logits(reference_model(checkpoint), token_ids)
 
 
-def open_half(checkpoint: Path, backend: str, dtype: str) -> LLM:
-    """An engine with a backend; if that cannot run here, the test is skipped for the backend's own reason."""
-    size = BLOCK_SIZES.get(backend, 16)
+def skip_unless_it_runs(checkpoint: Path, backend: str, dtype: str) -> None:
+    """For the backend's own reason, before any engine is opened."""
     config = ModelConfig.from_hf(read_json(checkpoint, "config.json"))
     try:
-        choose_backend(backend, torch.device(DEVICE), getattr(torch, dtype), config, size)
+        choose_backend(backend, torch.device(DEVICE), getattr(torch, dtype), config, BLOCK_SIZES[backend])
     except InvalidConfig as error:
         pytest.skip(str(error))
+
+
+def open_half(checkpoint: Path, backend: str, dtype: str) -> LLM:
+    size = BLOCK_SIZES.get(backend, 16)
     kernels = "torch" if backend == "torch" else "auto"
     options = {"attention_backend": backend, "kernels": kernels, "block_size": size, "max_model_len": 512}
     return open_llm(checkpoint, dtype=dtype, num_kv_blocks=6400 // size, **options)
@@ -60,6 +64,7 @@ def error_of(llm: LLM, token_ids: list[int], exact: torch.Tensor) -> float:
 def test_logits_are_as_exact_as_those_of_torch(
     checkpoint: Path, token_ids: list[int], exact: torch.Tensor, backend: str, dtype: str
 ) -> None:
+    skip_unless_it_runs(checkpoint, backend, dtype)
     with open_half(checkpoint, "torch", dtype) as llm:
         allowed = WORSE * error_of(llm, token_ids, exact)
     with open_half(checkpoint, backend, dtype) as llm:
@@ -70,6 +75,7 @@ def test_logits_are_as_exact_as_those_of_torch(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("backend", BLOCK_SIZES)
 def test_requests_come_to_their_ends_in_every_mode(checkpoint: Path, backend: str, dtype: str) -> None:
+    skip_unless_it_runs(checkpoint, backend, dtype)
     prompts = [[(5 * i + j) % VOCAB_SIZE for j in range(1 + 19 * i)] for i in range(14)]
     params = [
         SamplingParams(temperature=0.7 * (i % 2), seed=i, ignore_eos=True, max_tokens=5 + 3 * i) for i in range(14)

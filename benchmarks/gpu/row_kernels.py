@@ -1,0 +1,120 @@
+"""What is computed row by row, each kernel alone: norms, gates and products of a layer, places of tokens, and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.kernel_bench import Bench
+from nanoengine.kernels.sampling import SamplingTable
+
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "draw": {"temperature": 0.6},
+    "top_k + top_p": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+}
+
+FEW_ROWS = (1, 2, 4, 8, 16)
+"""Rows of a step of few sequences, whose products only read weights."""
+
+MORE_THAN_ANY_CACHE = 256 << 20
+"""Bytes of weights that are read in turn, so that each is read from memory."""
+
+
+def rows_of_a_layer(bench: Bench) -> None:
+    """What is done number by number: the norms, and the gate of SwiGLU."""
+    hidden, inner = bench.model.hidden_size, bench.model.intermediate_size
+    weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
+    for rows in bench.args.rows:
+        x, residual = bench.random(rows, hidden), bench.random(rows, hidden)
+        work = partial(bench.kernels.add_rms_norm, x, residual, weight, 1e-6)
+        bench.add_small({"kernel": "add_rms_norm", "rows": rows}, [work], 4 * x.nbytes + weight.nbytes)
+    if bench.kernels.name != "triton":
+        bench.report.warn("left out: silu_and_multiply, which is part of a product in the kernels that run here")
+        return
+    from nanoengine.kernels.triton.activation import silu_and_multiply
+
+    for rows in bench.args.rows:
+        gate_up = bench.random(rows, 2 * inner)
+        bench.add_small(
+            {"kernel": "silu_and_multiply", "rows": rows}, [partial(silu_and_multiply, gate_up)], 1.5 * gate_up.nbytes
+        )
+
+
+def matrices(bench: Bench) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the products of a layer, and of the logits."""
+    model = bench.model
+    hidden, inner = model.hidden_size, model.intermediate_size
+    return {
+        "q, k, v": (bench.qkv_width, hidden),
+        "attention's output": (hidden, model.num_heads * model.head_dim),
+        "gate and up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "logits": (model.vocab_size, hidden),
+    }
+
+
+def products(bench: Bench) -> None:
+    """The matrix products as the engine has them computed."""
+    for name, (outputs, inputs) in matrices(bench).items():
+        weight = bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device)
+        weight.rows(0, outputs).copy_(bench.random(outputs, inputs))
+        for rows in bench.args.batch if name == "logits" else bench.args.rows:
+            x = bench.random(rows, inputs)
+            work: Callable[[], Tensor] = partial(bench.kernels.linear, x, weight, None)
+            result_bytes = bench.dtype.itemsize
+            if name == "logits":
+                work, result_bytes = partial(bench.kernels.logits, x, weight), torch.float32.itemsize
+            num_bytes = x.nbytes + inputs * outputs * bench.dtype.itemsize + rows * outputs * result_bytes
+            bench.add({"kernel": f"product: {name}", "rows": rows}, work, num_bytes, 2 * rows * inputs * outputs)
+
+
+def products_of_few_rows(bench: Bench) -> None:
+    """What torch's library makes of them, one after the other as in a recorded step: what our own kernels have to beat."""
+    for name, (outputs, inputs) in matrices(bench).items():
+        copies = (
+            2 if bench.device.type == "cpu" else -(-MORE_THAN_ANY_CACHE // (outputs * inputs * bench.dtype.itemsize))
+        )
+        weights = [bench.random(outputs, inputs) for _ in range(copies)]
+        for rows in FEW_ROWS:
+            x = bench.random(rows, inputs)
+            num_bytes = x.nbytes + weights[0].nbytes + rows * outputs * bench.dtype.itemsize
+            works = [partial(torch.mm, x, weight.T) for weight in weights]
+            case = {"kernel": f"torch.mm: {name}", "rows": rows}
+            bench.add_small(case, works, num_bytes, 2 * rows * inputs * outputs)
+
+
+def placing(bench: Bench) -> None:
+    """Positions, slots and tokens of a decode step."""
+    block_size = bench.args.block_size
+    width = max(bench.args.context) // block_size + 1
+    for batch in bench.args.batch:
+        rows = torch.arange(batch, dtype=torch.int32, device=bench.device)
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=bench.device)
+        tables = torch.randint(1, 1000, (batch + 1, width), dtype=torch.int32, device=bench.device)
+        last_tokens = torch.zeros(batch + 1, dtype=torch.int64, device=bench.device)
+        unknown, computed = torch.full_like(rows, -1), torch.full_like(rows, block_size)
+        work = partial(bench.kernels.place_tokens, unknown, rows, starts, computed, last_tokens, tables, block_size, 1)
+        num_bytes = batch * (6 * rows.itemsize + 4 * last_tokens.itemsize)  # of a block table one number
+        bench.add_small({"kernel": "place_tokens", "rows": batch}, [work], num_bytes)
+
+
+def sampling(bench: Bench) -> None:
+    """One token for each row of logits; the least is to read them once."""
+    for kind, params in SAMPLING.items():
+        for batch in bench.args.batch:
+            logits = 3 * torch.randn(batch, bench.model.vocab_size, device=bench.device)
+            table = SamplingTable(
+                torch.full((batch,), params["temperature"], device=bench.device),
+                torch.full((batch,), int(params.get("top_k", 0)), dtype=torch.int32, device=bench.device),
+                torch.full((batch,), params.get("top_p", 1.0), device=bench.device),
+                torch.zeros(batch, device=bench.device),
+                torch.arange(batch, dtype=torch.int64, device=bench.device),
+            )
+            rows = torch.arange(batch, dtype=torch.int32, device=bench.device)
+            positions = torch.full((batch,), 100, dtype=torch.int64, device=bench.device)
+            work = partial(bench.kernels.choose_tokens, logits, table, rows, positions)
+            bench.add({"kernel": f"choose_tokens: {kind}", "rows": batch}, work, logits.nbytes)

@@ -1,0 +1,103 @@
+"""gpu.sh as a whole, in miniature: all three calls in their order, what they leave, and how they go on where they stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.plans import GPU_TESTS, SMOKE, TRITON_TESTS, stages_of
+from benchmarks.gpu.stages import DONE, LEFT_OUT, Ledger
+
+ROOT = Path(__file__).parent.parent.parent
+MOST_FILES = 8
+MOST_SECONDS = 9.5 * 60
+
+
+def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), *arguments]
+    variables = own | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
+
+
+def entries(out: Path, name: str) -> dict[str, Any]:
+    calls: dict[str, dict[str, Any]] = json.loads((out / "figures.json").read_text())
+    return calls[name]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone")
+def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name, stages in (
+        ("figures", ["warm", "smoke", "engine", "kernels"]),
+        ("tests", ["triton", "memcheck", "tune"]),
+        ("again", ["engine", "kernels"]),
+    ):
+        result = call(name, str(out), "--miniature")
+        assert result.returncode == 0, result.stdout + result.stderr + (out / "logs.txt").read_text()[-3000:]
+        found = entries(out, name)
+        assert list(found) == stages
+        assert {entry["state"] for entry in found.values()} <= {DONE, LEFT_OUT}
+        assert result.stdout.endswith((out / "table.txt").read_text())
+        assert "goal" in result.stdout
+    assert entries(out, "tests")["memcheck"]["state"] == LEFT_OUT
+    assert entries(out, "tests")["tune"]["report"]["chosen"]
+    table = (out / "table.txt").read_text()
+    assert "before" in table
+    assert table.count("ttft_ms") == table.count("tpot_ms") >= 1
+    files = [path for path in out.rglob("*") if path.is_file()]
+    assert len(files) <= MOST_FILES
+    assert max(len(path.relative_to(out).parts) for path in files) <= 3
+    with tarfile.open(out / "triton.tar.gz") as archive:
+        assert any(name.endswith(".cubin") for name in archive.getnames())
+    assert all(title in (out / "logs.txt").read_text() for title in ("==== figures: warm", "==== again: kernels"))
+
+    (tmp_path / "half.tar.gz").write_bytes((out / "triton.tar.gz").read_bytes()[:100])
+    again = call("figures", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
+    assert again.returncode == 0
+    assert "kernels are compiled anew" in again.stdout
+    assert again.stdout.count("done before") == 4
+
+
+def test_only_stages_that_there_are_can_be_run_again(tmp_path: Path) -> None:
+    result = call("figures", str(tmp_path), "--miniature", "--redo", "kernel")
+    assert result.returncode == 1
+    assert "figures has no stage kernel: it has warm, smoke, engine, kernels" in result.stderr
+
+
+def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    assert call().returncode == 2
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, and the script would use it for ten minutes")
+    result = call("figures", str(tmp_path / "out"))
+    assert result.returncode == 2
+    assert "no NVIDIA GPU that torch can use" in result.stderr
+    assert "torch sees no GPU" in (tmp_path / "out" / "logs.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["figures", "tests", "again"])
+def test_every_call_ends_in_time(tmp_path: Path, name: str) -> None:
+    from benchmarks.gpu.calls import MACHINE_SECONDS
+    from benchmarks.gpu.stages import GRACE
+
+    stages = stages_of(name, Ledger(tmp_path), miniature=False)
+    assert len({stage.name for stage in stages}) == len(stages)
+    assert all(set(stage.name) <= set("abcdefghijklmnopqrstuvwxyz_") for stage in stages)
+    assert sum(stage.seconds for stage in stages) + MACHINE_SECONDS + GRACE <= MOST_SECONDS
+
+
+def test_every_test_of_the_gpu_is_run() -> None:
+    files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert files == {*SMOKE, *GPU_TESTS}
+    assert list(GPU_TESTS)[-1] == "test_memory_on_gpu"
+    assert sum(GPU_TESTS.values()) == 300
+    assert all((ROOT / path).exists() for path in TRITON_TESTS)

@@ -1,0 +1,43 @@
+"""The bundled model on a GPU in float32: its greedy tokens are torch's on the CPU. So are those of other kernels there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM, RequestOutput, SamplingParams
+from tests.gpu.marks import needs_gpu
+
+PROMPTS = ["To be, or not to be", "def main(", "The", "import os\n\nclass Reader:\n", "A list of numbers: 1, 2, 3,"]
+CLEAR = 1e-3
+"""Least difference of the best two log probabilities at which no rounding decides."""
+
+
+def greedy(logprobs: int | None = None, **options: Any) -> list[RequestOutput]:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=logprobs)
+    with LLM("demo", dtype="float32", max_model_len=128, num_kv_blocks=64, use_tqdm=False, **options) as llm:
+        return llm.generate(PROMPTS, params, use_tqdm=False)
+
+
+def clear_tokens(output: RequestOutput) -> list[int]:
+    """Those before the first that hangs on a thread."""
+    found: list[int] = []
+    [completion] = output.outputs
+    assert completion.logprobs is not None
+    for token, candidates in zip(completion.token_ids, completion.logprobs, strict=True):
+        best = sorted((entry.logprob for entry in candidates.values()), reverse=True)
+        if best[0] - best[1] < CLEAR:
+            break
+        found.append(token)
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({"device": "cpu"}, id="cpu"), pytest.param({"device": "cuda"}, marks=needs_gpu, id="cuda")]
+)
+def test_greedy_tokens_are_those_of_torch(options: dict[str, str]) -> None:
+    exact = [clear_tokens(output) for output in greedy(2, device="cpu", kernels="torch")]
+    assert sum(map(len, exact)) > 20 * len(PROMPTS), "hardly any token is a close call"
+    found = [output.outputs[0].token_ids for output in greedy(**options)]
+    assert [tokens[: len(clear)] for tokens, clear in zip(found, exact, strict=True)] == exact

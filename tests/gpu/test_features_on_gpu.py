@@ -1,0 +1,109 @@
+"""What only some requests or options ask for, as on the CPU: K/V in host memory and in files, beams, and no limit of length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu.modes import modes_of, running_in
+from nanoengine import LLM, BeamSearchParams, SamplingParams
+from nanoengine.engine.messages import Tier
+from tests.gpu.engines import (
+    MODEL,
+    TINY_POOL,
+    VOCAB_SIZE,
+    Tokens,
+    assert_idle,
+    generate,
+    open_llm,
+    requests,
+)
+from tests.gpu.marks import needs_gpu
+from tests.support import tiny_checkpoint
+
+HOST_MEMORY = 64 << 20
+DEVICES = [
+    pytest.param({"device": "cpu", "kernels": "torch"}, id="cpu"),
+    pytest.param({"device": "cuda"}, marks=needs_gpu, id="cuda"),
+]
+
+
+def hits(llm: LLM, tier: Tier) -> int:
+    """Tokens that were found there."""
+    return llm.cache_stats.hits_by_tier[tier]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("preemption_mode", ["swap", "auto"])
+def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[str, Any], preemption_mode: str) -> None:
+    options = {"num_kv_blocks": TINY_POOL, "preemption_mode": preemption_mode, "kv_host_memory": HOST_MEMORY}
+    with open_llm(checkpoint, **device, **options) as llm:
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            before = llm.engine.scheduler.num_preemptions
+            with running_in(llm, mode):
+                assert generate(llm, *requests()) == expected, mode
+            assert llm.engine.scheduler.num_preemptions > before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_found_again_in_host_memory(checkpoint: Path, expected: Tokens, device: dict[str, Any]) -> None:
+    """The pool is too small to keep them, the host is not."""
+    options = {"num_kv_blocks": TINY_POOL, "kv_host_memory": HOST_MEMORY, "preemption_mode": "swap"}
+    with open_llm(checkpoint, **device, **options) as llm:
+        for _ in range(2):
+            assert generate(llm, *requests()) == expected
+        assert hits(llm, Tier.HOST)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_found_again_on_disk(checkpoint: Path, expected: Tokens, device: dict[str, Any], tmp_path: Path) -> None:
+    """By an engine of another life."""
+    options = {"num_kv_blocks": TINY_POOL, "kv_disk_path": str(tmp_path), "kv_host_memory": HOST_MEMORY}
+    with open_llm(checkpoint, **device, **options) as llm:
+        assert generate(llm, *requests()) == expected
+    assert list(tmp_path.glob("*/*.kv"))
+    with open_llm(checkpoint, **device, **options) as llm:
+        assert generate(llm, *requests()) == expected
+        assert hits(llm, Tier.DISK)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_beams_are_those_of_the_cpu(checkpoint: Path, device: dict[str, Any]) -> None:
+    # Sums of log probabilities of which none hang on a thread: noise of 1e-4 on every logit changes no beam.
+    prompts = [[(17 * i + 7 * j) % VOCAB_SIZE for j in range(4 + 12 * i)] for i in range(4)]
+    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
+
+    def beams(llm: LLM) -> Tokens:
+        outputs = llm.beam_search(prompts, params, use_tqdm=False)
+        assert_idle(llm)
+        return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+    with open_llm(checkpoint, device="cpu", kernels="torch") as llm:
+        exact = beams(llm)
+    assert all(len({tuple(tokens) for tokens in found}) == 3 for found in exact)
+    with open_llm(checkpoint, **device | {"kernels": "auto"}) as llm:
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            with running_in(llm, mode):
+                assert beams(llm) == exact, mode
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_that_nobody_has_limited(tmp_path: Path, device: dict[str, Any]) -> None:
+    """max_model_len is the model's own: tables are as wide as that, and sequences may be cut into many parts."""
+    checkpoint = tiny_checkpoint(tmp_path, **MODEL | {"max_position_embeddings": 40_960})
+    prompts, params = requests(6, seed=4)
+    prompts.append([(7 * i + i // 11) % VOCAB_SIZE for i in range(2500)])
+    params.append(SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8))
+    options: dict[str, Any] = {"dtype": "float32", "num_kv_blocks": 2600, "max_num_seqs": 16, "use_tqdm": False}
+    with LLM(str(checkpoint), device="cpu", kernels="torch", **options) as llm:
+        exact = generate(llm, prompts, params)
+    with LLM(str(checkpoint), **options | device) as llm:
+        assert llm.engine.scheduler.max_model_len == 40_960
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            with running_in(llm, mode):
+                assert generate(llm, prompts, params) == exact, mode

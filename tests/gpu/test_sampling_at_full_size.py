@@ -1,0 +1,87 @@
+"""Sampling of a full batch over a real vocabulary, with all filters and ties: against a sort in float64, and torch's kernels."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
+
+from nanoengine.kernels.gumbel import gumbel_noise, position_keys
+from nanoengine.kernels.sampling import LEAST_TEMPERATURE
+from nanoengine.sampling_params import SamplingParams
+from tests.gpu.marks import needs_gpu
+from tests.kernels.triton.sampled_rows import DEVICE, Rows, random_logits, signed
+
+AGREEING = 0.97
+"""Share of rows in which torch's kernels must draw the same token: in the others rounding has decided at a limit."""
+
+SIZES = [pytest.param(6, 1500, id="small"), pytest.param(256, 151_936, marks=needs_gpu, id="256 x 151,936")]
+
+
+def rows_of_every_kind(count: int, vocab_size: int) -> Rows:
+    temperatures, top_ps, min_ps = (0.6, 1.0, 0.0, 1.5), (1.0, 0.95, 0.5, 0.999), (0.0, 0.0, 0.02)
+    top_ks = (0, 20, 1, 1000, vocab_size // 3)
+    return Rows(
+        [
+            {
+                "temperature": temperatures[i % 4],
+                "top_k": top_ks[i % 5],
+                "top_p": top_ps[i // 4 % 4],
+                "min_p": min_ps[i % 3],
+            }
+            for i in range(count)
+        ],
+        seed=1,
+    )
+
+
+def keep_exactly(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Which tokens are kept, by a stable sort in float64; and which are so near a limit that rounding decides."""
+    x, order = row.double().sort(descending=True, stable=True)
+    weights = ((x - x[0]) / max(params.temperature, LEAST_TEMPERATURE)).exp()
+    if params.top_k > 0:
+        weights[params.top_k :] = 0.0
+    before = (weights.cumsum(0) - weights) / weights.sum()
+    kept = (
+        torch.ones_like(x, dtype=torch.bool)
+        if params.top_k <= 0
+        else torch.arange(len(x), device=x.device) < params.top_k
+    )
+    close = torch.zeros_like(kept)
+    if params.top_p < 1:
+        kept &= before < params.top_p
+        close |= (before - params.top_p).abs() <= 2e-5
+    if params.min_p > 0:
+        kept &= weights >= params.min_p
+        close |= (weights - params.min_p).abs() <= 1e-4 * params.min_p
+    kept[0] = True
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return kept[back], close[back]
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "peaked"])
+@pytest.mark.parametrize(("count", "vocab_size"), SIZES)
+def test_a_full_batch(count: int, vocab_size: int, kind: str) -> None:
+    rows, logits = rows_of_every_kind(count, vocab_size), random_logits(kind, count, vocab_size, seed=3)
+    kept, tokens, others = rows.kept(logits), rows.choose(logits), rows.expected(logits)
+    seeds = torch.tensor([signed(seed) for seed in rows.seeds], device=DEVICE)
+    keys = position_keys(seeds, torch.tensor(rows.positions, device=DEVICE))
+    ids = torch.arange(vocab_size, device=DEVICE)[None]
+    for i, params in enumerate(rows.params):
+        if params.temperature == 0:
+            assert tokens[i] == int((logits[i] == logits[i].max()).nonzero()[0]), "the lowest id of the highest"
+            continue
+        exact, close = keep_exactly(logits[i], params)
+        assert not ((kept[i] ^ exact) & ~close).any(), params
+        scores = logits[i] / params.temperature + gumbel_noise(keys[i : i + 1], ids)[0]
+        scores = scores.masked_fill(~kept[i], -torch.inf)
+        assert kept[i, tokens[i]], params
+        assert scores[tokens[i]] >= scores.max() - 4e-6 * scores.max().abs().clamp(min=1), params
+    agreeing = sum(mine == other for mine, other in zip(tokens, others, strict=True))
+    assert agreeing >= AGREEING * count

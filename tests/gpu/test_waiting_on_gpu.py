@@ -1,0 +1,78 @@
+"""The host never waits for the GPU while it launches a step: torch raises an error where it would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
+from nanoengine import LLM, SamplingParams
+from nanoengine.engine.messages import StepPlan
+from nanoengine.runner.model_runner import Step
+from tests.gpu.engines import assert_idle, open_llm
+from tests.gpu.marks import needs_gpu
+from tests.support import model_runner
+
+PARAMS = [
+    SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=20),
+    SamplingParams(temperature=0.8, seed=1, ignore_eos=True, max_tokens=20),
+    SamplingParams(temperature=0.8, seed=2, top_k=20, top_p=0.9, min_p=0.01, ignore_eos=True, max_tokens=20),
+]
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """On a CPU nobody waits."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, prompts: bool) -> list[StepPlan]:
+    """The plans that were launched under watch: those of decodes alone, or those of prompts too."""
+    runner, seen = model_runner(llm), []
+    launch = runner.launch
+
+    def watched(plan: StepPlan) -> Step:
+        if not plan.computes or (plan.chunks and not prompts):
+            return launch(plan)
+        seen.append(plan)
+        with waiting_is_an_error():
+            return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", watched)
+    return seen
+
+
+@pytest.mark.parametrize("prompts", [False, True], ids=["decodes", "prompts too"])
+@pytest.mark.parametrize(
+    ("device", "mode"),
+    [
+        pytest.param("cpu", MODES[2], id="cpu"),
+        *(pytest.param("cuda", mode, marks=needs_gpu, id=str(mode)) for mode in MODES),
+    ],
+)
+def test_launching_a_step_does_not_wait(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, device: str, mode: Mode, prompts: bool
+) -> None:
+    with open_llm(checkpoint, device=device) as llm:
+        assert mode in modes_of(llm)
+        with running_in(llm, mode):
+            llm.generate([[1, 2], [3], [4, 5, 6]], PARAMS, use_tqdm=False)  # compiles, and makes what is made once
+            llm.reset_prefix_cache()
+            seen = watch(llm, monkeypatch, prompts=prompts)
+            outputs = llm.generate([[1, 2], [3], [4, 5, 6]], PARAMS, use_tqdm=False)
+            monkeypatch.undo()
+        assert len(seen) >= 19
+        assert any(plan.chunks for plan in seen) == prompts
+        assert [len(output.outputs[0].token_ids) for output in outputs] == [20] * 3
+        assert_idle(llm)
