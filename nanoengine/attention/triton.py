@@ -9,6 +9,7 @@ from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not
+from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = tuple(1 << i for i in range(4, 9))
@@ -22,6 +23,9 @@ class TritonAttention(TwoKernels):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
 
     In a block, all tokens of a head lie together: a head is read in pieces as large as they can be.
+
+    Args:
+        tuning: how its kernels are launched; what was chosen for this GPU if nothing is said.
     """
 
     name = "triton"
@@ -30,16 +34,18 @@ class TritonAttention(TwoKernels):
     capturable = True
     captures_prompts = True
 
-    def __init__(self, block_size: int):
+    def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks why_not must not need it.
-        from nanoengine.kernels.triton.paged_decode import paged_decode
+        from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
         from nanoengine.kernels.triton.write_kv import write_kv
 
         self.block_size = block_size
+        self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode = paged_prefill, paged_decode
+        self._workspace = Workspace()
 
     @staticmethod
     def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
@@ -79,7 +85,7 @@ class TritonAttention(TwoKernels):
 
     def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        return self._decode(q, *caches, runs.block_tables, runs.seq_lens, spec.scale)
+        return self._decode(q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning)
 
     def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens

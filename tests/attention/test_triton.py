@@ -17,6 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it is made for Li
 from nanoengine.attention import triton as module
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.support import TOY
 
@@ -86,6 +87,19 @@ def test_each_token_is_written_into_its_slot_and_nothing_else_is() -> None:
 
 def test_the_shape_of_its_cache_has_blocks_first_and_heads_before_tokens() -> None:
     assert TritonAttention(32).kv_shape(7, 3, 64) == (7, 3, 32, 64)
+
+
+def test_it_is_tuned_as_it_is_told_or_as_this_gpu_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, told = replace(DEFAULTS, decode_stages=5), replace(DEFAULTS, decode_stages=9)
+    monkeypatch.setattr(module, "load_tuning", lambda: chosen)
+    assert TritonAttention(16).tuning is chosen
+    assert TritonAttention(16, told).tuning is told
+
+
+def test_engines_do_not_count_together() -> None:
+    """Their launches may run at the same time."""
+    first, second = TritonAttention(16), TritonAttention(16)
+    assert first._workspace.counters(1, DEVICE).data_ptr() != second._workspace.counters(1, DEVICE).data_ptr()
 
 
 # ---- where it can run

@@ -6,6 +6,8 @@ It knows block tables and lengths. Whose tokens they are, and how the cache came
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import aligned, cache_strides, dot
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 ROWS = 16
 """Query heads that a program computes: the smallest tile that tensor cores multiply. Those beyond the group are zeros."""
@@ -22,36 +25,127 @@ STEP = 64
 """Parts are multiples of so many tokens, and those of every tile."""
 
 MAX_PARTS = 128
-"""Most parts of a sequence: the results of all of them are combined in registers."""
+"""Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
 
-FEW_PARTS = 16
-"""Up to so many parts, combining takes a smaller kernel."""
+COMBINED = 1024
+"""Numbers of parts' results that a warp combines at once: 32 in every thread."""
 
-LONGEST_PART = 8192
-"""Tokens. A longer sequence is cut even where others fill the device: the step would wait for it alone."""
+LEAST_COUNTERS = 1 << 14
+"""Counters that a workspace has from the start: 64 KB, and all that 2048 sequences with 8 KV heads take."""
 
-PROGRAMS_PER_SM = 4
-"""Programs side by side that keep a multiprocessor's share of the memory busy, and that its shared memory has room for."""
-
-COLUMNS = 64
-"""Most dimensions of a head that are combined together: few enough for the registers, with the most parts."""
-
-COMBINE_WARPS = 8
+CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
+"""Tiles, warps and stages that are worth measuring, as `Tuning` has them: from 24 to 64 KB of tiles in shared memory."""
 
 UNWRITTEN = tl.constexpr(-1e38)
-"""Logarithm of the sum of no weights: far below any other, but finite, so that an empty sequence sums up to zeros."""
+"""Logarithm of the sum of no weights: far below any other, but finite, so that differences are never NaN."""
+
+
+class Workspace:
+    """What launches leave to the next one: counters of the programs that have arrived, zeros between two launches.
+
+    Launches that share it must follow one another, as those on one stream do: every engine has its own. An address that a CUDA
+    graph holds stays good as long as the workspace lives. More counters are made, and made zeros, by the first launch that wants
+    them: it must not be the one that is captured.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []  # the last is used; graphs may write to the others
+
+    def counters(self, count: int, device: torch.device) -> Tensor:
+        """At least so many, int32."""
+        if not self._kept or self._kept[-1].device != device or len(self._kept[-1]) < count:
+            size = max(LEAST_COUNTERS, triton.next_power_of_2(count))
+            self._kept.append(torch.zeros(size, dtype=torch.int32, device=device))
+        return self._kept[-1]
+
+
+class Split(NamedTuple):
+    """How sequences are cut, as far as shapes tell. How long the parts of one are follows on the device: see `_part_size`.
+
+    Args:
+        to_fill: parts of every sequence that fill the device.
+        longest_part: tokens, a multiple of STEP.
+        most_parts: of any sequence that its block table has room for.
+    """
+
+    to_fill: int
+    longest_part: int
+    most_parts: int
+
+
+def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
+    """Cut sequences into as many parts as run side by side; those longer than `tuning.decode_longest_part` into more.
+
+    Where sequences fill the device, memory is busy, and parts gain nothing but balance: a long sequence among short ones would be
+    waited for alone. No sequence has more than MAX_PARTS: where the longest would, the longest part is longer, so that
+    MAX_PARTS of it hold any sequence.
+
+    Args:
+        programs: how many there are if no sequence is cut.
+        longest: tokens that the longest sequence can have, by the width of its block table.
+    """
+    to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
+    tokens = max(tuning.decode_longest_part, triton.cdiv(longest, MAX_PARTS), 1)
+    longest_part = triton.cdiv(tokens, STEP) * STEP
+    most_parts = max(1, min(to_fill, triton.cdiv(longest, STEP)), triton.cdiv(longest, longest_part))
+    return Split(to_fill, longest_part, most_parts)
 
 
 @triton.jit
-def _part_size(seq_len: tl.tensor, num_parts: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
-    """Tokens of every part but the last. Since parts are whole steps, the last parts of a short sequence may be empty."""
-    return tl.cdiv(tl.cdiv(seq_len, num_parts), STEP) * STEP
+def _part_size(seq_len: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+    """Tokens of every part but the last: equal shares in whole steps, as many as fill the device, or more if those were longer
+    than `longest_part`, of which they are never more. A short sequence has fewer parts: no part is empty.
+    """
+    shares = tl.maximum(to_fill, tl.cdiv(seq_len, longest_part))
+    return tl.maximum(tl.cdiv(tl.cdiv(seq_len, shares), STEP), 1) * STEP
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_parts"])  # they change from step to step
+@triton.jit
+def _combine(
+    out: tl.tensor,
+    results: tl.tensor,
+    log_sums: tl.tensor,
+    num_heads: tl.tensor,
+    parts: tl.tensor,
+    most_parts: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+) -> None:
+    """Each part's result counts as much as the sum of its weights. The order is that of the parts, whoever came last.
+
+    All pointers are to the first of `num_heads` heads of one sequence, HEADS at most.
+    """
+    head = tl.arange(0, HEADS)
+    dim = tl.arange(0, HEAD_DIM)
+    exists = (head < num_heads)[:, None]
+    every = tl.arange(0, MAX_PARTS)[None, :]
+    log_sum = tl.load(log_sums + head[:, None] * most_parts + every, mask=exists & (every < parts), other=UNWRITTEN)
+    highest = tl.max(log_sum, axis=1)
+    total = highest + tl.log2(tl.sum(tl.exp2(log_sum - highest[:, None]), axis=1))
+    combined = tl.zeros([HEADS, HEAD_DIM], tl.float32)
+    for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # asks for results two rounds before they are used
+        part = first + tl.arange(0, AT_ONCE)
+        index = head[:, None] * most_parts + part[None, :]
+        written = exists & (part < parts)[None, :]
+        weight = tl.exp2(tl.load(log_sums + index, mask=written, other=UNWRITTEN) - total[:, None])
+        pointer = results + index[:, :, None] * HEAD_DIM + dim[None, None, :]
+        result = tl.load(pointer, mask=written[:, :, None], other=0.0)
+        combined += tl.sum(weight[:, :, None] * result, axis=1)
+    pointer = out + head[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(pointer, combined.to(out.dtype.element_ty), mask=exists)
+
+
+@triton.jit(
+    do_not_specialize=["table_stride", "to_fill", "longest_part", "most_parts"],  # they change from step to step
+    do_not_specialize_on_alignment=["block_tables", "seq_lens"],
+)
 def _decode_kernel(
     out: tl.tensor,
+    results: tl.tensor,
     log_sums: tl.tensor,
+    arrivals: tl.tensor,
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
@@ -64,33 +158,45 @@ def _decode_kernel(
     slot_stride: tl.tensor,
     kv_head_stride: tl.tensor,
     table_stride: tl.tensor,
-    num_parts: tl.tensor,
+    to_fill: tl.tensor,
+    longest_part: tl.tensor,
+    most_parts: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
-    IN_PARTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ) -> None:
     """Program (i, j, p): part p of sequence j, for the i-th chunk of at most ROWS query heads that share a KV head.
 
-    `out` is [num_seqs, num_heads, num_parts, HEAD_DIM]. If there are several parts it is float32, and `log_sums` takes the
-    logarithm of the sum of each part's weights. `scale` has log2(e) in it: all exponentials and logarithms are of base 2.
+    The only part of a sequence writes to `out`, [num_seqs, num_heads, HEAD_DIM]. One of several writes to `results`,
+    [num_seqs, num_heads, most_parts, HEAD_DIM], and the logarithm of the sum of its weights to `log_sums`, both float32;
+    the last of them to arrive, by the count of `arrivals`, combines them all. `scale` has log2(e) in it: all exponentials and
+    logarithms are of base 2.
     """
+    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     CHUNKS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     kv_head = tl.program_id(0) // CHUNKS
     seq = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     seq_len = tl.load(seq_lens + seq)
-    size = _part_size(seq_len, num_parts, STEP)
+    size = _part_size(seq_len, to_fill, longest_part, STEP)
+    parts = tl.maximum(tl.cdiv(seq_len, size), 1)
+    if part >= parts:
+        return
     start = part * size
     end = tl.minimum(start + size, seq_len)
-    if IN_PARTS and start >= seq_len:
-        return
 
-    row = (tl.program_id(0) % CHUNKS) * ROWS + tl.arange(0, ROWS)
+    first_row = (tl.program_id(0) % CHUNKS) * ROWS
+    row = first_row + tl.arange(0, ROWS)
     head = kv_head * GROUP + row
     dim = tl.arange(0, HEAD_DIM)
     # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
@@ -106,7 +212,8 @@ def _decode_kernel(
     sums = tl.zeros([ROWS, TILE], tl.float32)  # summed up over the tile once, at the end: warps need not meet for it
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the
-    # tile, and asks for the tile two rounds before it is used. So a loop of 5 stages holds two tiles of K and of V.
+    # tile, and asks for the tile two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and
+    # of V.
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         present = token < end
@@ -126,39 +233,25 @@ def _decode_kernel(
 
     total = tl.sum(sums, axis=1)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
-    num_heads = tl.num_programs(0) // CHUNKS * GROUP
-    index = (seq * num_heads + head) * num_parts + part
-    out_pointer = out + index[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(out_pointer, result.to(out.dtype.element_ty), mask=(row < GROUP)[:, None])
-    if IN_PARTS:
+    first_head = (seq * (tl.num_programs(0) // CHUNKS) + kv_head) * GROUP + first_row
+    out += first_head * HEAD_DIM
+    place = tl.arange(0, ROWS)
+    if parts == 1:
+        pointer = out + place[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(pointer, result.to(out.dtype.element_ty), mask=(row < GROUP)[:, None])
+    else:
+        results += first_head * most_parts * HEAD_DIM
+        log_sums += first_head * most_parts
+        index = place * most_parts + part
+        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=(row < GROUP)[:, None])
         tl.store(log_sums + index, highest + tl.log2(total), mask=row < GROUP)
-
-
-@triton.jit(do_not_specialize=["num_parts"])
-def _combine_kernel(
-    out: tl.tensor,
-    results: tl.tensor,
-    log_sums: tl.tensor,
-    seq_lens: tl.tensor,
-    num_parts: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MOST_PARTS: tl.constexpr,
-    STEP: tl.constexpr,
-) -> None:
-    """Program (i, j, c): columns c of head i of sequence j. Each part's result counts as much as the sum of its weights."""
-    seq = tl.program_id(1).to(tl.int64)
-    index = seq * tl.num_programs(0) + tl.program_id(0)
-    seq_len = tl.load(seq_lens + seq)
-    part = tl.arange(0, MOST_PARTS)
-    dim = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    written = part * _part_size(seq_len, num_parts, STEP) < seq_len  # nobody wrote the others, and nobody may read them
-    log_sum = tl.load(log_sums + index * num_parts + part, mask=written, other=UNWRITTEN)
-    pointer = results + (index * num_parts + part)[:, None] * HEAD_DIM + dim[None, :]
-    result = tl.load(pointer, mask=written[:, None], other=0.0)
-    weight = tl.exp2(log_sum - tl.max(log_sum, axis=0))  # 0 for the unwritten beside any other
-    combined = tl.sum(weight[:, None] * result, axis=0) / tl.sum(weight, axis=0)
-    tl.store(out + index * HEAD_DIM + dim, combined.to(out.dtype.element_ty))
+        # One thread counts for all: before it does, all have stored, and when it has, all see what others stored before they
+        # counted.
+        tl.debug_barrier()
+        arrived = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            tl.store(arrived, 0)  # nobody else comes before the next launch
+            _combine(out, results, log_sums, GROUP - first_row, parts, most_parts, HEAD_DIM, HEADS, MAX_PARTS, AT_ONCE)
 
 
 def paged_decode(
@@ -168,13 +261,16 @@ def paged_decode(
     block_tables: Tensor,
     seq_lens: Tensor,
     scale: float,
+    workspace: Workspace,
+    tuning: Tuning = DEFAULTS,
     num_sms: int | None = None,
 ) -> Tensor:
-    """Attention of the last token of each sequence over all of its tokens.
+    """Attention of the last token of each sequence over all of its tokens, in one launch.
 
     K and V are read once for all query heads that share them, with a running maximum (Dao et al., FlashAttention, 2022), and
-    long sequences are cut into parts (Flash-Decoding, Dao et al., 2023). How many parts depends on shapes alone, so that a
-    launch can be captured in a CUDA graph; how long they are, on the lengths.
+    long sequences are cut into parts (Flash-Decoding, Dao et al., 2023), which the last program to end combines. How many parts
+    there can be depends on shapes alone, so that a launch can be captured in a CUDA graph; how many there are, and how long, on
+    the lengths: see `split`.
 
     Args:
         q: [num_seqs, num_heads, head_dim], head_dim a power of two from 16 to 256.
@@ -183,6 +279,8 @@ def paged_decode(
         block_tables: [num_seqs, width] int32, rows may have gaps.
         seq_lens: [num_seqs] int32; a sequence of length 0 has a result of zeros.
         scale: factor of the scores, before the softmax.
+        workspace: of the engine; no other launch may use it at the same time.
+        tuning: how 16-bit numbers are computed.
         num_sms: multiprocessors of the device, if they are not to be asked for.
 
     Returns:
@@ -197,17 +295,20 @@ def paged_decode(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_seqs:
         return out
-    longest = block_tables.shape[1] * block_size
-    parts = count_parts(num_seqs, num_kv_heads, longest, num_sms or num_multiprocessors(q.device, interpreted=132))
-    results, log_sums = out, out  # log_sums is not used if there is one part
-    if parts > 1:
-        results = torch.empty(num_seqs, num_heads, parts, head_dim, dtype=torch.float32, device=q.device)
-        log_sums = torch.empty(num_seqs, num_heads, parts, dtype=torch.float32, device=q.device)
     group = num_heads // num_kv_heads
-    tile, num_warps, num_stages = _shape(q.dtype, head_dim)
-    _decode_kernel[(num_kv_heads * triton.cdiv(group, ROWS), num_seqs, parts)](
+    num_chunks = num_kv_heads * triton.cdiv(group, ROWS)
+    longest = block_tables.shape[1] * block_size
+    num_sms = num_sms or num_multiprocessors(q.device, interpreted=132)
+    cut = split(num_seqs * num_chunks, longest, num_sms, tuning)
+    in_parts = cut.most_parts if cut.most_parts > 1 else 0
+    results = torch.empty(num_seqs, num_heads, in_parts, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(num_seqs, num_heads, in_parts, dtype=torch.float32, device=q.device)
+    tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning)
+    _decode_kernel[(num_chunks, num_seqs, cut.most_parts)](
+        out,
         results,
         log_sums,
+        workspace.counters(num_seqs * num_chunks, q.device),
         q,
         k_cache,
         v_cache,
@@ -217,97 +318,78 @@ def paged_decode(
         *q.stride()[:2],
         *cache_strides(k_cache, v_cache),
         block_tables.stride(0),
-        parts,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        ROWS=ROWS,
-        TILE=tile,
-        STEP=STEP,
-        IN_PARTS=parts > 1,
+        *cut,
+        **_constants(group, head_dim, block_size, tile, num_warps, tuning.dependent_launch),
         num_warps=num_warps,
         num_stages=num_stages,
+        **({"launch_pdl": True} if tuning.dependent_launch else {}),
     )
-    if parts > 1:
-        most = FEW_PARTS if parts <= FEW_PARTS else MAX_PARTS
-        columns = min(head_dim, COLUMNS)
-        _combine_kernel[(num_heads, num_seqs, head_dim // columns)](
-            out,
-            results,
-            log_sums,
-            seq_lens,
-            parts,
-            HEAD_DIM=head_dim,
-            COLUMNS=columns,
-            MOST_PARTS=most,
-            STEP=STEP,
-            num_warps=COMBINE_WARPS,
-        )
     return out
 
 
-def count_parts(num_seqs: int, num_kv_heads: int, longest: int, num_sms: int) -> int:
-    """Into how many parts each sequence is cut.
-
-    As many as run side by side, and none where the sequences fill the device already: memory is then busy, and since it is
-    memory that all wait for, programs that run on while others have ended get the more of it.
-
-    Args:
-        longest: tokens that the longest sequence can have, by the width of its block table.
-    """
-    to_fill = num_sms * PROGRAMS_PER_SM // max(1, num_seqs * num_kv_heads)
-    return max(1, min(max(to_fill, triton.cdiv(longest, LONGEST_PART)), triton.cdiv(longest, STEP), MAX_PARTS))
-
-
-def _shape(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int]:
-    """Tokens in a tile, warps and stages: about 32 KB of tiles in flight for a program of 16-bit numbers, and no spills.
+def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning) -> tuple[int, int, int]:
+    """Tokens in a tile, warps and stages. `tuning` means heads of 128; others have tiles of as many bytes, if they can.
 
     float32 is multiplied without tensor cores, to be exact: it wants threads, and does not wait for memory.
     """
     if dtype is torch.float32:
         return 16, 8, 3
-    return (64 if head_dim <= 64 else 32), 4, 5
+    tile = max(16, min(tuning.decode_tile * 128 // head_dim, STEP))  # 16 is the least that tensor cores sum over
+    return tile, tuning.decode_warps, tuning.decode_stages
+
+
+def _constants(
+    group: int, head_dim: int, block_size: int, tile: int, num_warps: int, dependent: bool
+) -> dict[str, int | bool]:
+    """What the kernel is compiled for."""
+    heads = triton.next_power_of_2(min(group, ROWS))
+    return {
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "ROWS": ROWS,
+        "TILE": tile,
+        "STEP": STEP,
+        "HEADS": heads,
+        "MAX_PARTS": MAX_PARTS,
+        "AT_ONCE": max(1, COMBINED * num_warps // (heads * head_dim)),
+        "DEPENDENT": dependent,
+    }
 
 
 def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two, whole and in parts."""
-    integers = ("q_seq_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    found = []
-    for dtype, type_name in types.items():
-        for head_dim in (64, 128, 256) if dtype is not torch.float16 else (128,):  # float16 is as bfloat16 is
-            tile, num_warps, num_stages = _shape(dtype, head_dim)
-            for in_parts in (False, True):
-                constants = {
-                    "GROUP": 2,
-                    "HEAD_DIM": head_dim,
-                    "BLOCK_SIZE": 16,
-                    "ROWS": ROWS,
-                    "TILE": tile,
-                    "STEP": STEP,
-                    "IN_PARTS": in_parts,
-                }
-                out = f"*{'fp32' if in_parts else type_name}"
-                signature = {
-                    "out": out,
-                    "log_sums": out,
-                    **dict.fromkeys(("q", "k_cache", "v_cache"), f"*{type_name}"),
-                    **dict.fromkeys(("block_tables", "seq_lens"), "*i32"),
-                    "scale": "fp32",
-                    **dict.fromkeys((*integers, "num_parts"), "i32"),
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                name = f"paged_decode {type_name} {head_dim} {'in parts' if in_parts else 'whole'}"
-                found.append(Launch(name, _decode_kernel, signature, constants, num_warps, num_stages))
-            for most in (FEW_PARTS, MAX_PARTS) if (dtype, head_dim) == (torch.bfloat16, 128) else ():
-                constants = {"HEAD_DIM": head_dim, "COLUMNS": COLUMNS, "MOST_PARTS": most, "STEP": STEP}
-                signature = {
-                    "out": f"*{type_name}",
-                    **dict.fromkeys(("results", "log_sums"), "*fp32"),
-                    "seq_lens": "*i32",
-                    "num_parts": "i32",
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                name = f"paged_decode combine {type_name} {head_dim} {most}"
-                found.append(Launch(name, _combine_kernel, signature, constants, COMBINE_WARPS))
-    return found
+    """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
+    of other sizes, and the launch that does not wait for the one before.
+    """
+    tunings = [
+        replace(DEFAULTS, decode_tile=tile, decode_warps=num_warps, decode_stages=num_stages)
+        for tile, num_warps, num_stages in CANDIDATES
+    ]
+    return [
+        *(_launch(torch.bfloat16, 128, tuning=tuning) for tuning in tunings),
+        *(_launch(torch.bfloat16, 128, group) for group in (1, 4, 8, 16)),
+        _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
+        *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 256)),
+        _launch(torch.float16, 128),  # it is as bfloat16 is
+        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
+    ]
+
+
+def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, tuning: Tuning = DEFAULTS) -> Launch:
+    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning)
+    constants = _constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch)
+    strides = ("q_seq_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
+    signature = {
+        "out": f"*{type_name}",
+        **dict.fromkeys(("results", "log_sums"), "*fp32"),
+        "arrivals": "*i32",
+        **dict.fromkeys(("q", "k_cache", "v_cache"), f"*{type_name}"),
+        **dict.fromkeys(("block_tables", "seq_lens"), "*i32"),
+        "scale": "fp32",
+        **dict.fromkeys((*strides, *Split._fields), "i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    name = f"paged_decode {type_name} {head_dim} group {group} {shape}{' dependent' * tuning.dependent_launch}"
+    least = 90 if tuning.dependent_launch else 80
+    return Launch(name, _decode_kernel, signature, constants, num_warps, num_stages, least_capability=least)

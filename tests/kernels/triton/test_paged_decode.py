@@ -6,6 +6,8 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
 
 import pytest
 import torch
@@ -17,12 +19,31 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
+import triton
+import triton.language as tl
+
 from nanoengine.kernels.triton import paged_decode as module
 from nanoengine.kernels.triton.paged_cache import cache_strides
-from nanoengine.kernels.triton.paged_decode import MAX_PARTS, STEP, count_parts, paged_decode
+from nanoengine.kernels.triton.paged_decode import (
+    CANDIDATES,
+    MAX_PARTS,
+    ROWS,
+    STEP,
+    Split,
+    Workspace,
+    paged_decode,
+    split,
+)
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SCALE = 0.3
+UNCUT = replace(DEFAULTS, decode_programs_per_sm=1, decode_longest_part=1 << 20)
+"""No sequence is cut where others fill the device."""
+
+CUT = replace(UNCUT, decode_longest_part=STEP)
+"""Every sequence is cut into as many parts as it has steps."""
+
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 """Largest error, relative to a value of size 1 or more. The interpreter cuts bfloat16 off where a GPU rounds it."""
 
@@ -69,6 +90,7 @@ class Case:
         memory = memory.to(DEVICE)
         self.caches = [memory[:, 1, i].transpose(1, 2) if head_major else memory[:, 1, i] for i in range(2)]
         self.tables = self.tables.to(DEVICE)
+        self.workspace = Workspace()
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
@@ -82,15 +104,21 @@ class Case:
         weights = (torch.einsum("hd,thd->ht", q.cpu().double(), k) * scale).softmax(-1)
         return torch.einsum("ht,thd->hd", weights, v)
 
-    def decode(self, q: Tensor, scale: float = SCALE, num_sms: int | None = None) -> Tensor:
-        return paged_decode(q, *self.caches, self.tables, self.int32(self.lens), scale, num_sms)
+    def decode(self, q: Tensor, scale: float = SCALE, *, to_fill: int = 1, tuning: Tuning = UNCUT) -> Tensor:
+        """On a device that so many parts of every sequence fill. The workspace is left as it was found."""
+        num_sms = to_fill * len(q) * self.num_heads // self.group * math.ceil(self.group / ROWS)
+        out = paged_decode(q, *self.caches, self.tables, self.int32(self.lens), scale, self.workspace, tuning, num_sms)
+        assert not self.workspace.counters(1, DEVICE).any()
+        return out
 
-    def check(self, num_sms: int | None = None, scale: float = SCALE) -> None:
+    def check(self, *, to_fill: int = 1, tuning: Tuning = UNCUT) -> None:
         q = self.queries(len(self.lens))
-        out = self.decode(q, scale, num_sms)
+        assert_near(self.decode(q, to_fill=to_fill, tuning=tuning), self.all_exact(q))
+
+    def all_exact(self, q: Tensor, scale: float = SCALE) -> Tensor:
+        """The results of the last tokens, and zeros for empty sequences."""
         zeros = torch.zeros(self.num_heads, self.head_dim, dtype=torch.float64)
-        exact = [self.exact(i, q[i], n - 1, scale) if n else zeros for i, n in enumerate(self.lens)]
-        assert_near(out, torch.stack(exact))
+        return torch.stack([self.exact(i, q[i], n - 1, scale) if n else zeros for i, n in enumerate(self.lens)])
 
     @staticmethod
     def int32(values: Sequence[int]) -> Tensor:
@@ -103,44 +131,57 @@ def assert_near(out: Tensor, exact: Tensor) -> None:
     assert error.abs().max() <= TOLERANCE[out.dtype]  # never true of NaN
 
 
-def cut(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    monkeypatch.setattr(module, "count_parts", lambda *_: parts)
+def in_bfloat16(tile: int, num_warps: int, num_stages: int, tuning: Tuning = UNCUT) -> Tuning:
+    return replace(tuning, decode_tile=tile, decode_warps=num_warps, decode_stages=num_stages)
 
 
 @all_dtypes
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_lengths_around_tiles_and_blocks_with_empty_sequences_among_them(
-    monkeypatch: pytest.MonkeyPatch, parts: int, dtype: torch.dtype
-) -> None:
-    cut(monkeypatch, parts)
-    Case([1, 15, 0, 16, 17, 31, 33, 63, 64, 65, 0, 129, 200], 1, 2, dtype=dtype).check()
+@pytest.mark.parametrize("to_fill", [1, 2, 5])
+def test_lengths_around_tiles_and_blocks_with_empty_sequences_among_them(to_fill: int, dtype: torch.dtype) -> None:
+    lens = [1, 15, 0, 16, 17, 31, 33, STEP - 1, STEP, STEP + 1, 0, 129, 200]
+    Case(lens, 1, 2, dtype=dtype).check(to_fill=to_fill)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 256])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_blocks_smaller_and_larger_than_a_tile(monkeypatch: pytest.MonkeyPatch, parts: int, block_size: int) -> None:
-    cut(monkeypatch, parts)
-    Case([1, block_size - 1, block_size, block_size + 1, 150], 1, 1, 16, block_size=block_size).check()
+@pytest.mark.parametrize("to_fill", [1, 3])
+def test_blocks_smaller_and_larger_than_a_tile(to_fill: int, block_size: int) -> None:
+    lens = [1, block_size - 1, block_size, block_size + 1, 150]
+    Case(lens, 1, 1, 16, block_size=block_size).check(to_fill=to_fill)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 20])
-@pytest.mark.parametrize("parts", [1, 2])
-def test_groups_of_every_size(monkeypatch: pytest.MonkeyPatch, parts: int, group: int) -> None:
-    cut(monkeypatch, parts)
-    Case([5, 90], 2, group).check()
+@pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+def test_groups_of_every_size(tuning: Tuning, group: int) -> None:
+    Case([5, 90, 300], 2, group).check(tuning=tuning)
 
 
 @all_dtypes
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
-def test_heads_of_every_size(monkeypatch: pytest.MonkeyPatch, head_dim: int, dtype: torch.dtype) -> None:
-    for parts in (1, 3):
-        cut(monkeypatch, parts)
-        Case([3, 70, 130], 1, 2, head_dim, dtype=dtype).check()
+def test_heads_of_every_size(head_dim: int, dtype: torch.dtype) -> None:
+    for tuning in (UNCUT, CUT):
+        Case([3, 70, 130], 1, 2, head_dim, dtype=dtype).check(tuning=tuning)
 
 
-def test_as_many_parts_as_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    cut(monkeypatch, MAX_PARTS)
-    Case([900, 64, 0], 1, 1, 16, block_size=64).check()
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=str)
+@pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+def test_every_candidate(tuning: Tuning, candidate: tuple[int, int, int]) -> None:
+    for head_dim in (64, 128):
+        case = Case([1, STEP + 1, 150], 1, 2, head_dim, dtype=torch.bfloat16)
+        case.check(tuning=in_bfloat16(*candidate, tuning))
+
+
+def test_more_parts_than_are_combined_at_once() -> None:
+    """The last lot is full or is not."""
+    at_once = module._constants(2, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
+    assert at_once == 16
+    case = Case([16 * STEP, 16 * STEP + 1, 33 * STEP - 3], 1, 2, 256, block_size=256)
+    case.check(tuning=CUT)
+
+
+def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PARTS", 4)
+    Case([7 * STEP, 7 * STEP - 5, 3 * STEP + 1, STEP, 0], 1, 1, 16).check(tuning=CUT)
+    Case([7 * STEP, 1], 1, 1, 16).check(to_fill=50)
 
 
 @settings(max_examples=20, deadline=None, database=None)
@@ -151,7 +192,8 @@ def test_as_many_parts_as_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     head_dim=st.sampled_from([16, 32, 64]),
     block_size=st.sampled_from([16, 32, 128]),
     head_major=st.booleans(),
-    num_sms=st.sampled_from([1, 3, 20, 132]),
+    to_fill=st.integers(1, 6),
+    longest_part=st.sampled_from([STEP, 100, 2 * STEP, 1 << 20]),
     seed=st.integers(0, 99),
 )
 def test_any_batch(
@@ -161,49 +203,88 @@ def test_any_batch(
     head_dim: int,
     block_size: int,
     head_major: bool,
-    num_sms: int,
+    to_fill: int,
+    longest_part: int,
     seed: int,
 ) -> None:
     case = Case(lens, num_kv_heads, group, head_dim, block_size=block_size, head_major=head_major, seed=seed)
-    case.check(num_sms)
+    case.check(to_fill=to_fill, tuning=replace(UNCUT, decode_longest_part=longest_part))
 
 
 @pytest.mark.parametrize("scale", [0.0, 20.0])
-def test_scores_that_are_equal_and_scores_far_apart(scale: float) -> None:
+@pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+def test_scores_that_are_equal_and_scores_far_apart(tuning: Tuning, scale: float) -> None:
     case = Case([40, 170], 1, 2)
     q = case.queries(2)
-    exact = torch.stack([case.exact(i, q[i], n - 1, scale) for i, n in enumerate(case.lens)])
-    torch.testing.assert_close(case.decode(q, scale).cpu().double(), exact, rtol=1e-4, atol=1e-4)
+    out = case.decode(q, scale, tuning=tuning)
+    torch.testing.assert_close(out.cpu().double(), case.all_exact(q, scale), rtol=1e-4, atol=1e-4)
 
 
 def test_parts_that_nobody_wrote_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in memory before: here NaN is."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(torch.nan))
-    cut(monkeypatch, 6)
-    Case([1, 0, 64, 65, 200]).check()
+    Case([1, 0, 64, 65, 200]).check(to_fill=6)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_sequence_of_nan_shows_it_and_spoils_no_other(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    cut(monkeypatch, parts)
+@pytest.mark.parametrize("to_fill", [1, 4])
+def test_a_sequence_of_nan_shows_it_and_spoils_no_other(to_fill: int) -> None:
     case = Case([40, 150, 21])
     q = case.queries(3)
     q[1] = torch.nan
-    out = case.decode(q)
+    out = case.decode(q, to_fill=to_fill)
     assert out[1].isnan().all()
     assert out[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_a_sequence_decodes_the_same_alone_and_in_a_batch(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    cut(monkeypatch, parts)
+@pytest.mark.parametrize("to_fill", [1, 3])
+def test_a_sequence_decodes_the_same_alone_and_in_a_batch(to_fill: int) -> None:
     case = Case([100, 3, 0, 64])
-    q = case.queries(4)
-    together = case.decode(q)
-    for i, n in enumerate(case.lens):
-        alone = paged_decode(q[i : i + 1], *case.caches, case.tables[i : i + 1], case.int32([n]), SCALE)
-        assert torch.equal(alone, together[i : i + 1])
+    q, lens, tables = case.queries(4), case.lens, case.tables
+    together = case.decode(q, to_fill=to_fill)
+    for i, n in enumerate(lens):
+        case.lens, case.tables = [n], tables[i : i + 1]
+        assert torch.equal(case.decode(q[i : i + 1], to_fill=to_fill), together[i : i + 1])
+
+
+# ---- who combines
+
+
+def test_the_same_workspace_does_for_one_launch_after_the_other() -> None:
+    case = Case([200, 3, 0, 64, 65])
+    q = case.queries(5)
+    first = case.decode(q, tuning=CUT)
+    for _ in range(3):
+        assert torch.equal(case.decode(q, tuning=CUT), first)
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has an order of its own")
+def test_whoever_comes_last_combines_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case([3 * STEP, 2 * STEP - 1, 2], 1, 2, 16)
+    q = case.queries(3)
+    expected = case.decode(q, tuning=CUT)
+    builder = triton.runtime.interpreter.interpreter_builder
+    set_place = builder.set_grid_idx
+    for order in permutations(range(3)):
+        place_of = [*order, 3]  # of the last part there is nothing: the table has room for it
+        monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, place_of=place_of: set_place(x, y, place_of[z]))
+        assert torch.equal(case.decode(q, tuning=CUT), expected)
+
+
+def test_a_workspace_grows_and_keeps_what_a_graph_may_write_to() -> None:
+    workspace = Workspace()
+    few = workspace.counters(3, DEVICE)
+    assert workspace.counters(len(few), DEVICE) is few
+    many = workspace.counters(len(few) + 1, DEVICE)
+    assert len(many) > len(few)
+    assert workspace.counters(3, DEVICE) is many
+    for counters in (few, many):
+        assert counters.dtype == torch.int32
+        assert not counters.any()
+        assert any(counters is kept for kept in workspace._kept)
+
+
+# ---- what it is given
 
 
 def test_queries_and_tables_with_gaps_between_them() -> None:
@@ -229,8 +310,8 @@ def test_queries_and_tables_with_gaps_between_them() -> None:
 
 def test_no_sequences() -> None:
     case = Case([5])
-    nothing = case.int32([])
-    assert paged_decode(case.queries(0), *case.caches, case.tables[:0], nothing, SCALE).shape == (0, 4, 32)
+    case.lens, case.tables = [], case.tables[:0]
+    assert case.decode(case.queries(0)).shape == (0, 4, 32)
 
 
 @pytest.mark.parametrize(
@@ -250,25 +331,114 @@ def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor
         cache_strides(*caches(k, v))
 
 
-# ---- how many parts
+# ---- how sequences are cut
 
 
+@triton.jit
+def _sizes_kernel(sizes: tl.tensor, first: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr):
+    i = tl.arange(0, 1024)
+    tl.store(sizes + i, module._part_size(first + i, to_fill, longest_part, STEP))
+
+
+def part_sizes(first: int, cut: Split) -> Tensor:
+    """What the device makes of 1024 lengths, from the first on."""
+    sizes = torch.zeros(1024, dtype=torch.int32, device=DEVICE)
+    _sizes_kernel[(1,)](sizes, first, cut.to_fill, cut.longest_part, STEP)
+    return sizes.cpu()
+
+
+@settings(max_examples=200, deadline=None, database=None)
 @given(
-    num_seqs=st.integers(0, 1000),
-    num_kv_heads=st.integers(1, 32),
-    longest=st.integers(1, 1 << 18),
+    programs=st.integers(1, 32_000),
+    longest=st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 21)),
     num_sms=st.integers(1, 200),
+    programs_per_sm=st.integers(1, 8),
+    longest_part=st.one_of(st.integers(1, 2048), st.integers(1, 1 << 22)),
+    where=st.floats(0, 1),
 )
-def test_parts_are_few_and_never_more_than_tiles(num_seqs: int, num_kv_heads: int, longest: int, num_sms: int) -> None:
-    parts = count_parts(num_seqs, num_kv_heads, longest, num_sms)
-    assert 1 <= parts <= min(MAX_PARTS, math.ceil(longest / STEP))
-    if longest <= module.LONGEST_PART:
-        assert parts == 1 or num_seqs * num_kv_heads * parts <= num_sms * module.PROGRAMS_PER_SM
+def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
+    programs: int, longest: int, num_sms: int, programs_per_sm: int, longest_part: int, where: float
+) -> None:
+    tuning = replace(DEFAULTS, decode_programs_per_sm=programs_per_sm, decode_longest_part=longest_part)
+    cut = split(programs, longest, num_sms, tuning)
+    assert 1 <= cut.most_parts <= min(MAX_PARTS, max(1, math.ceil(longest / STEP)))
+    first = int(where * longest)
+    for start in {0, first, max(0, longest - 1023)}:
+        lens = torch.arange(start, start + 1024).clamp(max=longest)
+        sizes = part_sizes(start, cut)[: longest - start + 1]
+        lens = lens[: len(sizes)]
+        parts = (lens + sizes - 1) // sizes
+        assert (sizes % STEP == 0).all()
+        assert (sizes >= STEP).all()
+        assert (sizes <= cut.longest_part).all()
+        assert (parts <= cut.most_parts).all()
+        share = (lens + cut.to_fill - 1) // cut.to_fill
+        assert (sizes < share.clamp(min=1) + STEP).all()  # as many parts as whole steps allow, to fill the device
 
 
 @pytest.mark.parametrize(
     ("num_seqs", "longest", "parts"),
-    [(64, 2048, 1), (256, 2048, 1), (1, 1024, 16), (1, 32768, 66), (16, 2048, 4), (1, 16, 1), (64, 32768, 4)],
+    [
+        (64, 1024, 1),
+        (64, 2048, 2),
+        (256, 4096, 4),
+        (1, 1024, 16),
+        (1, 32768, 66),
+        (16, 2048, 4),
+        (1, 16, 1),
+        (1, 131072, 128),
+    ],
 )
 def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
-    assert count_parts(num_seqs, 8, longest, 132) == parts
+    assert split(num_seqs * 8, longest, 132, DEFAULTS).most_parts == parts
+
+
+def test_a_long_sequence_is_cut_even_where_others_fill_the_device() -> None:
+    cut = split(64 * 8, 4096, 132, DEFAULTS)
+    sizes = part_sizes(0, cut), part_sizes(1025, cut), part_sizes(4096 - 1023, cut)
+    assert [int(x) for x in (sizes[0][700], sizes[0][1023], sizes[1][0], sizes[2][-1])] == [704, 1024, 576, 1024]
+
+
+@pytest.mark.parametrize("longest", [131072, 131073, 1 << 20, (1 << 24) + 5])
+def test_no_sequence_is_too_long(longest: int) -> None:
+    """More tokens than MAX_PARTS of the longest part that is asked for."""
+    cut = split(8, longest, 132, DEFAULTS)
+    assert cut.most_parts <= MAX_PARTS
+    assert cut.most_parts * int(part_sizes(longest, cut)[0]) >= longest
+
+
+# ---- how it is launched
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_it_is_launched_early_if_it_is_tuned_so(monkeypatch: pytest.MonkeyPatch, dependent: bool) -> None:
+    launched: dict[str, object] = {}
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **options: launched.update(options, grid=grid)
+
+    monkeypatch.setattr(module, "_decode_kernel", Kernel())
+    case = Case([200], 2, 20, dtype=torch.bfloat16)
+    case.decode(case.queries(1), tuning=replace(in_bfloat16(16, 2, 5), dependent_launch=dependent))
+    assert launched["grid"] == (4, 1, 1)
+    assert launched["DEPENDENT"] == dependent
+    assert launched.get("launch_pdl", False) == dependent
+    assert (launched["TILE"], launched["num_warps"], launched["num_stages"]) == (64, 2, 5)
+
+
+@pytest.mark.parametrize(("head_dim", "tile"), [(16, 64), (64, 64), (128, 32), (256, 16)])
+def test_tiles_of_other_heads_have_as_many_bytes_if_they_can(head_dim: int, tile: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        assert module._shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
+    assert module._shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
+
+
+def test_every_candidate_is_offered_to_be_compiled() -> None:
+    offered = {
+        (launch.constants["TILE"], launch.num_warps, launch.num_stages)
+        for launch in module.launches()
+        if (launch.signature["q"], launch.constants["HEAD_DIM"]) == ("*bf16", 128)
+    }
+    assert offered == set(CANDIDATES)
+    assert module._shape(torch.bfloat16, 128, DEFAULTS) in CANDIDATES
