@@ -78,7 +78,8 @@ class TritonAttention(TwoKernels):
         slot_mapping: Tensor,
     ) -> Tensor:
         changes, caches = (q_weight, k_weight, eps, cos, sin), (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        return self._rotate_and_write(qkv, *changes, *caches, slot_mapping)
+        dependent = self.tuning.dependent_launch
+        return self._rotate_and_write(qkv, *changes, *caches, slot_mapping, dependent=dependent)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         self._write(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slot_mapping)

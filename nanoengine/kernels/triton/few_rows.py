@@ -68,9 +68,9 @@ def _few_rows_kernel(
     row, step = tl.arange(0, ROWS), tl.arange(0, DEPTH)
     has_row = (row < num_rows)[:, None]
     has_output = (output < OUTPUTS)[:, None]
-    if DEPENDENT:  # the kernel behind may be launched, and what those before have written is there
-        cuda.gdc_launch_dependents()
+    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
         cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
 
     scale = tl.full([ROWS], 1.0, tl.float32)
     if NORM:

@@ -27,6 +27,9 @@ STEP = 64
 MAX_PARTS = 128
 """Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
 
+MOST_PROGRAMS = 1 << 13
+"""Programs of a launch that cuts sequences because they may be long: most of them find nothing to do, and take time for that."""
+
 COMBINED = 1024
 """Numbers of parts' results that a warp combines at once: 32 in every thread."""
 
@@ -77,15 +80,16 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
     """Cut sequences into as many parts as run side by side; those longer than `tuning.decode_longest_part` into more.
 
     Where sequences fill the device, memory is busy, and parts gain nothing but balance: a long sequence among short ones would be
-    waited for alone. No sequence has more than MAX_PARTS: where the longest would, the longest part is longer, so that
-    MAX_PARTS of it hold any sequence.
+    waited for alone. No sequence has more than MAX_PARTS, nor all together more than MOST_PROGRAMS: where they would, the longest
+    part is longer, so that as many of it hold any sequence.
 
     Args:
         programs: how many there are if no sequence is cut.
         longest: tokens that the longest sequence can have, by the width of its block table.
     """
     to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
-    tokens = max(tuning.decode_longest_part, triton.cdiv(longest, MAX_PARTS), 1)
+    most = max(1, min(MOST_PROGRAMS // programs, MAX_PARTS))
+    tokens = max(tuning.decode_longest_part, triton.cdiv(longest, most), 1)
     longest_part = triton.cdiv(tokens, STEP) * STEP
     most_parts = max(1, min(to_fill, triton.cdiv(longest, STEP)), triton.cdiv(longest, longest_part))
     return Split(to_fill, longest_part, most_parts)

@@ -47,9 +47,9 @@ def _rotate_and_write_kernel(
 ) -> None:
     """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
     HALF: tl.constexpr = HEAD_DIM // 2
-    if DEPENDENT:  # the kernel behind may be launched, and what those before have written is there
-        cuda.gdc_launch_dependents()
+    if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
         cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups = tl.cdiv(num_heads, HEADS)

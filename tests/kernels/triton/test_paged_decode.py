@@ -27,6 +27,7 @@ from nanoengine.kernels.triton.paged_cache import cache_strides
 from nanoengine.kernels.triton.paged_decode import (
     CANDIDATES,
     MAX_PARTS,
+    MOST_PROGRAMS,
     ROWS,
     STEP,
     Split,
@@ -405,6 +406,14 @@ def test_no_sequence_is_too_long(longest: int) -> None:
     cut = split(8, longest, 132, DEFAULTS)
     assert cut.most_parts <= MAX_PARTS
     assert cut.most_parts * int(part_sizes(longest, cut)[0]) >= longest
+
+
+@pytest.mark.parametrize("num_seqs", [1, 40, 256, 2000])
+def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) -> None:
+    """Most of them would find that their sequence is shorter."""
+    cut = split(num_seqs * 8, 1 << 20, 132, DEFAULTS)
+    assert num_seqs * 8 * cut.most_parts <= max(MOST_PROGRAMS, num_seqs * 8) + num_seqs * 8
+    assert cut.most_parts * cut.longest_part >= 1 << 20
 
 
 # ---- how it is launched
