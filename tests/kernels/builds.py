@@ -138,14 +138,18 @@ class BuildAttention(NativeAttention):
         row, itemsize = qkv.shape[1], qkv.itemsize
         k = qkv.data_ptr() + q.shape[1] * dim * itemsize
         projected = qkv, row, k, row, k + kv_heads * dim * itemsize, row
-        inputs = *projected, q_weight, k_weight, eps, cos, sin, slot_mapping
+        angles: tuple[int | None, int | None, int] = (None, None, 0)
+        if cos is not None and sin is not None:
+            assert cos.stride() == sin.stride()
+            angles = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
+        inputs = *projected, q_weight, k_weight, eps, *angles, slot_mapping
         caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(qkv), q.shape[1], *self._sizes(k_cache))
         self.build.call("attention_write", DTYPES[qkv.dtype], *inputs, q, *caches, *sizes)
         return q
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
-        inputs = *projected, None, None, 0.0, None, None, slot_mapping
+        inputs = *projected, None, None, 0.0, None, None, 0, slot_mapping
         caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(k), 0, *self._sizes(k_cache))
         self.build.call("attention_write", DTYPES[k.dtype], *inputs, None, *caches, *sizes)
 

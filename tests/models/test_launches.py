@@ -108,7 +108,7 @@ def launches_of(folder: Path, num_seqs: int, monkeypatch: pytest.MonkeyPatch) ->
     options: dict[str, Any] = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 30}
     with LLM(str(folder), device="cpu", dtype="float32", max_model_len=64, use_tqdm=False, **options) as llm:
         assert model_runner(llm).kernels.name == "triton"
-        params = SamplingParams(temperature=0.8, max_tokens=2, ignore_eos=True)
+        params = SamplingParams(temperature=0.8, max_tokens=3, ignore_eos=True)
         llm.generate([[i + 1] for i in range(num_seqs)], params, use_tqdm=False)
     return found[-1]
 

@@ -23,7 +23,7 @@ from tests.e2e.small_engine import late_device
 from tests.support import fill_kv_with_nan, model_runner
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-SIZES = [4, 8, 24]
+SIZES = [4, 8]
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -31,24 +31,31 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 @contextmanager
-def recording(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[LLM]:
-    """An engine on a late device, that records prompts of `SIZES` tokens, over a pool of NaN."""
-    monkeypatch.setattr(startup, "prompt_sizes", lambda most: [size for size in SIZES if size <= most])
-    common: dict[str, Any] = {
-        "kernels": "triton",
-        "attention_backend": "triton",
-        "num_kv_blocks": 40,
-        "max_num_seqs": 2,
-    }
-    with (
-        late_device(can_record=True),
-        LLM(str(folder), device="cpu", dtype="float32", max_model_len=64, use_tqdm=False, **common | options) as llm,
-    ):
-        fill_kv_with_nan(llm)
+def recording(folder: Path, **options: Any) -> Iterator[LLM]:
+    """An engine on a late device, that records prompts of `SIZES` tokens."""
+    common = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 40, "max_num_seqs": 2}
+    common |= {"device": "cpu", "dtype": "float32", "max_model_len": 64, "use_tqdm": False}
+    with pytest.MonkeyPatch.context() as patch, late_device(can_record=True):
+        patch.setattr(startup, "prompt_sizes", lambda most: [size for size in SIZES if size <= most])
+        with LLM(str(folder), **common | options) as llm:
+            yield llm
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny: Path) -> Iterator[LLM]:
+    with recording(tiny, max_num_batched_tokens=10) as llm:
         yield llm
 
 
 @pytest.fixture
+def llm(recorded: LLM) -> LLM:
+    """One engine for all tests: in Triton's interpreter a recording takes its time."""
+    recorded.reset_prefix_cache()
+    fill_kv_with_nan(recorded)
+    return recorded
+
+
+@pytest.fixture(scope="module")
 def right(tiny: Path) -> Iterator[LLM]:
     with LLM(str(tiny), device="cpu", dtype="float32", num_kv_blocks=40, use_tqdm=False) as llm:
         yield llm
@@ -73,41 +80,36 @@ def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
 
 
 def test_every_length_runs_in_the_smallest_recording_that_holds_it(
-    tiny: Path, right: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, right: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with recording(tiny, monkeypatch) as llm:
-        seen = watch(llm, monkeypatch)
-        for length, size in ((1, 4), (4, 4), (5, 8), (8, 8), (20, 24), (24, 24), (25, None), (40, None)):
-            seen.clear()
-            assert tokens(llm, prompt(length, seed=length)) == tokens(right, prompt(length, seed=length))
-            assert seen == ({size: 1} if size else {})
-        kv_cache = model_runner(llm).kv_cache
-        assert kv_cache is not None
-        assert all(cache[NULL_BLOCK].isnan().all() for layer in kv_cache.layers for cache in layer), (
-            "of padding nothing"
-        )
+    seen = watch(llm, monkeypatch)
+    for length, size in ((1, 4), (4, 4), (5, 8), (8, 8), (9, None)):
+        seen.clear()
+        assert tokens(llm, prompt(length, seed=length)) == tokens(right, prompt(length, seed=length))
+        assert seen == ({size: 1} if size else {})
+    kv_cache = model_runner(llm).kv_cache
+    assert kv_cache is not None
+    assert all(cache[NULL_BLOCK].isnan().all() for layer in kv_cache.layers for cache in layer), "of padding nothing"
 
 
 def test_what_is_behind_a_cached_prefix_and_chunks_are_replayed_too(
-    tiny: Path, right: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, right: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with recording(tiny, monkeypatch, max_num_batched_tokens=24) as llm:
-        seen = watch(llm, monkeypatch)
-        assert tokens(llm, prompt(50)) == tokens(right, prompt(50))
-        assert seen == {24: 2, 4: 1}, "chunks of 24, 24 and 2 tokens"
-        longer = [*prompt(48), 1, 2, 3, 4, 5]
-        assert tokens(llm, longer) == tokens(right, longer)
-        assert seen == {24: 2, 4: 1, 8: 1}, "three blocks were there"
+    seen = watch(llm, monkeypatch)
+    assert tokens(llm, prompt(18)) == tokens(right, prompt(18))
+    assert seen == {8: 1}, "chunks of 10 and 8 tokens"
+    longer = [*prompt(16), 1, 2, 3]
+    assert tokens(llm, longer) == tokens(right, longer)
+    assert seen == {8: 1, 4: 1}, "a block was there"
 
 
 def test_drawn_tokens_and_log_probabilities_are_those_of_an_unrecorded_step(
-    tiny: Path, right: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, right: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    params = SamplingParams(temperature=0.9, seed=3, top_k=20, logprobs=2, presence_penalty=1.0, max_tokens=3)
-    with recording(tiny, monkeypatch) as llm:
-        seen = watch(llm, monkeypatch)
-        found, expected = (engine.generate(prompt(7), params, use_tqdm=False)[0].outputs[0] for engine in (llm, right))
-        assert seen == {8: 1}
+    params = SamplingParams(temperature=0.9, seed=3, top_k=20, logprobs=2, presence_penalty=1.0, max_tokens=2)
+    seen = watch(llm, monkeypatch)
+    found, expected = (engine.generate(prompt(7), params, use_tqdm=False)[0].outputs[0] for engine in (llm, right))
+    assert seen == {8: 1}
     assert found.token_ids == expected.token_ids
     for mine, theirs in zip(found.logprobs or [], expected.logprobs or [], strict=True):
         assert mine.keys() == theirs.keys()
@@ -115,21 +117,20 @@ def test_drawn_tokens_and_log_probabilities_are_those_of_an_unrecorded_step(
 
 
 def test_two_prompts_forks_and_log_probabilities_of_prompts_are_not_recorded_steps(
-    tiny: Path, right: LLM, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, right: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with recording(tiny, monkeypatch) as llm:
-        seen = watch(llm, monkeypatch)
-        pair = prompt(5, seed=1), prompt(3, seed=2)
-        assert tokens(llm, *pair) == tokens(right, *pair)
-        forked = SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=2, ignore_eos=True)
-        assert tokens(llm, prompt(6, seed=3), params=forked) == tokens(right, prompt(6, seed=3), params=forked)
-        asking = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
-        assert tokens(llm, prompt(6, seed=4), params=asking) == tokens(right, prompt(6, seed=4), params=asking)
-        assert seen == {}
+    seen = watch(llm, monkeypatch)
+    pair = prompt(5, seed=1), prompt(3, seed=2)
+    assert tokens(llm, *pair) == tokens(right, *pair)
+    forked = SamplingParams(temperature=1.0, seed=1, n=2, max_tokens=2, ignore_eos=True)
+    assert tokens(llm, prompt(6, seed=3), params=forked) == tokens(right, prompt(6, seed=3), params=forked)
+    asking = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
+    assert tokens(llm, prompt(6, seed=4), params=asking) == tokens(right, prompt(6, seed=4), params=asking)
+    assert seen == {}
 
 
-def test_nothing_is_recorded_where_it_is_not_asked_for(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with recording(tiny, monkeypatch, enforce_eager=True) as llm:
+def test_nothing_is_recorded_where_it_is_not_asked_for(tiny: Path) -> None:
+    with recording(tiny, enforce_eager=True) as llm:
         assert model_runner(llm).graphs is None
 
 
