@@ -1,8 +1,8 @@
 """Compile every launch of the Triton kernels for several GPUs, none of which need be there: a line of JSON for each.
 
-`python -m tests.kernels.ahead_of_time [--in-turn] [MODULE ...]`, without TRITON_INTERPRET; no module means all of
-nanoengine.kernels.triton. Exits with 1 if anything does not fit. `--in-turn` compiles each launch for one of the GPUs only,
-in a quarter of the time.
+`python -m tests.kernels.ahead_of_time [--some] [MODULE ...]`, without TRITON_INTERPRET; no module means all of
+nanoengine.kernels.triton. Exits with 1 if anything does not fit. `--some` compiles a few launches of each kernel, every one for
+another GPU.
 It knows what a chip has, not what is in a kernel: a module offers `launches() -> list[Launch]`.
 """
 
@@ -126,21 +126,25 @@ def _read(log: str, result: Compiled) -> None:
     result.registers, result.spilled = max(registers), sum(spilled)
 
 
+def jobs_of(module: str, *, some: bool) -> list[tuple[str, int, int, bool]]:
+    """Arguments of `compile_launch`: every launch of a module for every GPU that it is for, or some of each kernel."""
+    of_kernel: dict[str, list[tuple[int, int]]] = {}
+    for index, launch in enumerate(importlib.import_module(module).launches()):
+        of_kernel.setdefault(launch.kernel.__name__, []).append((index, launch.least_capability))
+    jobs = []
+    for found in of_kernel.values():
+        for i, variant in enumerate(VARIANTS):
+            able = [index for index, least in found if variant[0] >= least]
+            chosen = able[len(able) * i // len(VARIANTS) :][:1] if some else able
+            jobs += [(module, index, *variant) for index in chosen]
+    return jobs
+
+
 def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
     names = [argument for argument in arguments if not argument.startswith("--")] or modules()
-    launches = [
-        (name, index, launch.least_capability)
-        for name in names
-        for index, launch in enumerate(importlib.import_module(name).launches())
-    ]
-    jobs = []
-    for i, (name, index, least) in enumerate(launches):
-        able = [variant for variant in VARIANTS if variant[0] >= least]
-        jobs += [
-            (name, index, *variant) for variant in (able[i % len(able) :][:1] if "--in-turn" in arguments else able)
-        ]
+    jobs = [job for name in names for job in jobs_of(name, some="--some" in arguments)]
     faulty = False
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
