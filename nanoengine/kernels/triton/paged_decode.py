@@ -30,8 +30,8 @@ MAX_PARTS = 128
 MOST_PROGRAMS = 1 << 13
 """Programs of a launch that cuts sequences because they may be long: most of them find nothing to do, and take time for that."""
 
-COMBINED = 1024
-"""Numbers of parts' results that a warp combines at once: 32 in every thread."""
+COMBINED = 512
+"""Numbers of parts' results that a warp combines at once: 16 in every thread, and registers are left for the addresses."""
 
 LEAST_COUNTERS = 1 << 14
 """Counters that a workspace has from the start: 64 KB, and all that 2048 sequences with 8 KV heads take."""
