@@ -13,12 +13,9 @@ from benchmarks.gpu.stages import DONE, Ledger, Stage
 CALLS = ("figures", "tests", "again")
 PYTHON = sys.executable
 PROCESSES = 14
-"""Of compilers side by side."""
+"""Side by side, each with its compiler."""
 
 VITAL = "what follows would mean nothing"
-CHECKED_ONCE = ("smoke",)
-"""Stages of `figures` that `again` need not repeat."""
-
 SMOKE = ("test_attention_at_full_size", "test_sampling_at_full_size", "test_demo_on_gpu")
 GPU_TESTS = {
     "test_graphs_on_gpu": 60,
@@ -46,6 +43,7 @@ SMALL_ENGINE = shlex.split(
     "--input-len 3 9 --output-len 2 4 --decode-len 4 --decode-steps 2"
 )
 SMALL_BENCH = shlex.split("--device cpu --dtype float32 --shape tiny --repeat 1 --ragged 2 --scale 100")
+SMALL_WARM = shlex.split("--device cpu --dtype float32 --shape tiny")
 SMALL_KERNELS = [*SMALL_BENCH, *shlex.split("--parts ragged rows placing --batch 2 --context 16 --rows 3")]
 INTERPRETED = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 
@@ -56,7 +54,7 @@ def stages_of(call: str, ledger: Ledger, *, miniature: bool) -> list[Stage]:
         return _small_tests() if miniature else _tests()
     stages = _small_figures() if miniature else _figures()
     if call == "again":
-        once = (*CHECKED_ONCE, "warm") if miniature else CHECKED_ONCE
+        once = ("warm",) if miniature else ()
         passed = [name for name in once if ledger.state("figures", name) == DONE]
         stages = [stage for stage in stages if stage.name not in passed]
     return stages
@@ -95,7 +93,7 @@ def _tests() -> list[Stage]:
 def _small_figures() -> list[Stage]:
     smoke = "tests/gpu/test_attention_at_full_size.py::test_prefills"
     return [
-        Stage("warm", 60, _module("warm", "--capability", "90", "--modules", "place_tokens")),
+        Stage("warm", 60, _module("warm", *SMALL_WARM), environment=INTERPRETED),
         Stage("smoke", 60, [*PYTEST, "-x", "--noconftest", smoke], vital=True, environment=INTERPRETED),
         Stage("engine", 60, _module("engine", *SMALL_ENGINE), saves=True),
         Stage("kernels", 60, _module("kernels", *SMALL_KERNELS), saves=True),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.kernel_bench import Bench
+from nanoengine.kernels.interface import Kernels, Weight
 from nanoengine.kernels.sampling import SamplingTable
 
 SAMPLING: dict[str, dict[str, float]] = {
@@ -58,13 +60,12 @@ def matrices(bench: Bench) -> dict[str, tuple[int, int]]:
 
 
 def products(bench: Bench) -> None:
-    """The matrix products as the engine has them computed."""
+    """The matrix products as the engine has them computed, in a large step."""
     for name, (outputs, inputs) in matrices(bench).items():
-        weight = bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device)
-        weight.rows(0, outputs).copy_(bench.random(outputs, inputs))
+        weight = _weight(bench, outputs, inputs)
         for rows in bench.args.batch if name == "logits" else bench.args.rows:
             x = bench.random(rows, inputs)
-            work: Callable[[], Tensor] = partial(bench.kernels.linear, x, weight, None)
+            work: Callable[[], object] = partial(bench.kernels.linear, x, weight, None)
             result_bytes = bench.dtype.itemsize
             if name == "logits":
                 work, result_bytes = partial(bench.kernels.logits, x, weight), torch.float32.itemsize
@@ -73,18 +74,40 @@ def products(bench: Bench) -> None:
 
 
 def products_of_few_rows(bench: Bench) -> None:
-    """What torch's library makes of them, one after the other as in a recorded step: what our own kernels have to beat."""
+    """One after the other as in a recorded step: as the engine has them computed, with the norm before them and the gate behind
+    them, and what torch's library makes of the product alone: what our own kernels have to beat.
+    """
     for name, (outputs, inputs) in matrices(bench).items():
         copies = (
             2 if bench.device.type == "cpu" else -(-MORE_THAN_ANY_CACHE // (outputs * inputs * bench.dtype.itemsize))
         )
-        weights = [bench.random(outputs, inputs) for _ in range(copies)]
+        weights = [_weight(bench, outputs, inputs) for _ in range(copies)]
+        norm = torch.ones(inputs, dtype=bench.dtype, device=bench.device)
         for rows in FEW_ROWS:
-            x = bench.random(rows, inputs)
-            num_bytes = x.nbytes + weights[0].nbytes + rows * outputs * bench.dtype.itemsize
-            works = [partial(torch.mm, x, weight.T) for weight in weights]
-            case = {"kernel": f"torch.mm: {name}", "rows": rows}
-            bench.add_small(case, works, num_bytes, 2 * rows * inputs * outputs)
+            x, residual = bench.random(rows, inputs), bench.random(rows, inputs)
+            num_bytes = x.nbytes + outputs * inputs * bench.dtype.itemsize + rows * outputs * bench.dtype.itemsize
+            flop = 2 * rows * inputs * outputs
+            works: list[Callable[[], object]] = [partial(torch.mm, x, weight.tensor.T) for weight in weights]
+            bench.add_small({"kernel": f"torch.mm: {name}", "rows": rows}, works, num_bytes, flop)
+            works = [partial(_as_in_a_step, bench.kernels, name, x, residual, norm, weight) for weight in weights]
+            bench.add_small({"kernel": f"as in a step: {name}", "rows": rows}, works, num_bytes, flop)
+
+
+def _as_in_a_step(kernels: Kernels, name: str, x: Tensor, residual: Tensor, norm: Tensor, weight: Weight) -> None:
+    if name == "q, k, v":
+        kernels.norm_linear(x, residual, norm, 1e-6, weight, None)
+    elif name == "gate and up":
+        kernels.norm_gated_linear(x, residual, norm, 1e-6, weight)
+    elif name == "logits":
+        kernels.logits(x, weight)
+    else:
+        kernels.linear(x, weight, None)
+
+
+def _weight(bench: Bench, outputs: int, inputs: int) -> Any:
+    weight = bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device)
+    weight.rows(0, outputs).copy_(bench.random(outputs, inputs))
+    return weight
 
 
 def placing(bench: Bench) -> None:

@@ -31,7 +31,11 @@ class RotaryEmbedding:
         """Compute the table of positions below `max_len`; none other can be looked up. Recorded steps remember where it is."""
         positions = torch.arange(max_len, device=self.frequencies.device).to(torch.float32)
         angles = positions[:, None] * self.frequencies
-        self.table = torch.stack((angles.cos(), angles.sin()), dim=1)
+        self.table = angles.new_empty(
+            max_len, 2, len(self.frequencies)
+        )  # large for a long context: nothing is there twice
+        torch.cos(angles, out=self.table[:, 0])
+        torch.sin(angles, out=self.table[:, 1])
 
     def __call__(self, positions: Tensor) -> Angles:  # [num_tokens] -> two of [num_tokens, 1, head_dim / 2]
         cos, sin = self.table.index_select(0, positions).split(1, dim=1)

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor
 from tqdm import tqdm
@@ -24,11 +25,18 @@ def bucket_sizes(max_size: int) -> list[int]:
     return [size for size in sizes if size < max_size] + [max_size]
 
 
-def prompt_sizes(max_tokens: int) -> list[int]:
+PROMPT_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+
+
+def prompt_sizes(max_tokens: int, max_len: int) -> list[int]:
     """Numbers of tokens to record, ascending: the host takes longer to launch such a step than the device to run it. Less than a
     third of a step of more than 128 tokens is padding.
+
+    Args:
+        max_tokens: of a step.
+        max_len: of a sequence.
     """
-    return [size for size in (128, 192, 256, 384, 512, 768, 1024, 1536, 2048) if size <= max_tokens]
+    return [size for before, size in pairwise((0, *PROMPT_SIZES)) if size <= max_tokens and before < max_len]
 
 
 def bucket_for(size: int, buckets: list[int]) -> int | None:

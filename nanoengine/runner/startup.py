@@ -101,7 +101,9 @@ class Startup:
             self._compile_kernels(runner)
         if self.uses_graphs:
             try:
-                runner.graphs = self._record(runner, bucket_sizes(self.num_rows), self._prompt_sizes)
+                runner.graphs = self._record(
+                    runner, bucket_sizes(self.num_rows), self._prompt_sizes(self.pool.max_model_len)
+                )
             except torch.OutOfMemoryError as error:
                 raise KVCacheTooSmall(
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
@@ -158,8 +160,8 @@ class Startup:
     def _new_runner(self, pool: PoolSize, num_host_blocks: int) -> ModelRunner:
         """A runner with a pool of this size, and nothing recorded."""
         config = self.config
-        kv_cache = self._new_kv_cache(pool.num_blocks)
         self.model.prepare(pool.max_model_len)
+        kv_cache = self._new_kv_cache(pool.num_blocks)
         width = -(-pool.max_model_len // config.block_size)
         return ModelRunner(
             Parts(
@@ -207,9 +209,8 @@ class Startup:
             ),
         )
 
-    @property
-    def _prompt_sizes(self) -> list[int]:
-        return prompt_sizes(self.config.max_num_batched_tokens) if self.backend.captures_prompts else []
+    def _prompt_sizes(self, max_len: int) -> list[int]:
+        return prompt_sizes(self.config.max_num_batched_tokens, max_len) if self.backend.captures_prompts else []
 
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
@@ -233,7 +234,7 @@ class Startup:
             for plan in plans:
                 runner.launch(plan).result()
             peak = torch.cuda.max_memory_reserved(device)
-            graph_bytes = self._measure_graph_bytes(runner) if self.uses_graphs else 0
+            graph_bytes = self._measure_graph_bytes(runner, max_len) if self.uses_graphs else 0
         except torch.OutOfMemoryError as error:
             raise KVCacheTooSmall(
                 f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
@@ -246,11 +247,11 @@ class Startup:
         return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
 
     @torch.inference_mode()
-    def _measure_graph_bytes(self, runner: ModelRunner) -> int:
+    def _measure_graph_bytes(self, runner: ModelRunner, max_len: int) -> int:
         """What recording all sizes will take: of both kinds the largest, and for each other what the next one adds."""
         graphs = self._record(runner, [], [])
         total = 0
-        kinds = ((graphs.prompts, self._prompt_sizes), (graphs.decodes, bucket_sizes(self.num_rows)))
+        kinds = ((graphs.prompts, self._prompt_sizes(max_len)), (graphs.decodes, bucket_sizes(self.num_rows)))
         for steps, sizes in (kind for kind in kinds if kind[1]):
             torch.cuda.empty_cache()
             free = [torch.cuda.mem_get_info(self.device)[0]]

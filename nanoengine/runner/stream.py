@@ -116,17 +116,20 @@ class CudaRecorder:
         with torch.cuda.device(self.torch_device):
             side = _capture_stream(self.torch_device)
             side.wait_stream(torch.cuda.current_stream())
+            # cuBLAS keeps one work space per stream, and torch throws it away when any graph is reset (since 2.12). So that no
+            # recorder's graphs use memory of another's, it is made anew in their own.
+            if self._is_first:
+                torch._C._cuda_clearCublasWorkspaces()
             with torch.cuda.stream(side):
                 work()  # compiles kernels, which a capture must not
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             if self._is_first:
-                # cuBLAS keeps one work space per stream, and torch throws it away when any graph is reset (since 2.12). So that
-                # the graphs of this recorder never use memory of another's, the next one is made in their own memory.
                 torch._C._cuda_clearCublasWorkspaces()
                 self._is_first = False
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory, stream=side):
+            # Another thread may serve with another engine meanwhile.
+            with torch.cuda.graph(graph, pool=self._memory, stream=side, capture_error_mode="thread_local"):
                 result = work()
 
         def replay() -> Tensor:

@@ -69,7 +69,8 @@ class Watched:
         return self.pools
 
     @contextmanager
-    def capturing(self, _: object, pool: int, stream: object) -> Iterator[None]:
+    def capturing(self, _: object, pool: int, stream: object, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         self.calls.append(f"capture in {pool} on {id(stream)}")
         yield
 
@@ -95,17 +96,19 @@ def test_all_recordings_on_a_device_share_one_stream(cuda: Watched) -> None:
 
 
 def test_the_work_space_of_products_lies_in_the_memory_of_the_recordings(cuda: Watched) -> None:
-    """It is thrown away between the first warm-up and the first capture, so that the capture makes it anew, for itself."""
+    """It is thrown away before the first warm-up, which must not write into another's, and before the first capture, which makes
+    it anew, for itself.
+    """
     first, second = CudaStream(DEVICE).recorder(), CudaStream(DEVICE).recorder()
     first.record(work)
     first.record(work)
     second.record(work)
-    side = cuda.calls[2].split(" on ")[1]
+    side = cuda.calls[3].split(" on ")[1]
     captures = [f"capture in {pool} on {side}" for pool in (1, 1, 2)]
     assert cuda.calls == [
-        *("side stream", "clear", captures[0]),
+        *("clear", "side stream", "clear", captures[0]),
         *("side stream", captures[1]),
-        *("side stream", "clear", captures[2]),
+        *("clear", "side stream", "clear", captures[2]),
     ]
 
 

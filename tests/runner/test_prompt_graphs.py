@@ -36,7 +36,7 @@ def recording(folder: Path, **options: Any) -> Iterator[LLM]:
     common = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 40, "max_num_seqs": 2}
     common |= {"device": "cpu", "dtype": "float32", "max_model_len": 64, "use_tqdm": False}
     with pytest.MonkeyPatch.context() as patch, late_device(can_record=True):
-        patch.setattr(startup, "prompt_sizes", lambda most: [size for size in SIZES if size <= most])
+        patch.setattr(startup, "prompt_sizes", lambda *_: SIZES)
         with LLM(str(folder), **common | options) as llm:
             yield llm
 
@@ -135,12 +135,13 @@ def test_nothing_is_recorded_where_it_is_not_asked_for(tiny: Path) -> None:
 
 
 def test_little_of_a_longer_step_is_padding() -> None:
-    sizes = prompt_sizes(8192)
+    sizes = prompt_sizes(8192, 40_960)
     assert sizes == sorted(set(sizes))
     assert (sizes[0], sizes[-1]) == (128, 2048)
     for length in range(129, 2049):
         size = bucket_for(length, sizes)
         assert size is not None
         assert size - length < size / 3
-    assert prompt_sizes(600) == [128, 192, 256, 384, 512]
-    assert prompt_sizes(100) == []
+    assert prompt_sizes(600, 40_960) == [128, 192, 256, 384, 512]
+    assert prompt_sizes(100, 40_960) == []
+    assert prompt_sizes(8192, 200) == [128, 192, 256], "none that no sequence can fill"

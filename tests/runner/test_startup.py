@@ -458,7 +458,7 @@ def test_the_gpu_pool_leaves_room_for_the_graphs_of_prompts(
     begin: MakeStartup, recordable: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TorchAttention, "captures_prompts", True)
-    monkeypatch.setattr(module, "prompt_sizes", lambda _: [8, 16, 24])
+    monkeypatch.setattr(module, "prompt_sizes", lambda *_: [8, 16, 24])
     startup = begin(**recordable | {"max_num_seqs": 6, "gpu_memory_utilization": 0.5})
     fake_cuda(monkeypatch, (80_000, 77_000, 76_900, 76_900, 75_900, 75_800))
     assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - (3_000 + 2 * 100) - (1_000 + 3 * 100)

@@ -57,13 +57,16 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
+    NORM_DEPTH: tl.constexpr,
     ADD: tl.constexpr,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time."""
+    """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time, rows for the norm
+    NORM_DEPTH at a time.
+    """
     output = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row, step = tl.arange(0, ROWS), tl.arange(0, DEPTH)
     has_row = (row < num_rows)[:, None]
@@ -74,10 +77,11 @@ def _few_rows_kernel(
 
     scale = tl.full([ROWS], 1.0, tl.float32)
     if NORM:
-        squares = tl.zeros([ROWS, DEPTH], tl.float32)
-        for first in range(0, INPUTS, DEPTH):
-            place = row[:, None] * INPUTS + (first + step)[None, :]
-            mask = has_row & ((first + step) < INPUTS)[None, :]
+        squares = tl.zeros([ROWS, NORM_DEPTH], tl.float32)
+        for first in range(0, INPUTS, NORM_DEPTH):
+            column = first + tl.arange(0, NORM_DEPTH)
+            place = row[:, None] * INPUTS + column[None, :]
+            mask = has_row & (column < INPUTS)[None, :]
             values = _load_rows(x, residual, place, mask, ADD)
             squares += values * values
             if ADD and tl.program_id(0) == 0:  # not in the residual's own place: other programs still read it
@@ -167,6 +171,7 @@ def product_of_few_rows(
         ROWS=ROWS,
         TILE=tile,
         DEPTH=depth,
+        NORM_DEPTH=_norm_depth(inputs),
         ADD=residual is not None,
         NORM=norm is not None,
         GATE=gated,
@@ -186,6 +191,11 @@ def _shape(dtype: torch.dtype, inputs: int, outputs: int) -> tuple[int, int]:
     if outputs >= MANY_OUTPUTS:
         return 64, min(128, max(16, triton.next_power_of_2(inputs)))
     return 16, min(256, max(16, triton.next_power_of_2(inputs)))
+
+
+def _norm_depth(inputs: int) -> int:
+    """All of a row if it is short: nothing hides the time that its numbers take to come."""
+    return min(1024, triton.next_power_of_2(inputs))
 
 
 def launches() -> list[Launch]:
@@ -210,6 +220,7 @@ def launches() -> list[Launch]:
                     "ROWS": ROWS,
                     "TILE": tile,
                     "DEPTH": depth,
+                    "NORM_DEPTH": _norm_depth(inputs),
                     **dict.fromkeys(("ADD", "NORM", "GATE", "BIAS"), False),
                     **flags,
                     "DEPENDENT": dependent,

@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -72,7 +72,10 @@ def load_tuning() -> Tuning:
         wrong = [field.name for field in fields(Tuning) if type(found[field.name]) is not type(field.default)]
         if wrong or len(found) != len(fields(Tuning)):
             raise ValueError(f"not a number or flag of this version: {', '.join(wrong) or sorted(found)}")
-        return Tuning(**found)
+        chosen = Tuning(**found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("%s holds no tuning of this version, defaults are used: %s", path, error)
         return DEFAULTS
+    if torch.cuda.get_device_capability() < (9, 0):  # dependent launches came with Hopper
+        return replace(chosen, dependent_launch=False)
+    return chosen

@@ -20,6 +20,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NANOENGINE_TUNING", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 
 def test_what_is_saved_is_found_again() -> None:
@@ -45,3 +46,10 @@ def test_without_a_gpu_there_are_defaults(monkeypatch: pytest.MonkeyPatch) -> No
     replace(DEFAULTS, decode_tile=64).save(NAME)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert load_tuning() == DEFAULTS
+
+
+def test_an_older_gpu_has_no_dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = replace(DEFAULTS, decode_tile=64, dependent_launch=True)
+    chosen.save(NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert load_tuning() == replace(chosen, dependent_launch=False)
