@@ -34,10 +34,8 @@ from benchmarks.workload import Workload
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.kernels.triton.paged_decode import CANDIDATES
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
-
-SHAPES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
-"""Tiles, warps and stages of decode attention."""
 
 PROGRAMS_PER_SM = (4, 8)
 LONGEST_PARTS = (512, 1024, 2048)
@@ -90,7 +88,7 @@ def candidates() -> list[Tuning]:
             decode_programs_per_sm=programs,
             decode_longest_part=longest,
         )
-        for (tile, warps, stages), programs, longest in product(SHAPES, PROGRAMS_PER_SM, LONGEST_PARTS)
+        for (tile, warps, stages), programs, longest in product(CANDIDATES, PROGRAMS_PER_SM, LONGEST_PARTS)
     ]
     return sorted(found, key=lambda tuning: tuning != DEFAULTS)
 

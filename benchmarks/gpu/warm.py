@@ -34,11 +34,11 @@ FEW, MANY = 1, 9
 
 
 class Works:
-    """Small pieces of a step on a model's shape; each field of `NAMES` is a method without arguments."""
+    """Small pieces of a step on a model's shape; each of `NAMES` is a method without arguments."""
 
     NAMES = (
         *("few_rows_qkv", "few_rows_out", "few_rows_gate", "few_rows_down", "few_rows_logits"),
-        *("norms", "gate", "rotation", "places", "decode", "prefill", "greedy", "filtered"),
+        *("norms", "gate", "rotation", "places", "decode", "prefill", "sampling"),
     )
 
     def __init__(self, model: ModelConfig, device: torch.device, dtype: torch.dtype):
@@ -129,18 +129,12 @@ class Works:
         shape = self.backend.kv_shape(4, self.model.num_kv_heads, self.model.head_dim)
         return self.random(*shape), self.random(*shape)
 
-    def greedy(self) -> None:
-        self._choose(0.0, 0)
-
-    def filtered(self) -> None:
-        self._choose(0.7, 20)
-
-    def _choose(self, temperature: float, top_k: int) -> None:
+    def sampling(self) -> None:
         """All kernels are launched for every row; what they do follows from the table."""
         logits = torch.randn(1, self.model.vocab_size, device=self.device)
         ones = torch.ones(2, device=self.device)
         seeds = torch.zeros(2, dtype=torch.int64, device=self.device)
-        table = SamplingTable(ones * temperature, self.ints(top_k, 0), ones, 0 * ones, seeds)
+        table = SamplingTable(ones, self.ints(20, 0), ones, 0 * ones, seeds)
         self.kernels.choose_tokens(logits, table, self.ints(0), self.ints(5), torch.zeros_like(seeds))
 
 

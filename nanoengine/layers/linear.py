@@ -31,10 +31,6 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
         return self.kernels.linear(x, self.weight, self.bias)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(first projection of x) * second projection, for two of like width: [num_tokens, width]."""
-        return self.kernels.gated_linear(x, self.weight)
-
     def after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of the norm of the next residual, and that residual: x + residual, or x if there is none yet.
 
@@ -43,7 +39,7 @@ class Linear:
         return self.kernels.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
 
     def gated_after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`gated` in the same way."""
+        """silu(first projection) * second projection, for two of like width, in the same way: [num_tokens, width]."""
         return self.kernels.norm_gated_linear(x, residual, norm.weight, norm.eps, self.weight)
 
     def parts(self, prefix: str, *names: str) -> dict[str, Destination]:
