@@ -121,13 +121,14 @@ def test_decode_of_a_portable_build(portable: Build) -> None:
 # ---- memory
 
 
-def test_no_kernel_reads_or_writes_outside_of_its_tensors(tmp_path: Path) -> None:
+@pytest.mark.parametrize("emulated", [(), ("-DEMULATE_AMX",)], ids=["vectors", "tiles"])
+def test_no_kernel_reads_or_writes_outside_of_its_tensors(emulated: tuple[str, ...], tmp_path: Path) -> None:
     command = [compiler(), "-print-file-name=libasan.so"]
     library = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     if not os.path.isabs(library) or not accepts("-fsanitize=address"):
         pytest.skip("this compiler has no address sanitizer that can be loaded first")
     architecture = "x86-64-v3" if NEEDS["x86-64-v3"] <= cpu_flags() else "native"
-    flags = flags_for(architecture, "-O1", "-g1", "-DEMULATE_AMX", "-fsanitize=address")
+    flags = flags_for(architecture, "-O1", "-g1", *emulated, "-fsanitize=address")
     folder = compile_into(tmp_path, flags)["linear"].parent
     environment = os.environ | {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
     run = [sys.executable, "-m", "tests.kernels.sanitized", str(folder)]

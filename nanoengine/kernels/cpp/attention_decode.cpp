@@ -12,62 +12,60 @@
 
 constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
-constexpr size_t TILES = 4;     // tiles of K that are read side by side: one chain of additions would be slower than memory
+
+constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
+constexpr size_t LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
+
+// Vectors of sums for each of `heads`: no more than there are registers for, and enough that additions do not wait for each other.
+constexpr size_t width_for(size_t heads) {
+    const size_t width = LANES == 16 ? 4 : heads <= 2 ? REGISTERS / 4 : REGISTERS / 8;
+    return width < LEAST_WIDTH ? LEAST_WIDTH : width;
+}
 
 struct Part {
     size_t sequence, head, first, last;  // tokens [first, last)
     size_t start;                        // which of its sequence and head's results it is, counted over all
 };
 
-// scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and `TILES` tiles; `next` are read after these.
-template <class T, size_t H>
-static void score(const uint32_t* q, size_t depth, const uint32_t* const (&tiles)[TILES], const uint32_t* const (&next)[TILES],
-                  float scale, float* scores) {
-    F16 sums[H][TILES] = {};
+// scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
+template <class T, size_t H, size_t TILES>
+static void score(const uint32_t* q, size_t depth, const uint32_t* const* tiles, const uint32_t* const* next, float scale,
+                  float* scores) {
+    constexpr size_t W = TILES * LEAST_WIDTH;
+    Floats sums[H][W] = {};
     for (size_t d = 0; d < depth; d++) {
-        U16 k[TILES];
+        Dwords row[W];
 #pragma GCC unroll 8
-        for (size_t i = 0; i < TILES; i++) {
-            __builtin_prefetch(next[i] + d * LANES, 0, 2);
-            k[i] = load<U16>(tiles[i] + d * LANES);
+        for (size_t w = 0; w < W; w++) {
+            if (w % LEAST_WIDTH == 0) __builtin_prefetch(next[w / LEAST_WIDTH] + d * TILE, 0, 2);
+            row[w] = load<Dwords>(tiles[w / LEAST_WIDTH] + d * TILE + w % LEAST_WIDTH * LANES);
         }
-#pragma GCC unroll 8
-        for (size_t h = 0; h < H; h++) {
-            const U16 scalar = splat(q[h * depth + d]);
-#pragma GCC unroll 8
-            for (size_t i = 0; i < TILES; i++) sums[h][i] = Dot<T>::add(sums[h][i], k[i], scalar);
-        }
+        add_products<T>(sums, row, q + d * Dot<T>::STEPS, MAX_HEAD_DIM);
     }
     for (size_t h = 0; h < H; h++)
-        for (size_t i = 0; i < TILES; i++) store(scores + h * PART + i * LANES, sums[h][i] * scale);
+        for (size_t w = 0; w < W; w++) store(scores + h * PART + w * LANES, sums[h][w] * scale);
 }
 
-// sums[h][0..WIDTH) += weights[h][row] V[row]; `kept` says which bits of V count.
-template <class T, size_t H, size_t WIDTH>
-static INLINE void add_row(F16 (&sums)[H][WIDTH], const uint32_t* weights, const uint32_t* v, U16 kept) {
-#pragma GCC unroll 8
-    for (size_t w = 0; w < WIDTH; w++) {
-        const U16 values = load<U16>(v + w * LANES) & kept;
-#pragma GCC unroll 8
-        for (size_t h = 0; h < H; h++) sums[h][w] = Dot<T>::add(sums[h][w], values, splat(weights[h * PART / Dot<T>::per_dword]));
-    }
-}
-
-// WIDTH vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be NaN.
-template <class T, size_t H, size_t WIDTH>
+// W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be NaN.
+template <class T, size_t H, size_t W>
 static void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens, float* out) {
-    constexpr size_t n = Dot<T>::per_dword;
-    for (size_t d = 0; d < head_dim; d += WIDTH * LANES) {
-        F16 sums[H][WIDTH];
+    constexpr size_t n = Dot<T>::PER_DWORD;
+    for (size_t d = 0; d < head_dim; d += W * LANES) {
+        Floats sums[H][W];
         for (size_t h = 0; h < H; h++)
-            for (size_t w = 0; w < WIDTH; w++) sums[h][w] = load<F16>(out + h * head_dim + d + w * LANES);
-        for (size_t row = 0; row < tokens / n; row++) {
-            for (size_t w = 0; w < WIDTH; w++) __builtin_prefetch(next + row * head_dim + d + w * LANES, 0, 2);
-            add_row<T, H, WIDTH>(sums, weights + row, tile + row * head_dim + d, splat(~0u));
+            for (size_t w = 0; w < W; w++) sums[h][w] = load<Floats>(out + h * head_dim + d + w * LANES);
+        for (size_t i = 0; i < (tokens + n - 1) / n; i++) {
+            const Dwords kept = splat((i + 1) * n <= tokens ? ~0u : 0xffffu);  // of the last dword perhaps only its first token
+            Dwords row[W];
+#pragma GCC unroll 8
+            for (size_t w = 0; w < W; w++) {
+                if (w * LANES % TILE == 0) __builtin_prefetch(next + i * head_dim + d + w * LANES, 0, 2);
+                row[w] = load<Dwords>(tile + i * head_dim + d + w * LANES) & kept;
+            }
+            add_products<T>(sums, row, weights + i * Dot<T>::STEPS, PART / n * Dot<T>::STEPS);
         }
-        if (tokens % n) add_row<T, H, WIDTH>(sums, weights + tokens / n, tile + tokens / n * head_dim + d, splat(0xffffu));
         for (size_t h = 0; h < H; h++)
-            for (size_t w = 0; w < WIDTH; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
+            for (size_t w = 0; w < W; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
     }
 }
 
@@ -81,35 +79,39 @@ template <size_t H = TOGETHER, class Body> static void for_heads(size_t heads, B
 template <class T>
 static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Part& part, size_t group,
                    KVTiles kv, float scale, float* out, float* most, float* total) {
-    const size_t depth = kv.head_dim / Dot<T>::per_dword, count = part.last - part.first;
-    const size_t whole = (count + LANES - 1) / LANES * LANES;
+    using Factor = typename Dot<T>::Factor;
+    const size_t depth = kv.head_dim / Dot<T>::PER_DWORD, count = part.last - part.first;
+    const size_t whole = (count + TILE - 1) / TILE * TILE;
     auto tile = [&](const T* cache, size_t t) {
-        return reinterpret_cast<const uint32_t*>(cache + kv.tile(block_table, part.first + std::min(t, whole - LANES), part.head));
+        return reinterpret_cast<const uint32_t*>(cache + kv.tile(block_table, part.first + std::min(t, whole - TILE), part.head));
     };
+    alignas(64) uint32_t queries[TOGETHER][MAX_HEAD_DIM];
     alignas(64) float scores[TOGETHER][PART];
-    alignas(64) T weights[TOGETHER][PART];
+    alignas(64) Factor weights[TOGETHER][PART];
     for (size_t start = 0; start < group; start += TOGETHER) {
         const size_t heads = std::min(TOGETHER, group - start);
-        const uint32_t* queries = reinterpret_cast<const uint32_t*>(q + start * kv.head_dim);
+        for (size_t h = 0; h < heads; h++)
+            copy_factors<T>(q + (start + h) * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
         for_heads(heads, [&]<size_t H>() {
-            for (size_t t = 0; t < whole; t += TILES * LANES) {  // beyond the last tile it is computed again: nobody looks
+            constexpr size_t TILES = width_for(H) / LEAST_WIDTH;
+            for (size_t t = 0; t < whole; t += TILES * TILE) {  // beyond the last tile it is computed again: nobody looks
                 const uint32_t *tiles[TILES], *next[TILES];
                 for (size_t i = 0; i < TILES; i++) {
-                    tiles[i] = tile(k_cache, t + i * LANES);
-                    next[i] = t + TILES * LANES < whole ? tile(k_cache, t + (TILES + i) * LANES) : tile(v_cache, i * LANES);
+                    tiles[i] = tile(k_cache, t + i * TILE);
+                    next[i] = t + TILES * TILE < whole ? tile(k_cache, t + (TILES + i) * TILE) : tile(v_cache, i * TILE);
                 }
-                score<T, H>(queries, depth, tiles, next, scale, scores[0] + t);
+                score<T, H, TILES>(queries[0], depth, tiles, next, scale, scores[0] + t);
             }
         });
         for (size_t h = 0; h < heads; h++) {
             float* row = scores[h];
             for (size_t t = count; t < whole; t++) row[t] = -std::numeric_limits<float>::infinity();  // were never written
-            F16 highest = load<F16>(row);
-            for (size_t t = LANES; t < whole; t += LANES) highest = max(highest, load<F16>(row + t));
+            Floats highest = load<Floats>(row);
+            for (size_t t = LANES; t < whole; t += LANES) highest = max(highest, load<Floats>(row + t));
             most[start + h] = largest(highest);
-            F16 sums{};
+            Floats sums{};
             for (size_t t = 0; t < whole; t += LANES) {
-                const F16 weight = exp_negative(load<F16>(row + t) - most[start + h]);
+                const Floats weight = exp_negative(load<Floats>(row + t) - most[start + h]);
                 sums += weight;
                 store_floats(weights[h] + t, weight);
             }
@@ -118,13 +120,13 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         float* sums = out + start * kv.head_dim;
         std::fill_n(sums, heads * kv.head_dim, 0.0f);
         for_heads(heads, [&]<size_t H>() {
-            constexpr size_t MOST = H <= 2 ? 4 : 2;  // vectors of V at once, whose sums fit in the registers
-            for (size_t t = 0; t < count; t += LANES) {
-                const uint32_t* dwords = reinterpret_cast<const uint32_t*>(weights[0] + t);
-                const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + TILES * LANES);
-                const size_t tokens = std::min<size_t>(LANES, count - t);
-                if (kv.head_dim % (MOST * LANES) == 0) add_values<T, H, MOST>(dwords, values, next, kv.head_dim, tokens, sums);
-                else add_values<T, H, 2>(dwords, values, next, kv.head_dim, tokens, sums);
+            constexpr size_t WIDE = width_for(H), NARROW = 2 * TILE / LANES;  // a head has a multiple of 32 dimensions
+            for (size_t t = 0; t < count; t += TILE) {
+                const uint32_t* factors = reinterpret_cast<const uint32_t*>(weights[0] + t);
+                const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + AHEAD);
+                const size_t tokens = std::min(TILE, count - t);
+                if (kv.head_dim % (WIDE * LANES) == 0) add_values<T, H, WIDE>(factors, values, next, kv.head_dim, tokens, sums);
+                else add_values<T, H, NARROW>(factors, values, next, kv.head_dim, tokens, sums);
             }
         });
     }
@@ -166,7 +168,7 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
                     for (size_t d = 0; d < dim; d++) all[d] += factor * sums[(p * group + h) * dim + d];
                 }
                 T* to = out + (parts[i].sequence * q_heads + parts[i].head * group + h) * dim;
-                for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<F16>(all + d) / total);
+                for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<Floats>(all + d) / total);
             }
         }
     }

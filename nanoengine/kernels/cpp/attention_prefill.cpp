@@ -10,33 +10,42 @@
 #include "kv_tiles.h"
 #include "product.h"
 
-constexpr size_t QUERY_ROWS = 96;  // a multiple of ROWS
-constexpr size_t CHUNK = 256;      // tokens
+constexpr size_t QUERY_ROWS = 96;
+constexpr size_t CHUNK = 256;  // tokens
 
 struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
 };
 
+// A matrix of factors in the rows that `product` takes.
+template <class T> struct Factors {
+    using Factor = typename Dot<T>::Factor;
+    std::vector<uint32_t> words;
+
+    explicit Factors(size_t rows) : words(rows * A_STRIDE) {}
+    Factor* row(size_t i) { return reinterpret_cast<Factor*>(words.data() + i * A_STRIDE); }
+};
+
 template <class T> struct Scratch {
-    std::vector<T> queries, weights, values;
+    Factors<T> queries, weights;
+    std::vector<T> values;
     std::vector<float> scores, sums, most, totals;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows * dim), weights(rows * CHUNK), values(CHUNK * dim), scores(rows * CHUNK), sums(rows * dim), most(rows),
-          totals(rows) {}
+        : queries(rows), weights(rows), values(CHUNK * dim), scores(rows * CHUNK), sums(rows * dim), most(rows), totals(rows) {}
 };
 
 template <class T> static const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
 
 // Scores of one row become weights: exp(score - maximum) for those that the row sees, 0 for the rest. What was summed so far
 // is scaled to the new maximum.
-template <class T>
-static void softmax_row(const float* scores, size_t visible, size_t count, float scale, T* weights, float& most, float& total,
+template <class Factor>
+static void softmax_row(const float* scores, size_t visible, size_t count, float scale, Factor* weights, float& most, float& total,
                         float* sums, size_t dim) {
-    const F16 unseen = splat(-std::numeric_limits<float>::infinity());
-    F16 highs = splat(most);
+    const Floats unseen = splat(-std::numeric_limits<float>::infinity());
+    Floats highs = splat(most);
     auto score = [&](size_t t) {
-        const F16 scaled = load<F16>(scores + t) * scale;
+        const Floats scaled = load<Floats>(scores + t) * scale;
         return t + LANES <= visible ? scaled : first_lanes(visible - t, scaled, unseen);
     };
     for (size_t t = 0; t < visible; t += LANES) highs = max(highs, score(t));
@@ -47,9 +56,9 @@ static void softmax_row(const float* scores, size_t visible, size_t count, float
         total *= factor;
         most = highest;
     }
-    F16 added{};
+    Floats added{};
     for (size_t t = 0; t < count; t += LANES) {
-        const F16 weight = t < visible ? exp_negative(score(t) - highest) : F16{};
+        const Floats weight = t < visible ? exp_negative(score(t) - highest) : Floats{};
         added += weight;
         store_floats(weights + t, weight);
     }
@@ -59,53 +68,48 @@ static void softmax_row(const float* scores, size_t visible, size_t count, float
 template <class T>
 static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Work& work, size_t history,
                    size_t q_heads, KVTiles kv, float scale, Scratch<T>& scratch, T* out) {
-    constexpr size_t n = Dot<T>::per_dword;
+    constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, rows = (work.last - work.first) * group;
     const size_t end = history + work.last;  // tokens that the last query sees
     for (size_t row = 0; row < rows; row++)
-        std::copy_n(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
-                    scratch.queries.data() + row * dim);
+        copy_factors<T>(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
+                        scratch.queries.row(row));
     std::fill_n(scratch.sums.data(), rows * dim, 0.0f);
     std::fill_n(scratch.totals.data(), rows, 0.0f);
     std::fill_n(scratch.most.data(), rows, -std::numeric_limits<float>::infinity());
 
     for (size_t start = 0; start < end; start += CHUNK) {
-        const size_t tokens = std::min(CHUNK, end - start), tiles = (tokens + LANES - 1) / LANES;
+        const size_t tokens = std::min(CHUNK, end - start), tiles = (tokens + TILE - 1) / TILE;
         const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
         auto tile = [&](const T* cache, size_t i) {
-            return cache + kv.tile(block_table, start + i * LANES, work.head);
+            return cache + kv.tile(block_table, start + std::min(i, tiles - 1) * TILE, work.head);
         };
-        for (size_t i = 0; i < tiles; i += 2) {
-            const T *left = tile(k_cache, i), *right = i + 1 < tiles ? tile(k_cache, i + 1) : left;
-            for (size_t row = 0; row < rows; row += ROWS)
-                product<T>((int)std::min<size_t>(ROWS, rows - row), dwords(scratch.queries.data() + row * dim), dim / n,
-                           dwords(left), dwords(right), LANES, dim / n, scratch.scores.data() + row * CHUNK + i * LANES, CHUNK,
-                           false);
+        for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
+            Columns keys;
+            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
+            product<T>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.data() + i * TILE, CHUNK, false);
         }
         for (size_t row = 0; row < rows; row++) {
             const size_t sees = history + work.first + row / group + 1;  // tokens of the sequence
             if (sees <= start) {
-                std::fill_n(scratch.weights.data() + row * CHUNK, count, T{});
+                std::fill_n(scratch.weights.row(row), count, typename Dot<T>::Factor{});
                 continue;
             }
-            softmax_row(scratch.scores.data() + row * CHUNK, std::min(sees - start, tokens), count, scale,
-                        scratch.weights.data() + row * CHUNK, scratch.most[row], scratch.totals[row],
-                        scratch.sums.data() + row * dim, dim);
+            softmax_row(scratch.scores.data() + row * CHUNK, std::min(sees - start, tokens), count, scale, scratch.weights.row(row),
+                        scratch.most[row], scratch.totals[row], scratch.sums.data() + row * dim, dim);
         }
         // Values in one piece, zero where nothing was written: a weight of 0 does not make up for NaN.
-        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), LANES * dim, scratch.values.data() + i * LANES * dim);
+        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.data() + i * TILE * dim);
         for (size_t t = tokens; t < count; t++)
             for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
         for (size_t d = 0; d < dim; d += COLUMNS)
-            for (size_t row = 0; row < rows; row += ROWS)
-                product<T>((int)std::min<size_t>(ROWS, rows - row), dwords(scratch.weights.data() + row * CHUNK), CHUNK / n,
-                           dwords(scratch.values.data()) + d, dwords(scratch.values.data()) + d + LANES, dim, count / n,
-                           scratch.sums.data() + row * dim + d, dim, true);
+            product<T>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.data()) + d), dim, count / n,
+                       scratch.sums.data() + d, dim, true);
     }
     for (size_t row = 0; row < rows; row++) {
         T* to = out + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim;
         const float* sums = scratch.sums.data() + row * dim;
-        for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<F16>(sums + d) / scratch.totals[row]);
+        for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<Floats>(sums + d) / scratch.totals[row]);
     }
 }
 

@@ -14,20 +14,20 @@ static void norm_and_rotate(const T* x, const T* weight, float eps, const float*
     const size_t half = head_dim / 2;
     float scale = 1.0f;
     if (weight) {
-        F16 squares{};
+        Floats squares{};
         for (size_t i = 0; i < head_dim; i += LANES) {
-            const F16 value = load_floats(x + i);
+            const Floats value = load_floats(x + i);
             squares += value * value;
         }
         scale = 1.0f / std::sqrt(sum(squares) / head_dim + eps);
     }
     for (size_t i = 0; i < half; i += LANES) {
-        F16 first = load_floats(x + i), second = load_floats(x + half + i);
+        Floats first = load_floats(x + i), second = load_floats(x + half + i);
         if (weight) {
             first = first * scale * load_floats(weight + i);
             second = second * scale * load_floats(weight + half + i);
         }
-        const F16 cos = cosine ? load<F16>(cosine + i) : splat(1.0f), sin = cosine ? load<F16>(sine + i) : F16{};
+        const Floats cos = cosine ? load<Floats>(cosine + i) : splat(1.0f), sin = cosine ? load<Floats>(sine + i) : Floats{};
         store_floats(out + i, first * cos - second * sin);
         store_floats(out + half + i, second * cos + first * sin);
     }
@@ -43,21 +43,21 @@ template <class T>
 static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_weight, const T* k_weight, float eps,
                   const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, T* k_cache,
                   T* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
-    constexpr size_t n = Dot<T>::per_dword;
+    constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t dim = kv.head_dim, group = q_heads / kv.heads;
-    const size_t run = tokens < 4 * LANES ? 1 : LANES;  // neighbouring tokens write the same lines of a tile
+    const size_t run = tokens < 4 * TILE ? 1 : TILE;  // neighbouring tokens write the same lines of a tile
 #pragma omp parallel for schedule(static)
     for (size_t item = 0; item < (tokens + run - 1) / run * kv.heads; item++) {
         const size_t head = item % kv.heads, first = item / kv.heads * run;
         for (size_t token = first; token < std::min(tokens, first + run); token++) {
             const bool written = slots[token] >= 0;
-            const size_t slot = written ? slots[token] : 0, offset = slot % LANES;
+            const size_t slot = written ? slots[token] : 0, offset = slot % TILE;
             const size_t tile = kv.tile(slot / kv.block_size, slot % kv.block_size, head);
             T *k_tile = k_cache + tile, *v_tile = v_cache + tile;
             T* v_row = v_tile + offset / n * dim * n;
             if (written) {  // a token's K is in many lines: ask for all of them before the first is written
-                for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * LANES * n, 1);
-                for (size_t i = 0; i < dim / LANES; i++) __builtin_prefetch(v_row + i * LANES * n, 1);
+                for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * TILE * n, 1);
+                for (size_t i = 0; i < dim / TILE; i++) __builtin_prefetch(v_row + i * TILE * n, 1);
             }
             const float* cosine = cosines ? cosines + token * angle_stride : nullptr;
             const float* sine = sines ? sines + token * angle_stride : nullptr;
@@ -67,7 +67,7 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_wei
             if (!written) continue;
             T key[MAX_HEAD_DIM];
             norm_and_rotate(k.heads + token * k.stride + head * dim, k_weight, eps, cosine, sine, dim, key);
-            for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * LANES + offset) * n, key + i, 4);
+            for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, 4);
             const T* value = v.heads + token * v.stride + head * dim;
             for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
         }

@@ -1,12 +1,13 @@
 // Where K and V of a token are. The cache is made of tiles of 16 tokens of one K/V head, `head_dim` x 16 elements each:
 //
-//   K: [head_dim / n][16 tokens][n]   a vector is the same dword of 16 tokens: scores come out 16 at a time
-//   V: [16 tokens / n][head_dim][n]   a vector is n neighbouring tokens of 16 dimensions: values are added 16 dimensions at a time
+//   K: [head_dim / n][16 tokens][n]   the same dword of 16 tokens side by side: scores come out together
+//   V: [16 tokens / n][head_dim][n]   n neighbouring tokens of all dimensions: values are added by dimensions
 //
 // with n elements to a dword. A block of the cache is [block_size / 16][heads] of tiles.
 #pragma once
 #include "simd.h"
 
+constexpr size_t TILE = 16;  // tokens
 constexpr size_t MAX_HEAD_DIM = 256;
 
 struct KVTiles {
@@ -14,7 +15,7 @@ struct KVTiles {
 
     // Elements before the tile with tokens [offset, offset + 16) of a block.
     INLINE size_t tile(size_t block, size_t offset, size_t head) const {
-        return block * block_stride + (offset / LANES * heads + head) * LANES * head_dim;
+        return block * block_stride + (offset / TILE * heads + head) * TILE * head_dim;
     }
 
     // The same for the tile that starts with a sequence's token `position`.

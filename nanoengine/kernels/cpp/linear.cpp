@@ -1,107 +1,118 @@
 // Linear layers (with SwiGLU's gate, if asked for) and embeddings over one packed weight.
 //
-// W [outputs][inputs] is cut into panels of 32 outputs. In a panel stands, for each dword of inputs, that dword of all 32
-// outputs (128 bytes). One row of x reads a panel from memory in a single stream; more rows find it in the cache.
+// W [outputs][inputs] is cut into panels of COLUMNS outputs. In a panel stands, for each dword of inputs, that dword of all its
+// outputs. One row of x reads a panel from memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
 #include "product.h"
 #include <algorithm>
 #include <vector>
 
 constexpr size_t PANEL = COLUMNS;
-constexpr size_t ROW_BLOCK = 96;  // rows of x, a multiple of ROWS, that stay in the second-level cache
+constexpr size_t LINE = 16;       // dwords of a cache line
+constexpr size_t ROW_BLOCK = 96;  // rows of x that are kept near
 
 static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
 // Dwords in a row of W.
-template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::per_dword) / Dot<T>::per_dword; }
+template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::PER_DWORD) / Dot<T>::PER_DWORD; }
 
 // Where dword d of an output is.
 static size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
 
-static INLINE F16 silu(F16 x) {
-    const F16 small = exp_negative(x < 0.0f ? x : -x);  // exp(-|x|): never too large
+static INLINE Floats silu(Floats x) {
+    const Floats small = exp_negative(x < 0.0f ? x : -x);  // exp(-|x|): never too large
     return x * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
 }
 
-template <class Out> static INLINE void store_row(F16 left, F16 right, Out* out, int columns) {
-    if (columns == COLUMNS) {
-        store_floats(out, left);
-        store_floats(out + LANES, right);
+// A row of a panel's results: value(v) is its vector v.
+template <class Out, class Value> static INLINE void store_row(Out* out, size_t columns, Value value) {
+    if (columns == PANEL) {
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) store_floats(out + v * LANES, value(v));
     } else {
-        Out all[COLUMNS];
-        store_floats(all, left);
-        store_floats(all + LANES, right);
+        Out all[PANEL];
+        for (int v = 0; v < WIDE; v++) store_floats(all + v * LANES, value(v));
         std::copy_n(all, columns, out);
     }
 }
 
-// x as dwords; copied with its odd end filled up, if it has one.
-template <class T> static const uint32_t* dwords_of(const T* x, size_t rows, size_t inputs, std::vector<T>& padded) {
-    if (inputs % Dot<T>::per_dword) {
-        const size_t stride = depth_of<T>(inputs) * Dot<T>::per_dword;
-        padded.assign(rows * stride, T{});
-        for (size_t m = 0; m < rows; m++) std::copy_n(x + m * inputs, inputs, padded.data() + m * stride);
-        x = padded.data();
-    }
-    return reinterpret_cast<const uint32_t*>(x);
-}
+// Up to ROW_BLOCK rows of x as factors: [chunk of the inputs][row][A_STRIDE].
+template <class T> struct Block {
+    static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
+    using Factor = typename Dot<T>::Factor;
 
-// For each panel and ROWS rows of x: use(column, first row, number of rows).
-template <class Use> static void for_tiles(size_t rows, size_t outputs, Use use) {
+    size_t inputs, depth = depth_of<T>(inputs);
+    std::vector<uint32_t> words = std::vector<uint32_t>(round_up(depth, CHUNK) / CHUNK * ROW_BLOCK * A_STRIDE);
+
+    Factor* at(size_t row, size_t d) { return reinterpret_cast<Factor*>(words.data() + (d / CHUNK * ROW_BLOCK + row) * A_STRIDE); }
+
+    void take(const T* x, size_t row) {
+        for (size_t d = 0; d < depth; d += CHUNK) {
+            const size_t first = d * Dot<T>::PER_DWORD;
+            copy_factors<T>(x + first, std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first), at(row, d));
+        }
+    }
+
+    // sums[row][0..PANEL) of the block's first `rows` rows and the outputs of a panel.
+    void multiply(size_t rows, const uint32_t* panel, float (*sums)[PANEL]) {
+        for (size_t d = 0; d < depth; d += CHUNK)
+            product<T>((int)rows, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0);
+    }
+};
+
+// For each panel and block of rows: use(column, block, first row, number of rows).
+template <class T, class Use> static void for_panels(const T* x, size_t rows, size_t outputs, size_t inputs, Use use) {
+    Block<T> blocks[] = {{inputs}, {rows > ROW_BLOCK ? inputs : 0}};  // one is filled while another thread may still read the other
+    const size_t block_count = round_up(rows, ROW_BLOCK) / ROW_BLOCK;  // of about as many rows each
 #pragma omp parallel
-    for (size_t block = 0; block < rows; block += ROW_BLOCK) {
+    for (size_t i = 0; i < block_count; i++) {
+        Block<T>& block = blocks[i % 2];
+        const size_t first = rows * i / block_count, count = rows * (i + 1) / block_count - first;
+#pragma omp for schedule(static)
+        for (size_t row = 0; row < count; row++) block.take(x + (first + row) * inputs, row);
 #pragma omp for schedule(static) nowait
-        for (size_t column = 0; column < outputs; column += PANEL)
-            for (size_t first = block; first < std::min(rows, block + ROW_BLOCK); first += ROWS)
-                use(column, first, (int)std::min<size_t>(ROWS, std::min(rows, block + ROW_BLOCK) - first));
+        for (size_t column = 0; column < outputs; column += PANEL) use(column, block, first, count);
     }
 }
 
 template <class T, class Out>
 static void linear(const T* x, const uint32_t* packed, const T* bias, Out* out, size_t rows, size_t outputs, size_t inputs) {
-    const size_t depth = depth_of<T>(inputs);
-    std::vector<T> padded;
-    const uint32_t* a = dwords_of(x, rows, inputs, padded);
-    for_tiles(rows, outputs, [&](size_t column, size_t first, int count) {
-        const int columns = (int)std::min(PANEL, outputs - column);
-        const uint32_t* panel = packed + column * depth;
-        float sums[ROWS][PANEL], biases[PANEL] = {};
-        for (int c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
-        product<T>(count, a + first * depth, depth, panel, panel + LANES, PANEL, depth, sums[0], PANEL, false);
-        for (int m = 0; m < count; m++)
-            store_row(load<F16>(sums[m]) + load<F16>(biases), load<F16>(sums[m] + LANES) + load<F16>(biases + LANES),
-                      out + (first + m) * outputs + column, columns);
+    for_panels(x, rows, outputs, inputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
+        const size_t columns = std::min(PANEL, outputs - column);
+        float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
+        for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
+        block.multiply(count, packed + column * block.depth, sums);
+        for (size_t m = 0; m < count; m++)
+            store_row(out + (first + m) * outputs + column, columns,
+                      [&](int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
     });
 }
 
 // The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
 template <class T>
 static void gated_linear(const T* x, const uint32_t* packed, T* out, size_t rows, size_t size, size_t inputs) {
-    const size_t depth = depth_of<T>(inputs);
-    std::vector<T> padded;
-    const uint32_t* a = dwords_of(x, rows, inputs, padded);
-    for_tiles(rows, size, [&](size_t column, size_t first, int count) {
-        const uint32_t *gate = packed + column * depth, *up = gate + size * depth;
-        float gates[ROWS][PANEL], ups[ROWS][PANEL];
-        product<T>(count, a + first * depth, depth, gate, gate + LANES, PANEL, depth, gates[0], PANEL, false);
-        product<T>(count, a + first * depth, depth, up, up + LANES, PANEL, depth, ups[0], PANEL, false);
-        for (int m = 0; m < count; m++)
-            store_row(silu(load<F16>(gates[m])) * load<F16>(ups[m]), silu(load<F16>(gates[m] + LANES)) * load<F16>(ups[m] + LANES),
-                      out + (first + m) * size + column, COLUMNS);
+    for_panels(x, rows, size, inputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
+        float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+        block.multiply(count, packed + column * block.depth, gates);
+        block.multiply(count, packed + (size + column) * block.depth, ups);
+        for (size_t m = 0; m < count; m++)
+            store_row(out + (first + m) * size + column, PANEL, [&](int v) {
+                return silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES);
+            });
     });
 }
 
 template <class T> static void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
     const size_t depth = depth_of<T>(inputs);
 #pragma omp parallel for schedule(static)
-    for (size_t group = first / LANES; group < round_up(first + rows, LANES) / LANES; group++) {
-        const size_t from = std::max(first, group * LANES), to = std::min(first + rows, (group + 1) * LANES);
-        for (size_t start = 0; start < depth; start += LANES)  // as many dwords as fit a cache line
+    for (size_t group = first / GROUP; group < round_up(first + rows, GROUP) / GROUP; group++) {
+        const size_t from = std::max<size_t>(first, group * GROUP), to = std::min<size_t>(first + rows, (group + 1) * GROUP);
+        for (size_t start = 0; start < depth; start += LINE)
             for (size_t output = from; output < to; output++) {
                 const T* row = weight + (output - first) * inputs;
-                for (size_t d = start; d < std::min(start + LANES, depth); d++) {
-                    const size_t i = d * Dot<T>::per_dword;
+                for (size_t d = start; d < std::min(start + LINE, depth); d++) {
+                    const size_t i = d * Dot<T>::PER_DWORD;
                     uint32_t dword = 0;
-                    std::memcpy(&dword, row + i, i + Dot<T>::per_dword <= inputs ? 4 : sizeof(T));
+                    std::memcpy(&dword, row + i, i + Dot<T>::PER_DWORD <= inputs ? 4 : sizeof(T));
                     packed[place(output, d, depth)] = dword;
                 }
             }
@@ -114,8 +125,8 @@ template <class T> static void embed(const int64_t* ids, const uint32_t* packed,
     for (size_t m = 0; m < rows; m++)
         for (size_t d = 0; d < depth; d++) {
             const uint32_t dword = packed[place(ids[m], d, depth)];
-            const size_t i = d * Dot<T>::per_dword;
-            std::memcpy(out + m * inputs + i, &dword, i + Dot<T>::per_dword <= inputs ? 4 : sizeof(T));
+            const size_t i = d * Dot<T>::PER_DWORD;
+            std::memcpy(out + m * inputs + i, &dword, i + Dot<T>::PER_DWORD <= inputs ? 4 : sizeof(T));
         }
 }
 

@@ -9,11 +9,11 @@ static void norm(const T* x, T* residual, const T* weight, T* out, size_t rows, 
         const T* from = x + row * size;
         T *total = residual ? residual + row * size : nullptr, *to = out + row * size;
         const size_t whole = size / LANES * LANES;
-        F16 squares{};
+        Floats squares{};
         float rest = 0;
         for (size_t i = 0; i < whole; i += LANES) {
             if (total) store_floats(total + i, load_floats(total + i) + load_floats(from + i));
-            const F16 value = load_floats((total ? total : from) + i);
+            const Floats value = load_floats((total ? total : from) + i);
             squares += value * value;
         }
         for (size_t i = whole; i < size; i++) {

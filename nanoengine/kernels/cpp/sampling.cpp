@@ -5,31 +5,33 @@
 #include <vector>
 #include "simd.h"
 
-typedef uint64_t L8 __attribute__((vector_size(64)));
-typedef float F8 __attribute__((vector_size(32)));
+typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));
 
-static INLINE L8 mix(L8 x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
+static INLINE Longs mix(Longs x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
 
-// 16 numbers in (0, 1) of 40 bits, for token ids first, first + 1, ...
-static INLINE F16 uniform(uint64_t key, uint64_t first) {
-    const L8 lane = {1, 2, 3, 4, 5, 6, 7, 8};
+// Numbers in (0, 1) of 40 bits, for token ids first, first + 1, ...
+static INLINE Floats uniform(uint64_t key, uint64_t first) {
     const uint64_t gamma = 0x9e3779b97f4a7c15u;
-    const L8 low = mix((lane + first) * gamma + key) >> 24, high = mix((lane + (first + 8)) * gamma + key) >> 24;
-    F8 halves[2] = {__builtin_convertvector(low, F8), __builtin_convertvector(high, F8)};
-    const F16 u = (load<F16>(halves) + 0.5f) * 0x1p-40f;
+    const Longs number = (Longs)(Ints)count_from(0);  // a lane of 64 bits holds the numbers of two lanes of 32
+    const Longs even = (number & 0xffffffffu) + (first + 1), odd = (number >> 32) + (first + 1);
+    const Longs left = mix(even * gamma + key) >> 24, right = mix(odd * gamma + key) >> 24;
+    // Both together again, 20 bits at a time: these are exact as floats, and their sum is rounded once.
+    const Ints high = (Ints)(left >> 20 | right >> 20 << 32), low = (Ints)((left & 0xfffff) | (right & 0xfffff) << 32);
+    const Floats whole = __builtin_convertvector(high, Floats) * 0x1p20f + __builtin_convertvector(low, Floats);
+    const Floats u = (whole + 0.5f) * 0x1p-40f;
     return u < 1.0f - 0x1p-24f ? u : splat(1.0f - 0x1p-24f);
 }
 
 // ln(x) of positive normal numbers: an exponent and a polynomial on [sqrt(1/2), sqrt(2)) (Cephes; error below 2e-7).
-static INLINE F16 logarithm(F16 x) {
-    const I16 bits = (I16)x - 0x3f3504f3;  // of sqrt(1/2)
-    const F16 exponent = __builtin_convertvector(bits >> 23, F16);
-    const F16 m = (F16)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    F16 p = splat(7.0376836292e-2f);
+static INLINE Floats logarithm(Floats x) {
+    const Ints bits = (Ints)x - 0x3f3504f3;  // of sqrt(1/2)
+    const Floats exponent = __builtin_convertvector(bits >> 23, Floats);
+    const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    Floats p = splat(7.0376836292e-2f);
     p = p * m - 1.1514610310e-1f;
     p = p * m + 1.1676998740e-1f;
     p = p * m - 1.2420140846e-1f;
@@ -38,13 +40,13 @@ static INLINE F16 logarithm(F16 x) {
     p = p * m + 2.0000714765e-1f;
     p = p * m - 2.4999993993e-1f;
     p = p * m + 3.3333331174e-1f;
-    const F16 square = m * m;
+    const Floats square = m * m;
     return m + (p * m * square - 0.5f * square) + exponent * 0.693147181f;
 }
 
-static INLINE F16 gumbel(uint64_t key, uint64_t first) {
-    const F16 u = uniform(key, first), rest = 1.0f - u, rounded = 1.0f - rest;
-    const F16 exact = -logarithm(rest) * (u / rounded);  // -ln(1 - u), without the rounding of 1 - u
+static INLINE Floats gumbel(uint64_t key, uint64_t first) {
+    const Floats u = uniform(key, first), rest = 1.0f - u, rounded = 1.0f - rest;
+    const Floats exact = -logarithm(rest) * (u / rounded);  // -ln(1 - u), without the rounding of 1 - u
     return -logarithm(rounded == 0.0f ? u : exact);
 }
 
@@ -56,9 +58,8 @@ struct Best {
 
 // The best of the tokens [start, end) of a row.
 static Best best_of(const float* logits, uint64_t key, size_t start, size_t end) {
-    F16 best = splat(-__builtin_inff());
-    I16 found = {};
-    const I16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Floats best = splat(-__builtin_inff());
+    Ints found = {};
     for (size_t first = start; first < end; first += LANES) {
         alignas(64) float some[LANES];
         const float* from = logits + first;
@@ -67,10 +68,10 @@ static Best best_of(const float* logits, uint64_t key, size_t start, size_t end)
             std::copy(from, logits + end, some);
             from = some;
         }
-        const F16 value = load<F16>(from) + gumbel(key, first);
-        const I16 better = value > best;
+        const Floats value = load<Floats>(from) + gumbel(key, first);
+        const Ints better = value > best;
         best = better ? value : best;
-        found = better ? lane + (int32_t)first : found;
+        found = better ? count_from((int32_t)first) : found;
     }
     Best all{best[0], found[0]};
     for (int i = 1; i < LANES; i++) all = std::max(all, Best{best[i], found[i]});

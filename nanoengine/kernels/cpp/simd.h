@@ -1,20 +1,30 @@
-// Sixteen lanes of 32 bits at a time, on any CPU: the compiler turns its vector types into AVX-512, AVX2 or NEON.
+// Vectors of 32-bit lanes, as wide as a register of the target: AVX-512, AVX2, NEON or SSE. The compiler's own vector types are
+// enough for that, as long as they are no wider: a wider one is kept in memory.
 //
 // The kernels see memory as dwords. A dword holds one float32 or two neighbouring bfloat16 of a dot product, so that one loop
-// serves both: `dot` multiplies and adds as many products per lane as a dword holds, always into float32.
+// serves both.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
-constexpr int LANES = 16;
-typedef float F16 __attribute__((vector_size(4 * LANES)));
-typedef uint32_t U16 __attribute__((vector_size(4 * LANES)));
-typedef int32_t I16 __attribute__((vector_size(4 * LANES)));
-typedef uint16_t H16 __attribute__((vector_size(2 * LANES)));
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Dwords __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 typedef float f32;
 struct bf16 {
@@ -33,14 +43,20 @@ template <class V, class P> INLINE V load(const P* from) {
 
 template <class V, class P> INLINE void store(P* to, V value) { std::memcpy(to, &value, sizeof(V)); }
 
-INLINE F16 splat(float value) { return F16{} + value; }
-INLINE U16 splat(uint32_t value) { return U16{} + value; }
-INLINE F16 as_float(U16 bits) { return (F16)bits; }
-INLINE U16 as_bits(F16 value) { return (U16)value; }
-INLINE F16 max(F16 a, F16 b) { return a > b ? a : b; }
+INLINE Floats splat(float value) { return Floats{} + value; }
+INLINE Dwords splat(uint32_t value) { return Dwords{} + value; }
+INLINE Floats as_float(Dwords bits) { return (Floats)bits; }
+INLINE Dwords as_bits(Floats value) { return (Dwords)value; }
+INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// first, first + 1, ...
+INLINE Ints count_from(int32_t first) {
+    static constexpr int32_t LANE[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load<Ints>(LANE) + first;
+}
 
 // By halves, always in the same order.
-INLINE float sum(F16 v) {
+INLINE float sum(Floats v) {
     float lanes[LANES];
     store(lanes, v);
     for (int half = LANES / 2; half; half /= 2)
@@ -48,7 +64,7 @@ INLINE float sum(F16 v) {
     return lanes[0];
 }
 
-INLINE float largest(F16 v) {
+INLINE float largest(Floats v) {
     float lanes[LANES];
     store(lanes, v);
     for (int half = LANES / 2; half; half /= 2)
@@ -57,27 +73,24 @@ INLINE float largest(F16 v) {
 }
 
 // The first `count` lanes of a, the rest of b.
-INLINE F16 first_lanes(size_t count, F16 a, F16 b) {
-    const U16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return lane < splat((uint32_t)count) ? a : b;
-}
+INLINE Floats first_lanes(size_t count, Floats a, Floats b) { return count_from(0) < (int32_t)count ? a : b; }
 
 // ---- elements in memory <-> float lanes
 
-INLINE F16 load_floats(const f32* from) { return load<F16>(from); }
-INLINE F16 load_floats(const bf16* from) {
-    return as_float(__builtin_convertvector(load<H16>(from), U16) << 16);
+INLINE Floats load_floats(const f32* from) { return load<Floats>(from); }
+INLINE Floats load_floats(const bf16* from) {
+    return as_float(__builtin_convertvector(load<Halves>(from), Dwords) << 16);
 }
 
-INLINE void store_floats(f32* to, F16 value) { store(to, value); }
-INLINE void store_floats(bf16* to, F16 value) {
+INLINE void store_floats(f32* to, Floats value) { store(to, value); }
+INLINE void store_floats(bf16* to, Floats value) {
 #if defined(__AVX512BF16__)
     store(to, _mm512_cvtneps_pbh((__m512)value));
 #else
-    const U16 bits = as_bits(value);
-    const U16 rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
-    const U16 quiet = (bits >> 16) | 0x40;                           // a NaN must not be rounded into infinity
-    store(to, __builtin_convertvector(value == value ? rounded : quiet, H16));
+    const Dwords bits = as_bits(value);
+    const Dwords rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+    const Dwords quiet = (bits >> 16) | 0x40;                           // a NaN must not be rounded into infinity
+    store(to, __builtin_convertvector(value == value ? rounded : quiet, Halves));
 #endif
 }
 
@@ -94,43 +107,95 @@ INLINE void from_float(bf16* to, float value) {
     *to = all[0];
 }
 
-// ---- dot products of dwords
+// ---- dot products
 
+// sum += a * b, where b is a vector of dwords, and a the same dword for all lanes. A dword of b is used in STEPS products, each with
+// a word of a: a's elements are kept as `Factor`. Sums are float32.
 template <class T> struct Dot;
 
 template <> struct Dot<f32> {
-    static constexpr int per_dword = 1;
-    static INLINE F16 add(F16 sum, U16 b, U16 a) { return sum + as_float(b) * as_float(a); }  // contracted to an FMA
+    typedef f32 Factor;
+    static constexpr int PER_DWORD = 1, STEPS = 1;
+    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return sum + as_float(b) * as_float(splat(a)); }  // an FMA
 };
 
-template <> struct Dot<bf16> {
-    static constexpr int per_dword = 2;
-    static INLINE F16 add(F16 sum, U16 b, U16 a) {
 #if defined(__AVX512BF16__)
-        return (F16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)a);
-#else
-        const U16 high = splat(0xffff0000u);
-        sum += as_float(b << 16) * as_float(a << 16);
-        return sum + as_float(b & high) * as_float(a & high);
-#endif
+template <> struct Dot<bf16> {
+    typedef bf16 Factor;
+    static constexpr int PER_DWORD = 2, STEPS = 1;
+    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
+        return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)splat(a));
     }
 };
+#elif defined(EMULATE_AMX)
+template <> struct Dot<bf16> {  // pairs, as the tiles read them
+    typedef bf16 Factor;
+    static constexpr int PER_DWORD = 2, STEPS = 1;
+    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
+        sum = Dot<f32>::add(sum, b << 16, a << 16);
+        return Dot<f32>::add(sum, b & 0xffff0000u, a & 0xffff0000u);
+    }
+};
+#else
+template <> struct Dot<bf16> {
+    typedef f32 Factor;  // converted once, not for each product
+    static constexpr int PER_DWORD = 2, STEPS = 2;
+    template <int STEP> static INLINE Dwords part(Dwords b) {
+        if (STEP == 0) return b << 16;
+        b >>= 16;
+#if defined(__x86_64__)
+        asm("" : "+x"(b));  // or else both shifts become a mask, for which the kernels have no register left
+#endif
+        return b << 16;
+    }
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return Dot<f32>::add(sum, b, a); }
+};
+#endif
+
+// sums[m] += row * the factors at a + m * stride, for the dwords of a row of b.
+template <class T, int M, int V>
+static INLINE void add_products(Floats (&sums)[M][V], const Dwords (&row)[V], const uint32_t* a, size_t stride) {
+#pragma GCC unroll 16
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sums[m][v] = Dot<T>::add(sums[m][v], Dot<T>::template part<0>(row[v]), a[m * stride]);
+    if constexpr (Dot<T>::STEPS == 2)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v++) sums[m][v] = Dot<T>::add(sums[m][v], Dot<T>::template part<1>(row[v]), a[m * stride + 1]);
+}
+
+// Elements as factors, with zeros behind them up to a whole dword.
+template <class T> INLINE void copy_factors(const T* from, size_t count, typename Dot<T>::Factor* to) {
+    if constexpr (sizeof(T) == sizeof(*to)) {
+        std::memcpy(to, from, count * sizeof(T));
+    } else {
+        const size_t whole = count / LANES * LANES;
+        for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
+        for (size_t i = whole; i < count; i++) from_float(to + i, to_float(from[i]));
+    }
+    for (size_t i = count; i % Dot<T>::PER_DWORD; i++) to[i] = {};
+}
 
 // exp(x) for x <= 0: x is split into a power of two and a rest within ln(2)/2 of zero, whose exponential is a polynomial.
 // The relative error is below 2e-7; below -87 the result is 0.
-INLINE F16 exp_negative(F16 x) {
-    const F16 scaled = x * 1.44269504f;
-    const F16 shifted = scaled + 12582912.0f;  // 1.5 * 2^23: the sum is rounded to an integer
-    const F16 whole = shifted - 12582912.0f;
-    const F16 rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln(2) in two parts
-    F16 p = splat(1.9875691500e-4f);
+INLINE Floats exp_negative(Floats x) {
+    const Floats scaled = x * 1.44269504f;
+    const Floats shifted = scaled + 12582912.0f;  // 1.5 * 2^23: the sum is rounded to an integer
+    const Floats whole = shifted - 12582912.0f;
+    const Floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln(2) in two parts
+    Floats p = splat(1.9875691500e-4f);
     p = p * rest + 1.3981999507e-3f;
     p = p * rest + 8.3334519073e-3f;
     p = p * rest + 4.1665795894e-2f;
     p = p * rest + 1.6666665459e-1f;
     p = p * rest + 5.0000001201e-1f;
     p = p * rest * rest + rest + 1.0f;
-    const I16 power = (__builtin_convertvector(whole, I16) + 127) << 23;
-    const F16 result = p * (F16)power;
+    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    const Floats result = p * (Floats)power;
     return x < -87.0f ? splat(0.0f) : result;
 }
