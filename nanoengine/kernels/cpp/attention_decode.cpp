@@ -14,11 +14,11 @@ constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
 
 constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
-constexpr size_t LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
+constexpr int LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
 
 // Vectors of sums for each of `heads`: no more than there are registers for, and enough that additions do not wait for each other.
-constexpr size_t width_for(size_t heads) {
-    const size_t width = LANES == 16 ? 4 : heads <= 2 ? REGISTERS / 4 : REGISTERS / 8;
+constexpr int width_for(int heads) {
+    const int width = LANES == 16 ? 4 : heads <= 2 ? REGISTERS / 4 : REGISTERS / 8;
     return width < LEAST_WIDTH ? LEAST_WIDTH : width;
 }
 
@@ -28,44 +28,40 @@ struct Part {
 };
 
 // scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
-template <class T, size_t H, size_t TILES>
-static void score(const uint32_t* q, size_t depth, const uint32_t* const* tiles, const uint32_t* const* next, float scale,
+template <class T, int H, int TILES>
+static NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* const* tiles, const uint32_t* const* next, float scale,
                   float* scores) {
-    constexpr size_t W = TILES * LEAST_WIDTH;
+    constexpr int W = TILES * LEAST_WIDTH;
     Floats sums[H][W] = {};
     for (size_t d = 0; d < depth; d++) {
-        Dwords row[W];
-#pragma GCC unroll 8
-        for (size_t w = 0; w < W; w++) {
+        add_products<T>(sums, q + d * Dot<T>::STEPS, MAX_HEAD_DIM, [&](int w) {
             if (w % LEAST_WIDTH == 0) __builtin_prefetch(next[w / LEAST_WIDTH] + d * TILE, 0, 2);
-            row[w] = load<Dwords>(tiles[w / LEAST_WIDTH] + d * TILE + w % LEAST_WIDTH * LANES);
-        }
-        add_products<T>(sums, row, q + d * Dot<T>::STEPS, MAX_HEAD_DIM);
+            return load<Dwords>(tiles[w / LEAST_WIDTH] + d * TILE + w % LEAST_WIDTH * LANES);
+        });
     }
-    for (size_t h = 0; h < H; h++)
-        for (size_t w = 0; w < W; w++) store(scores + h * PART + w * LANES, sums[h][w] * scale);
+    for (int h = 0; h < H; h++)
+        for (int w = 0; w < W; w++) store(scores + h * PART + w * LANES, sums[h][w] * scale);
 }
 
 // W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be NaN.
-template <class T, size_t H, size_t W>
-static void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens, float* out) {
+template <class T, int H, int W>
+static NOINLINE void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens, float* out) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     for (size_t d = 0; d < head_dim; d += W * LANES) {
         Floats sums[H][W];
-        for (size_t h = 0; h < H; h++)
-            for (size_t w = 0; w < W; w++) sums[h][w] = load<Floats>(out + h * head_dim + d + w * LANES);
-        for (size_t i = 0; i < (tokens + n - 1) / n; i++) {
-            const Dwords kept = splat((i + 1) * n <= tokens ? ~0u : 0xffffu);  // of the last dword perhaps only its first token
-            Dwords row[W];
-#pragma GCC unroll 8
-            for (size_t w = 0; w < W; w++) {
-                if (w * LANES % TILE == 0) __builtin_prefetch(next + i * head_dim + d + w * LANES, 0, 2);
-                row[w] = load<Dwords>(tile + i * head_dim + d + w * LANES) & kept;
-            }
-            add_products<T>(sums, row, weights + i * Dot<T>::STEPS, PART / n * Dot<T>::STEPS);
-        }
-        for (size_t h = 0; h < H; h++)
-            for (size_t w = 0; w < W; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
+        for (int h = 0; h < H; h++)
+            for (int w = 0; w < W; w++) sums[h][w] = load<Floats>(out + h * head_dim + d + w * LANES);
+        auto add_row = [&](size_t i, uint32_t kept) {
+            add_products<T>(sums, weights + i * Dot<T>::STEPS, PART / n * Dot<T>::STEPS, [&](int w) {
+                const size_t at = i * head_dim + d + w * LANES;
+                if (w * LANES % TILE == 0) __builtin_prefetch(next + at, 0, 2);
+                return load<Dwords>(tile + at) & kept;
+            });
+        };
+        for (size_t i = 0; i < tokens / n; i++) add_row(i, ~0u);
+        if (tokens % n) add_row(tokens / n, 0xffff);  // of the last dword only its first token
+        for (int h = 0; h < H; h++)
+            for (int w = 0; w < W; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
     }
 }
 
@@ -93,10 +89,10 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         for (size_t h = 0; h < heads; h++)
             copy_factors<T>(q + (start + h) * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
         for_heads(heads, [&]<size_t H>() {
-            constexpr size_t TILES = width_for(H) / LEAST_WIDTH;
+            constexpr int TILES = width_for(H) / LEAST_WIDTH;
             for (size_t t = 0; t < whole; t += TILES * TILE) {  // beyond the last tile it is computed again: nobody looks
                 const uint32_t *tiles[TILES], *next[TILES];
-                for (size_t i = 0; i < TILES; i++) {
+                for (int i = 0; i < TILES; i++) {
                     tiles[i] = tile(k_cache, t + i * TILE);
                     next[i] = t + TILES * TILE < whole ? tile(k_cache, t + (TILES + i) * TILE) : tile(v_cache, i * TILE);
                 }
@@ -120,7 +116,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         float* sums = out + start * kv.head_dim;
         std::fill_n(sums, heads * kv.head_dim, 0.0f);
         for_heads(heads, [&]<size_t H>() {
-            constexpr size_t WIDE = width_for(H), NARROW = 2 * TILE / LANES;  // a head has a multiple of 32 dimensions
+            constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
             for (size_t t = 0; t < count; t += TILE) {
                 const uint32_t* factors = reinterpret_cast<const uint32_t*>(weights[0] + t);
                 const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + AHEAD);
@@ -161,14 +157,18 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
             for (size_t h = 0; h < group; h++) {
                 float highest = most[i * group + h], total = 0;
                 for (size_t p = i; p < end; p++) highest = std::max(highest, most[p * group + h]);
-                alignas(64) float all[MAX_HEAD_DIM] = {};
                 for (size_t p = i; p < end; p++) {
-                    const float factor = std::exp(most[p * group + h] - highest);
+                    float& factor = most[p * group + h];
+                    factor = std::exp(factor - highest);
                     total += factor * totals[p * group + h];
-                    for (size_t d = 0; d < dim; d++) all[d] += factor * sums[(p * group + h) * dim + d];
                 }
                 T* to = out + (parts[i].sequence * q_heads + parts[i].head * group + h) * dim;
-                for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<Floats>(all + d) / total);
+                for (size_t d = 0; d < dim; d += LANES) {
+                    Floats all{};
+                    for (size_t p = i; p < end; p++)
+                        all += most[p * group + h] * load<Floats>(sums.data() + (p * group + h) * dim + d);
+                    store_floats(to + d, all / total);
+                }
             }
         }
     }

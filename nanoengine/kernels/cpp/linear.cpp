@@ -23,15 +23,19 @@ static INLINE Floats silu(Floats x) {
     return x * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
 }
 
-// A row of a panel's results: value(v) is its vector v.
-template <class Out, class Value> static INLINE void store_row(Out* out, size_t columns, Value value) {
+// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
+template <class Out, class Value>
+static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, Value value) {
     if (columns == PANEL) {
+        for (size_t m = 0; m < count; m++)
 #pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) store_floats(out + v * LANES, value(v));
-    } else {
-        Out all[PANEL];
-        for (int v = 0; v < WIDE; v++) store_floats(all + v * LANES, value(v));
-        std::copy_n(all, columns, out);
+            for (int v = 0; v < WIDE; v++) store_floats(out + m * stride + v * LANES, value(m, v));
+        return;
+    }
+    std::vector<Out> row(PANEL);
+    for (size_t m = 0; m < count; m++) {
+        for (int v = 0; v < WIDE; v++) store_floats(row.data() + v * LANES, value(m, v));
+        std::copy_n(row.data(), columns, out + m * stride);
     }
 }
 
@@ -81,9 +85,8 @@ static void linear(const T* x, const uint32_t* packed, const T* bias, Out* out, 
         float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
         for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
         block.multiply(count, packed + column * block.depth, sums);
-        for (size_t m = 0; m < count; m++)
-            store_row(out + (first + m) * outputs + column, columns,
-                      [&](int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
+        store_panel(out + first * outputs + column, outputs, count, columns,
+                    [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
     });
 }
 
@@ -94,10 +97,9 @@ static void gated_linear(const T* x, const uint32_t* packed, T* out, size_t rows
         float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
         block.multiply(count, packed + column * block.depth, gates);
         block.multiply(count, packed + (size + column) * block.depth, ups);
-        for (size_t m = 0; m < count; m++)
-            store_row(out + (first + m) * size + column, PANEL, [&](int v) {
-                return silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES);
-            });
+        store_panel(out + first * size + column, size, count, PANEL, [&](size_t m, int v) {
+            return silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES);
+        });
     });
 }
 

@@ -17,7 +17,7 @@ constexpr int COLUMNS = 2 * GROUP;
 constexpr int COLUMNS = GROUP;
 #endif
 constexpr int WIDE = COLUMNS / LANES;                    // vectors in a row of sums
-constexpr int ROWS = REGISTERS * 3 / 4 / WIDE;           // three quarters of the registers are sums
+constexpr int ROWS = LANES == 16 ? 12 : LANES == 8 ? 6 : REGISTERS == 32 ? 5 : 2;  // their sums leave registers for a row of B
 
 constexpr size_t MAX_DEPTH = 256;             // words in a row of A
 constexpr size_t A_STRIDE = MAX_DEPTH + 16;   // words between two rows: no power of two, which would put all rows in one set of the cache
@@ -49,15 +49,14 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) sums[m][v] = add ? load<Floats>(out + m * out_stride + v * LANES) : Floats{};
     for (size_t d = 0; d < depth; d++) {
-        Dwords row[WIDE];
-#pragma GCC unroll 4
-        for (int v = 0; v < WIDE; v++) {
-            row[v] = load<Dwords>(b.vector(v) + d * b_stride);
-            if (v * LANES % 16) continue;  // a cache line
-            __builtin_prefetch(b.vector(v) + d * b_stride + NEAR);
-            if constexpr (M >= MANY_ROWS) __builtin_prefetch(b.vector(v) + d * b_stride + FAR, 0, 2);
-        }
-        add_products<T>(sums, row, a + d * Dot<T>::STEPS, A_STRIDE);
+        add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) {
+            const uint32_t* from = b.vector(v) + d * b_stride;
+            if (v * LANES % GROUP == 0) {
+                __builtin_prefetch(from + NEAR);
+                if constexpr (M >= MANY_ROWS) __builtin_prefetch(from + FAR, 0, 2);
+            }
+            return load<Dwords>(from);
+        });
     }
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)

@@ -44,8 +44,8 @@ static INLINE Floats logarithm(Floats x) {
     return m + (p * m * square - 0.5f * square) + exponent * 0.693147181f;
 }
 
-static INLINE Floats gumbel(uint64_t key, uint64_t first) {
-    const Floats u = uniform(key, first), rest = 1.0f - u, rounded = 1.0f - rest;
+static INLINE Floats gumbel(Floats u) {
+    const Floats rest = 1.0f - u, rounded = 1.0f - rest;
     const Floats exact = -logarithm(rest) * (u / rounded);  // -ln(1 - u), without the rounding of 1 - u
     return -logarithm(rounded == 0.0f ? u : exact);
 }
@@ -56,22 +56,30 @@ struct Best {
     bool operator<(const Best& other) const { return value < other.value || (value == other.value && token > other.token); }
 };
 
+constexpr size_t CHUNK = 1024;  // tokens whose noisy logits are in the first-level cache
+
+// noisy[i] = logit + noise of token first + i, for `count` tokens; -inf up to the end of the last vector.
+static void add_noise(const float* logits, uint64_t key, size_t first, size_t count, float* noisy) {
+    for (size_t i = 0; i < count; i += LANES) store(noisy + i, uniform(key, first + i));
+    for (size_t i = 0; i < count; i += LANES) store(noisy + i, gumbel(load<Floats>(noisy + i)));
+    for (size_t i = 0; i < count; i++) noisy[i] += logits[i];
+    for (size_t i = count; i % LANES; i++) noisy[i] = -__builtin_inff();
+}
+
 // The best of the tokens [start, end) of a row.
 static Best best_of(const float* logits, uint64_t key, size_t start, size_t end) {
+    alignas(64) float noisy[CHUNK];
     Floats best = splat(-__builtin_inff());
     Ints found = {};
-    for (size_t first = start; first < end; first += LANES) {
-        alignas(64) float some[LANES];
-        const float* from = logits + first;
-        if (end - first < LANES) {
-            std::fill_n(some, LANES, -__builtin_inff());
-            std::copy(from, logits + end, some);
-            from = some;
+    for (size_t first = start; first < end; first += CHUNK) {
+        const size_t count = std::min(CHUNK, end - first);
+        add_noise(logits + first, key, first, count, noisy);
+        for (size_t i = 0; i < count; i += LANES) {
+            const Floats value = load<Floats>(noisy + i);
+            const Ints better = value > best;
+            best = better ? value : best;
+            found = better ? count_from((int32_t)(first + i)) : found;
         }
-        const Floats value = load<Floats>(from) + gumbel(key, first);
-        const Ints better = value > best;
-        best = better ? value : best;
-        found = better ? count_from((int32_t)first) : found;
     }
     Best all{best[0], found[0]};
     for (int i = 1; i < LANES; i++) all = std::max(all, Best{best[i], found[i]});

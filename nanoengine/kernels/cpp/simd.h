@@ -34,6 +34,7 @@ struct bf16 {
 enum Dtype { FLOAT32 = 0, BFLOAT16 = 1 };  // as the callers number them
 
 #define INLINE inline __attribute__((always_inline))
+#define NOINLINE __attribute__((noinline))  // a loop that needs all registers: not beside what its callers keep in them
 
 template <class V, class P> INLINE V load(const P* from) {
     V value;
@@ -116,7 +117,7 @@ template <class T> struct Dot;
 template <> struct Dot<f32> {
     typedef f32 Factor;
     static constexpr int PER_DWORD = 1, STEPS = 1;
-    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Dwords part(Dwords b, int) { return b; }
     static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return sum + as_float(b) * as_float(splat(a)); }  // an FMA
 };
 
@@ -124,7 +125,7 @@ template <> struct Dot<f32> {
 template <> struct Dot<bf16> {
     typedef bf16 Factor;
     static constexpr int PER_DWORD = 2, STEPS = 1;
-    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Dwords part(Dwords b, int) { return b; }
     static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
         return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)b, (__m512bh)splat(a));
     }
@@ -133,7 +134,7 @@ template <> struct Dot<bf16> {
 template <> struct Dot<bf16> {  // pairs, as the tiles read them
     typedef bf16 Factor;
     static constexpr int PER_DWORD = 2, STEPS = 1;
-    template <int STEP> static INLINE Dwords part(Dwords b) { return b; }
+    static INLINE Dwords part(Dwords b, int) { return b; }
     static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
         sum = Dot<f32>::add(sum, b << 16, a << 16);
         return Dot<f32>::add(sum, b & 0xffff0000u, a & 0xffff0000u);
@@ -143,8 +144,8 @@ template <> struct Dot<bf16> {  // pairs, as the tiles read them
 template <> struct Dot<bf16> {
     typedef f32 Factor;  // converted once, not for each product
     static constexpr int PER_DWORD = 2, STEPS = 2;
-    template <int STEP> static INLINE Dwords part(Dwords b) {
-        if (STEP == 0) return b << 16;
+    static INLINE Dwords part(Dwords b, int step) {
+        if (step == 0) return b << 16;
         b >>= 16;
 #if defined(__x86_64__)
         asm("" : "+x"(b));  // or else both shifts become a mask, for which the kernels have no register left
@@ -155,18 +156,37 @@ template <> struct Dot<bf16> {
 };
 #endif
 
-// sums[m] += row * the factors at a + m * stride, for the dwords of a row of b.
+// sums[m] += row * the factors at a + m * stride, for one row of b. Fewer of its vectors than rows of sums: they stay in registers, and
+// the factors come and go; otherwise the other way round.
 template <class T, int M, int V>
-static INLINE void add_products(Floats (&sums)[M][V], const Dwords (&row)[V], const uint32_t* a, size_t stride) {
-#pragma GCC unroll 16
-    for (int m = 0; m < M; m++)
+static INLINE void add_products(Floats (&sums)[M][V], const uint32_t* a, size_t stride, auto row) {
+    constexpr int STEPS = Dot<T>::STEPS;
+    if constexpr (V < M) {
+        Dwords vectors[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sums[m][v] = Dot<T>::add(sums[m][v], Dot<T>::template part<0>(row[v]), a[m * stride]);
-    if constexpr (Dot<T>::STEPS == 2)
-#pragma GCC unroll 16
-        for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) vectors[v] = row(v);
+#pragma GCC unroll 2
+        for (int step = 0; step < STEPS; step++) {
+            Dwords parts[V];
 #pragma GCC unroll 8
-            for (int v = 0; v < V; v++) sums[m][v] = Dot<T>::add(sums[m][v], Dot<T>::template part<1>(row[v]), a[m * stride + 1]);
+            for (int v = 0; v < V; v++) parts[v] = Dot<T>::part(vectors[v], step);
+#pragma GCC unroll 16
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+                for (int v = 0; v < V; v++) sums[m][v] = Dot<T>::add(sums[m][v], parts[v], a[m * stride + step]);
+        }
+    } else {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) {
+            const Dwords vector = row(v);
+#pragma GCC unroll 2
+            for (int step = 0; step < STEPS; step++) {
+                const Dwords part = Dot<T>::part(vector, step);
+#pragma GCC unroll 16
+                for (int m = 0; m < M; m++) sums[m][v] = Dot<T>::add(sums[m][v], part, a[m * stride + step]);
+            }
+        }
+    }
 }
 
 // Elements as factors, with zeros behind them up to a whole dword.
