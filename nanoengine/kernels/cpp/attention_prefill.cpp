@@ -87,7 +87,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
             Columns keys;
             for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
-            product<T>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.data() + i * TILE, CHUNK, false);
+            product<T>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.data() + i * TILE, CHUNK, false, false);
         }
         for (size_t row = 0; row < rows; row++) {
             const size_t sees = history + work.first + row / group + 1;  // tokens of the sequence
@@ -104,7 +104,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
             for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
         for (size_t d = 0; d < dim; d += COLUMNS)
             product<T>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.data()) + d), dim, count / n,
-                       scratch.sums.data() + d, dim, true);
+                       scratch.sums.data() + d, dim, true, false);
     }
     for (size_t row = 0; row < rows; row++) {
         T* to = out + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim;

@@ -59,7 +59,7 @@ template <class T> struct Block {
     // sums[row][0..PANEL) of the block's first `rows` rows and the outputs of a panel.
     void multiply(size_t rows, const uint32_t* panel, float (*sums)[PANEL]) {
         for (size_t d = 0; d < depth; d += CHUNK)
-            product<T>((int)rows, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0);
+            product<T>((int)rows, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0, true);
     }
 };
 

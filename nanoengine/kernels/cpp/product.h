@@ -36,13 +36,18 @@ INLINE Columns columns_at(const uint32_t* b) {
     return columns;
 }
 
-// B is often read from memory for the first time: how far ahead it is asked for, in dwords. Where a row of B takes long to use, few
-// lines would be under way; the second-level cache then takes more of them.
-constexpr size_t NEAR = 512, FAR = 2048;
-constexpr int MANY_ROWS = 8;
+// Memory that is asked for ahead of time: the line at `at` first, then `step` bytes on with every row of B.
+struct Ahead {
+    const char* at;
+    size_t step;
+};
+constexpr size_t NEAR = 2048, FAR = 8192;  // bytes before a row of B
 
-template <class T, int M>
-static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth, float* out, size_t out_stride, bool add) {
+// M rows in one of `CALLS` calls for the same B (3 are any more). How B is best asked for differs (measured): a single call takes less time than
+// B takes from memory, and wants lines under way at two distances; two fill the second-level cache, more of them the first.
+template <class T, int CALLS, int M>
+static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth, float* out, size_t out_stride, bool add,
+                     Ahead ahead) {
     Floats sums[M][WIDE];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)
@@ -50,12 +55,12 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
         for (int v = 0; v < WIDE; v++) sums[m][v] = add ? load<Floats>(out + m * out_stride + v * LANES) : Floats{};
     for (size_t d = 0; d < depth; d++) {
         add_products<T>(sums, a + d * Dot<T>::STEPS, A_STRIDE, [&](int v) {
-            const uint32_t* from = b.vector(v) + d * b_stride;
             if (v * LANES % GROUP == 0) {
-                __builtin_prefetch(from + NEAR);
-                if constexpr (M >= MANY_ROWS) __builtin_prefetch(from + FAR, 0, 2);
+                const char* line = ahead.at + d * ahead.step + v * sizeof(Dwords);
+                __builtin_prefetch(line, 0, CALLS == 2 ? 2 : 3);
+                if constexpr (CALLS == 1) __builtin_prefetch(line + FAR - NEAR, 0, 2);
             }
-            return load<Dwords>(from);
+            return load<Dwords>(b.vector(v) + d * b_stride);
         });
     }
 #pragma GCC unroll 16
@@ -64,17 +69,17 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
         for (int v = 0; v < WIDE; v++) store(out + m * out_stride + v * LANES, sums[m][v]);
 }
 
-template <class T, int M = ROWS, class... Args> static void multiply_rows(int rows, Args... args) {
-    if constexpr (M == 1) multiply<T, 1>(args...);
-    else if (rows == M) multiply<T, M>(args...);
-    else multiply_rows<T, M - 1>(rows, args...);
+template <class T, int CALLS, int M = ROWS, class... Args> static void multiply_rows(int rows, Args... args) {
+    constexpr int LEAST = CALLS == 1 ? 1 : CALLS == 2 ? ROWS / 2 : ROWS * 2 / 3;  // that can come
+    if (M <= LEAST || rows == M) multiply<T, CALLS, M>(args...);
+    else if constexpr (M > LEAST) multiply_rows<T, CALLS, M - 1>(rows, args...);
 }
 
 // out[m][column] = (add ? out : 0) + sum over d of A[m][d] B[d][column] for COLUMNS columns; `depth` and strides are in dwords, a row
-// of A is at most MAX_DEPTH words.
+// of A is at most MAX_DEPTH words. B is a piece of a longer stream from memory, or not.
 template <class T>
 static void product(int rows, const typename Dot<T>::Factor* factors, Columns b, size_t b_stride, size_t depth, float* out,
-                    size_t out_stride, bool add) {
+                    size_t out_stride, bool add, bool stream) {
     const uint32_t* a = reinterpret_cast<const uint32_t*>(factors);
 #if defined(TILES_OF_AMX)
     if (sizeof(T) == 2 && depth % AMX_DEPTH == 0 && amx_allowed()) {
@@ -84,10 +89,20 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
         return;
     }
 #endif
-    int first = 0;
-    for (int left = (rows + ROWS - 1) / ROWS; left; left--) {  // calls, of about as many rows each: few rows are slow ones
-        const int count = (rows - first + left - 1) / left;
-        multiply_rows<T>(count, a + first * A_STRIDE, b, b_stride, depth, out + first * out_stride, out_stride, add);
+    const int calls = (rows + ROWS - 1) / ROWS;  // of about as many rows each: few rows are slow ones
+    const char* start = reinterpret_cast<const char*>(b.groups[0]);
+    const size_t row_bytes = stream ? 4 * b_stride : 0, next = depth * row_bytes;  // where the next piece of B is
+    for (int i = 0, first = 0; i < calls; i++) {
+        const int count = (rows - first + calls - i - 1) / (calls - i);
+        const uint32_t* a_rows = a + first * A_STRIDE;
+        float* out_rows = out + first * out_stride;
+        if (calls == 1)
+            multiply_rows<T, 1>(count, a_rows, b, b_stride, depth, out_rows, out_stride, add, Ahead{start + NEAR, row_bytes});
+        else if (calls == 2)
+            multiply_rows<T, 2>(count, a_rows, b, b_stride, depth, out_rows, out_stride, add, Ahead{start + (i ? next : NEAR), row_bytes});
+        else  // each call asks for its share of the next piece
+            multiply_rows<T, 3>(count, a_rows, b, b_stride, depth, out_rows, out_stride, add,
+                                Ahead{start + next + i * next / calls, row_bytes / calls});
         first += count;
     }
 }
