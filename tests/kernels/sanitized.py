@@ -1,4 +1,5 @@
-"""Run every kernel of a build in which a read or write outside of a tensor ends the process. The argument is its folder."""
+"""Run every kernel of a build in which a read or write outside of a tensor ends the process. The arguments are
+the folders of a build in vectors, and of one in tiles."""
 
 from __future__ import annotations
 
@@ -25,18 +26,21 @@ def write_some(build: Build) -> None:
                 pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
 
 
-def main(folder: Path) -> None:
-    build = Build({path.stem: path for path in folder.glob("*.so")})
+def main(vectors: Path, tiles: Path) -> None:
+    build, in_tiles = (Build({path.stem: path for path in folder.glob("*.so")}) for folder in (vectors, tiles))
     for inputs in (1, 7, 16, 32, 33, 64, 75):
-        shapes.check_linear(build, inputs, outputs=33, rows=[1, 2, 3, 4, 12, 13, 31, 32, 33, 97])
+        shapes.check_linear(build, inputs, outputs=33, rows=[1, 2, 5, 6, 7, 12, 13, 18, 97])
+    for inputs in (32, 33, 64):
+        shapes.check_linear(in_tiles, inputs, outputs=33, rows=[1, 15, 31, 32, 33, 97])
     shapes.check_linear(build, 32, outputs=1, rows=[1, 5])
     for check in (shapes.check_embed, shapes.check_norm, shapes.check_gated, shapes.check_draws):
         check(build)
     write_some(build)
-    shapes.check_prefill(build, [Heads(1, 1, 32), Heads(1, 3, 96)])
+    for each in (build, in_tiles):
+        shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])
     shapes.check_decode(build)
     print("nothing was found")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))
