@@ -14,6 +14,7 @@ python bench.py compare A B     two saved runs, side by side
 Each takes --help. All but the last two words of that list share:
   --model demo | FOLDER | NAME, or --random-weights qwen3-0.6b: real shapes, nothing downloaded
   --repeat N, --seed N, --save FILE.json, --plot FILE.png
+All but compare: --cpu NAME, as on another CPU: x86-64-v3 (AVX2), x86-64-v4 (AVX-512), or any name that -march takes
 
 Prompts are random token ids, sampling is at temperature 0.6, ends of text are ignored. A warm-up goes first; figures are
 medians over repetitions, with half their range. The last line is JSON.
@@ -32,6 +33,7 @@ from benchmarks.machine import BUSY, OtherLoad, machine_facts
 from benchmarks.options import BadOption, check_folder
 from benchmarks.plots import check_plot, plot
 from benchmarks.report import Report
+from benchmarks.target import add_cpu_option, hold_to_cpu
 from nanoengine.errors import NanoEngineError
 
 MODES = (
@@ -48,11 +50,14 @@ def main(arguments: list[str]) -> int:
     try:
         if mode not in MODES:
             raise BadOption(f"{mode!r} is no mode: the modes are {', '.join(MODES)}")
+        hold_to_cpu(rest)
         module = importlib.import_module(f"benchmarks.{mode}")  # each imports what it needs: some need no torch
         parser = argparse.ArgumentParser(
             f"bench.py {mode}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         module.add_arguments(parser)
+        if mode != "compare":
+            add_cpu_option(parser)
         args = parser.parse_args(rest)
         if mode == "compare":
             module.show(args.before, args.after)

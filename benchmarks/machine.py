@@ -10,6 +10,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from nanoengine.kernels.target import wanted_target
+
 PROC_STAT = Path("/proc/stat")
 BUSY = 0.15  # cores of other processes from which figures are in doubt
 
@@ -19,6 +21,7 @@ def machine_facts() -> dict[str, Any]:
     return {
         "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
         "cpu": _cpu_name(),
+        "cpu_target": wanted_target(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
     }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from benchmarks.ceiling import measure_ceiling
+from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.drive import TEMPERATURE, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
@@ -146,7 +146,5 @@ def _warn_of_slow_paths(session: Session) -> None:
     if session.device.type == "cpu":
         if torch.get_num_threads() < report.facts["cores"]:
             report.warn(f"torch uses {torch.get_num_threads()} threads on {report.facts['cores']} cores")
-        if session.dtype is not torch.float32:
-            native, full = (measure_ceiling(session.device, dtype, 1) for dtype in (session.dtype, torch.float32))
-            if native.flop_s < full.flop_s:
-                report.warn(f"this device multiplies {report.facts['dtype']} more slowly than float32")
+        if is_slower_than_float32(session.device, session.dtype):
+            report.warn(f"this device multiplies {report.facts['dtype']} more slowly than float32")

@@ -1,4 +1,4 @@
-"""Paged attention in kernels compiled for this CPU; kv_tiles.h describes how they keep K and V."""
+"""Paged attention in native kernels; kv_tiles.h describes how they keep K and V."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NativeAttention(TwoKernels):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32."""
 
     name = "native"
-    description = "paged decode and prefill kernels compiled for this CPU"
+    description = "paged decode and prefill kernels"
     capturable = False
     captures_prompts = False
     block_major = True

@@ -1,43 +1,31 @@
-"""Compiling the native kernels for this CPU, once: the libraries are kept in the user's cache folder under a hash of all that
-they are made of (sources, flags, compiler, CPU)."""
+"""Compiling the native kernels, once: the libraries are kept in the user's cache folder under a hash of all that they are made
+of (sources, flags, compiler, CPU)."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from functools import cache
 from pathlib import Path
 
 import xxhash
 
 SOURCES = Path(__file__).parent / "cpp"
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wno-psabi")
+FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
+NATIVE = "native"
+"""The target that is the CPU at hand."""
 
 
 class CannotCompile(Exception):
     """No compiler, or it failed; the message says which."""
 
 
-@cache
-def load_libraries() -> dict[str, ctypes.CDLL]:
-    """Name of each kernel's source -> its library, compiled if need be.
-
-    torch must be imported before: the libraries then share its OpenMP, and with it its threads.
-
-    Raises:
-        CannotCompile: and why.
-    """
-    compiler = find_compiler()
-    paths = compile_all(SOURCES, compiler, FLAGS, cache_folder())
-    try:
-        return {name: ctypes.CDLL(str(path)) for name, path in paths.items()}
-    except OSError as error:
-        raise CannotCompile(f"a compiled kernel cannot be loaded: {error}") from error
+def flags_for(target: str) -> tuple[str, ...]:
+    """The flags that kernels are compiled with for a CPU, by the name that -march has for it."""
+    return *FLAGS, f"-march={target}"
 
 
 def find_compiler() -> str:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, c_functions, operations
 from nanoengine.kernels.one_by_one import OneByOne
@@ -48,11 +49,11 @@ class NativeKernels(OneByOne):
     """torch.ops.nanoengine. Results are new tensors, except that `add_rms_norm` overwrites the residual."""
 
     name = "native"
-    description = "compiled for this CPU"
     capturable = False
 
     def __init__(self) -> None:
         operations()
+        self.description = load_libraries().description
         keep_freed_memory()
         ops = torch.ops.nanoengine
         self._linear, self._gated_linear, self._embed = ops.linear.default, ops.gated_linear.default, ops.embed.default

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.library import Library, infer_schema
 
-from nanoengine.kernels.compiler import CannotCompile, load_libraries
+from nanoengine.kernels.compiler import CannotCompile
+from nanoengine.kernels.libraries import load_libraries
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that the kernels compute with, as simd.h numbers them."""
@@ -56,7 +57,7 @@ def c_functions() -> SimpleNamespace:
     Raises:
         CannotCompile: there is no compiler, or it failed.
     """
-    libraries = load_libraries()
+    libraries = load_libraries().by_source
     functions = SimpleNamespace()
     for name, (library, arguments) in SIGNATURES.items():
         function = getattr(libraries[library], name)

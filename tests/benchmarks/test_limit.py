@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ceiling import measure_ceiling
+from benchmarks import ceiling
+from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.workload import Workload
 from nanoengine.engine.messages import Chunk, Decodes, StepPlan
@@ -69,12 +70,20 @@ def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> Non
         StepWork(2, 2, 11 + 21, 11 + 21),  # the second token of each
         StepWork(1, 1, 12, 12),  # the third of the first
     ]
-    for ceiling in (NO_COMPUTE, NO_MEMORY, Ceiling(1e10, 1e12)):
-        expected = sum(LIMIT.seconds(step, ceiling) for step in steps)
-        assert LIMIT.workload_seconds(workload, ceiling) == pytest.approx(expected)
+    for limit in (NO_COMPUTE, NO_MEMORY, Ceiling(1e10, 1e12)):
+        expected = sum(LIMIT.seconds(step, limit) for step in steps)
+        assert LIMIT.workload_seconds(workload, limit) == pytest.approx(expected)
 
 
 def test_the_device_is_measured() -> None:
-    ceiling = measure_ceiling(torch.device("cpu"), torch.float32, repetitions=1)
-    assert 1e8 < ceiling.read_bytes_s < 1e13
-    assert 1e8 < ceiling.flop_s < 1e16
+    measured = measure_ceiling(torch.device("cpu"), torch.float32, repetitions=1)
+    assert 1e8 < measured.read_bytes_s < 1e13
+    assert 1e8 < measured.flop_s < 1e16
+
+
+def test_the_limit_of_a_slow_dtype_is_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, rates = torch.device("cpu"), {torch.float32: 2e11, torch.bfloat16: 3e10, torch.float16: 4e11}
+    monkeypatch.setattr(ceiling, "_flop_rate", lambda _, dtype, *__: rates[dtype])
+    monkeypatch.setattr(ceiling, "_best_seconds", lambda *_: 1.0)
+    assert [is_slower_than_float32(cpu, dtype) for dtype in rates] == [False, True, False]
+    assert [measure_ceiling(cpu, dtype).flop_s for dtype in rates] == [2e11, 2e11, 4e11]

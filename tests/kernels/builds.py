@@ -16,7 +16,8 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
-from nanoengine.kernels.compiler import FLAGS, SOURCES, CannotCompile, compile_all, find_compiler
+from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
+from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.native_operations import DTYPES, SIGNATURES
 
 TILE = 16
@@ -29,8 +30,9 @@ def compiler() -> str:
         path = find_compiler()
     except CannotCompile as error:
         pytest.skip(str(error))
-    if not _accepts(path, FLAGS):
-        pytest.skip(f"{path} does not take {' '.join(FLAGS)}")
+    flags = kernel_flags(NATIVE)
+    if not _accepts(path, flags):
+        pytest.skip(f"{path} does not take {' '.join(flags)}")
     return path
 
 
@@ -47,7 +49,7 @@ def _accepts(path: str, flags: tuple[str, ...]) -> bool:
 
 def flags_for(architecture: str, *more: str) -> tuple[str, ...]:
     """The flags that kernels are compiled with, but for another architecture than this CPU's."""
-    return *(flag for flag in FLAGS if not flag.startswith("-march")), f"-march={architecture}", *more
+    return *kernel_flags(architecture), *more
 
 
 def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.attention import native as native_attention
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels import compiler, native_kernels, native_operations
+from nanoengine.kernels import libraries, native_kernels, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_operations import why_not
 from tests.support import QWEN3_06B, model_runner
@@ -35,7 +35,7 @@ def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    monkeypatch.setattr(native_operations, "load_libraries", compiler.load_libraries.__wrapped__)
+    monkeypatch.setattr(native_operations, "load_libraries", libraries.load_libraries.__wrapped__)
     operations, c_functions = native_operations.operations.__wrapped__, native_operations.c_functions.__wrapped__
     monkeypatch.setattr(native_operations, "c_functions", c_functions)
     for module in (native_attention, native_kernels, native_operations):

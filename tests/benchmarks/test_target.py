@@ -1,0 +1,68 @@
+"""Measuring as on another CPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import pytest
+
+import bench
+from benchmarks.machine import machine_facts
+from benchmarks.target import add_cpu_option, hold_to_cpu
+
+VARIABLES = ("NANOENGINE_CPU", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """That of a process which has not imported torch."""
+    plain = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    monkeypatch.setattr(os, "environ", plain)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("x86-64-v3", ["x86-64-v3", "avx2", "AVX2", "AVX2"]),
+        ("x86-64-v4", ["x86-64-v4", "avx512", "AVX512_CORE", "AVX512"]),
+        ("znver4", ["znver4", None, None, None]),
+        ("native", ["native", None, None, None]),
+    ],
+)
+def test_kernels_and_libraries_are_held_to_it(environment: dict[str, str], name: str, values: list[str | None]) -> None:
+    hold_to_cpu(["--model", "demo", "--cpu", name, "--repeat", "2"])
+    assert [environment.get(variable) for variable in VARIABLES] == values
+    assert machine_facts()["cpu_target"] == name
+
+
+def test_without_it_nothing_is_set(environment: dict[str, str]) -> None:
+    before = dict(environment)
+    hold_to_cpu(["--model", "demo"])
+    assert environment == before
+    assert machine_facts()["cpu_target"] == "native"
+
+
+def test_it_is_refused_once_torch_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "torch" in sys.modules
+    assert bench.main(["scheduler", "--cpu", "x86-64-v3"]) == 2
+    assert "--cpu x86-64-v3 comes too late" in capsys.readouterr().err
+
+
+def test_nothing_that_bench_imports_first_imports_torch() -> None:
+    """Or `--cpu` could never be in time."""
+    import subprocess
+
+    program = "import sys, bench; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_the_option_is_kept_with_the_arguments() -> None:
+    parser = argparse.ArgumentParser()
+    add_cpu_option(parser)
+    assert parser.parse_args(["--cpu", "znver4"]).cpu == "znver4"
+    assert parser.parse_args([]).cpu is None
