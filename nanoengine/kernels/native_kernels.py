@@ -10,12 +10,11 @@ from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, c_functions, operations
-from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
 
 PANEL = 32
-"""Outputs of a weight that lie together (linear.cpp)."""
+"""A multiple of the outputs that lie together, for any CPU (linear.cpp)."""
 
 
 class Packed:
@@ -45,8 +44,8 @@ class PackedRows:
         c_functions().pack(DTYPES[source.dtype], *addresses, self.first, *self.shape)
 
 
-class NativeKernels(OneByOne):
-    """torch.ops.nanoengine. Results are new tensors, except that `add_rms_norm` overwrites the residual."""
+class NativeKernels:
+    """torch.ops.nanoengine. Results are new tensors, except that a residual is overwritten."""
 
     name = "native"
     capturable = False
@@ -65,23 +64,48 @@ class NativeKernels(OneByOne):
         return Packed(outputs, inputs, dtype)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        assert isinstance(weight, Packed)
-        assert x.shape[1] == weight.shape[1]
-        return self._linear(x, weight.dwords, bias, weight.shape[0], False)
+        return self._product(x, None, None, 0.0, weight, bias)
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        return self._product(x, residual, norm, eps, weight, bias), x if residual is None else residual
 
     def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        return self._gated_product(x, None, None, 0.0, weight)
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+    ) -> tuple[Tensor, Tensor]:
+        return self._gated_product(x, residual, norm, eps, weight), x if residual is None else residual
+
+    def _product(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor | None,
+        eps: float,
+        weight: Weight,
+        bias: Tensor | None,
+        to_float: bool = False,
+    ) -> Tensor:
+        assert isinstance(weight, Packed)
+        assert x.shape[1] == weight.shape[1]
+        return self._linear(x, residual, norm, eps, weight.dwords, bias, weight.shape[0], to_float)
+
+    def _gated_product(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight
+    ) -> Tensor:
         assert isinstance(weight, Packed)
         assert x.shape[1] == weight.shape[1]
         size = weight.shape[0] // 2
         if size % PANEL:  # the halves share a panel
-            gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
+            gate, up = self._product(x, residual, norm, eps, weight, None).chunk(2, dim=-1)
             return F.silu(gate) * up
-        return self._gated_linear(x, weight.dwords, size)
+        return self._gated_linear(x, residual, norm, eps, weight.dwords, size)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        assert isinstance(weight, Packed)
-        assert hidden.shape[1] == weight.shape[1]
-        return self._linear(hidden, weight.dwords, None, weight.shape[0], True)
+        return self._product(hidden, None, None, 0.0, weight, None, to_float=True)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         assert isinstance(weight, Packed)

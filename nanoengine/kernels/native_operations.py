@@ -22,8 +22,8 @@ POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctyp
 SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "packed_size": ("linear", [INT, SIZE, SIZE]),
     "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
-    "linear": ("linear", [INT, INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE]),
-    "gated_linear": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE, SIZE]),
+    "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
+    "gated_linear": ("linear", [INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
     "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
     "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
@@ -93,19 +93,32 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c: the functions of SIGNATURES.
     """
 
-    def linear(x: Tensor, packed: Tensor, bias: Tensor | None, outputs: int, to_float: bool) -> Tensor:
+    def linear(
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor | None,
+        eps: float,
+        packed: Tensor,
+        bias: Tensor | None,
+        outputs: int,
+        to_float: bool,
+    ) -> Tensor:
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, outputs, dtype=torch.float32 if to_float else x.dtype)
-        codes, added = (DTYPES[x.dtype], DTYPES[out.dtype]), None if bias is None else bias.data_ptr()
-        c.linear(*codes, x.data_ptr(), packed.data_ptr(), added, out.data_ptr(), rows, outputs, inputs)
+        inputs_at = x.data_ptr(), _address(residual), _address(norm), eps
+        outputs_at = packed.data_ptr(), _address(bias), out.data_ptr()
+        c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *inputs_at, *outputs_at, rows, outputs, inputs)
         return out
 
-    def gated_linear(x: Tensor, packed: Tensor, size: int) -> Tensor:
+    def gated_linear(
+        x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, packed: Tensor, size: int
+    ) -> Tensor:
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, size, dtype=x.dtype)
-        c.gated_linear(DTYPES[x.dtype], x.data_ptr(), packed.data_ptr(), out.data_ptr(), rows, size, inputs)
+        inputs_at = x.data_ptr(), _address(residual), _address(norm), eps
+        c.gated_linear(DTYPES[x.dtype], *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
         return out
 
     def embed(token_ids: Tensor, packed: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -115,11 +128,12 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         return out
 
     def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-        assert residual is None or residual.is_contiguous()
         x = x.contiguous()
-        out, size, added = torch.empty_like(x), x.shape[-1], None if residual is None else residual.data_ptr()
+        out, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
-        c.rms_norm(DTYPES[x.dtype], x.data_ptr(), added, weight.data_ptr(), out.data_ptr(), rows, size, eps)
+        c.rms_norm(
+            DTYPES[x.dtype], x.data_ptr(), _address(residual), weight.data_ptr(), out.data_ptr(), rows, size, eps
+        )
         return out
 
     def draw_tokens(logits: Tensor, keys: Tensor) -> Tensor:
@@ -210,14 +224,20 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, scale)
         return out
 
-    pure = linear, gated_linear, embed, draw_tokens, attention_decode, attention_prefill
+    pure = embed, draw_tokens, attention_decode, attention_prefill
     caches = ("k_cache", "v_cache")
     return {
         **dict.fromkeys(pure, ()),
-        rms_norm: ("residual",),
+        **dict.fromkeys((linear, gated_linear, rms_norm), ("residual",)),
         attention_rotate_and_write: caches,
         attention_write: caches,
     }
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    """Of a tensor that may be missing, and else must be in one piece."""
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _heads_in_one_piece(x: Tensor) -> Tensor:

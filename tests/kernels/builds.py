@@ -91,7 +91,7 @@ class Build:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, out: torch.dtype | None = None) -> Tensor:
         result = torch.empty(len(x), len(weight), dtype=out or x.dtype)
         codes = DTYPES[x.dtype], DTYPES[result.dtype]
-        self.call("linear", *codes, x, self.pack(weight), bias, result, len(x), *weight.shape)
+        self.call("linear", *codes, x, None, None, 0.0, self.pack(weight), bias, result, len(x), *weight.shape)
         return result
 
     def embed(self, ids: Tensor, weight: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Build:
     def gated_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         size, inputs = len(weight) // 2, weight.shape[1]
         result = torch.empty(len(x), size, dtype=x.dtype)
-        self.call("gated_linear", DTYPES[x.dtype], x, self.pack(weight), result, len(x), size, inputs)
+        self.call("gated_linear", DTYPES[x.dtype], x, None, None, 0.0, self.pack(weight), result, len(x), size, inputs)
         return result
 
     def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-// Linear layers (with SwiGLU's gate, if asked for) and embeddings over one packed weight.
+// Linear layers (with a norm before them and SwiGLU's gate behind them, if asked for) and embeddings over one packed weight.
 //
 // W [outputs][inputs] is cut into panels of COLUMNS outputs. In a panel stands, for each dword of inputs, that dword of all its
 // outputs. One row of x reads a panel from memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
+#include "norm.h"
 #include "product.h"
 #include <algorithm>
 #include <vector>
@@ -39,7 +40,16 @@ static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t col
     }
 }
 
-// Up to ROW_BLOCK rows of x as factors: [chunk of the inputs][row][A_STRIDE].
+// The input of a linear layer: x [rows][inputs], or its norm; see rms_norm for the residual.
+template <class T> struct Input {
+    const T* x;
+    T* residual;
+    const T* norm;  // the norm's weight, or null
+    float eps;
+    size_t rows, inputs;
+};
+
+// Up to ROW_BLOCK rows of an input as factors: [chunk of the inputs][row][A_STRIDE].
 template <class T> struct Block {
     static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
     using Factor = typename Dot<T>::Factor;
@@ -49,10 +59,17 @@ template <class T> struct Block {
 
     Factor* at(size_t row, size_t d) { return reinterpret_cast<Factor*>(words.data() + (d / CHUNK * ROW_BLOCK + row) * A_STRIDE); }
 
-    void take(const T* x, size_t row) {
+    // Row `from` of the input becomes this block's row `to`.
+    void take(const Input<T>& input, size_t from, size_t to) {
+        const T* x = input.x + from * inputs;
+        T* residual = input.residual ? input.residual + from * inputs : nullptr;
+        const float scale = input.norm ? inverse_rms(x, residual, inputs, input.eps) : 1.0f;
+        if (residual) x = residual;
         for (size_t d = 0; d < depth; d += CHUNK) {
-            const size_t first = d * Dot<T>::PER_DWORD;
-            copy_factors<T>(x + first, std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first), at(row, d));
+            const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
+            if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
+            else copy_factors<T>(x + first, count, at(to, d));
+            for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
         }
     }
 
@@ -64,23 +81,23 @@ template <class T> struct Block {
 };
 
 // For each panel and block of rows: use(column, block, first row, number of rows).
-template <class T, class Use> static void for_panels(const T* x, size_t rows, size_t outputs, size_t inputs, Use use) {
-    Block<T> blocks[] = {{inputs}, {rows > ROW_BLOCK ? inputs : 0}};  // one is filled while another thread may still read the other
-    const size_t block_count = round_up(rows, ROW_BLOCK) / ROW_BLOCK;  // of about as many rows each
+template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
+    const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK;  // of about as many rows each
+    Block<T> blocks[] = {{input.inputs}, {block_count > 1 ? input.inputs : 0}};  // one is filled while the other may still be read
 #pragma omp parallel
     for (size_t i = 0; i < block_count; i++) {
         Block<T>& block = blocks[i % 2];
-        const size_t first = rows * i / block_count, count = rows * (i + 1) / block_count - first;
+        const size_t first = input.rows * i / block_count, count = input.rows * (i + 1) / block_count - first;
 #pragma omp for schedule(static)
-        for (size_t row = 0; row < count; row++) block.take(x + (first + row) * inputs, row);
+        for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
 #pragma omp for schedule(static) nowait
         for (size_t column = 0; column < outputs; column += PANEL) use(column, block, first, count);
     }
 }
 
 template <class T, class Out>
-static void linear(const T* x, const uint32_t* packed, const T* bias, Out* out, size_t rows, size_t outputs, size_t inputs) {
-    for_panels(x, rows, outputs, inputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
+static void linear(const Input<T>& input, const uint32_t* packed, const T* bias, Out* out, size_t outputs) {
+    for_panels(input, outputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
         const size_t columns = std::min(PANEL, outputs - column);
         float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
         for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
@@ -91,9 +108,8 @@ static void linear(const T* x, const uint32_t* packed, const T* bias, Out* out, 
 }
 
 // The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
-template <class T>
-static void gated_linear(const T* x, const uint32_t* packed, T* out, size_t rows, size_t size, size_t inputs) {
-    for_panels(x, rows, size, inputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
+template <class T> static void gated_linear(const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
+    for_panels(input, size, [&](size_t column, Block<T>& block, size_t first, size_t count) {
         float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
         block.multiply(count, packed + column * block.depth, gates);
         block.multiply(count, packed + (size + column) * block.depth, ups);
@@ -145,18 +161,24 @@ void pack(int dtype, const void* weight, uint32_t* packed, size_t first, size_t 
     else pack((const bf16*)weight, packed, first, rows, inputs);
 }
 
-// out [rows][outputs] = x [rows][inputs] W^T + bias (which may be null).
-void linear(int dtype, int out_dtype, const void* x, const uint32_t* packed, const void* bias, void* out, size_t rows,
-            size_t outputs, size_t inputs) {
-    if (dtype == FLOAT32) linear((const f32*)x, packed, (const f32*)bias, (f32*)out, rows, outputs, inputs);
-    else if (out_dtype == FLOAT32) linear((const bf16*)x, packed, (const bf16*)bias, (f32*)out, rows, outputs, inputs);
-    else linear((const bf16*)x, packed, (const bf16*)bias, (bf16*)out, rows, outputs, inputs);
+// out [rows][outputs] = x [rows][inputs] W^T + bias. Null: bias, if there is none; norm [inputs], or else x is first replaced as by
+// rms_norm, with its residual.
+void linear(int dtype, int out_dtype, const void* x, void* residual, const void* norm, float eps, const uint32_t* packed,
+            const void* bias, void* out, size_t rows, size_t outputs, size_t inputs) {
+    if (dtype == FLOAT32)
+        return linear(Input<f32>{(const f32*)x, (f32*)residual, (const f32*)norm, eps, rows, inputs}, packed, (const f32*)bias,
+                      (f32*)out, outputs);
+    const Input<bf16> input{(const bf16*)x, (bf16*)residual, (const bf16*)norm, eps, rows, inputs};
+    if (out_dtype == FLOAT32) linear(input, packed, (const bf16*)bias, (f32*)out, outputs);
+    else linear(input, packed, (const bf16*)bias, (bf16*)out, outputs);
 }
 
-// out [rows][size] = silu(x G^T) * (x U^T), where W is G [size][inputs] and under it U; size is a multiple of 32.
-void gated_linear(int dtype, const void* x, const uint32_t* packed, void* out, size_t rows, size_t size, size_t inputs) {
-    if (dtype == FLOAT32) gated_linear((const f32*)x, packed, (f32*)out, rows, size, inputs);
-    else gated_linear((const bf16*)x, packed, (bf16*)out, rows, size, inputs);
+// out [rows][size] = silu(x G^T) * (x U^T), where W is G [size][inputs] and under it U; size is a multiple of 32. x as for linear.
+void gated_linear(int dtype, const void* x, void* residual, const void* norm, float eps, const uint32_t* packed, void* out,
+                  size_t rows, size_t size, size_t inputs) {
+    if (dtype == FLOAT32)
+        gated_linear(Input<f32>{(const f32*)x, (f32*)residual, (const f32*)norm, eps, rows, inputs}, packed, (f32*)out, size);
+    else gated_linear(Input<bf16>{(const bf16*)x, (bf16*)residual, (const bf16*)norm, eps, rows, inputs}, packed, (bf16*)out, size);
 }
 
 // out [rows][inputs] = the rows of W at `ids`.

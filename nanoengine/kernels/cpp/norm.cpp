@@ -1,30 +1,13 @@
 // RMSNorm, alone or with the residual addition before it.
-#include <cmath>
-#include "simd.h"
+#include "norm.h"
 
 template <class T>
 static void norm(const T* x, T* residual, const T* weight, T* out, size_t rows, size_t size, float eps) {
 #pragma omp parallel for schedule(static) if (rows > 4)
-    for (size_t row = 0; row < rows; row++) {
-        const T* from = x + row * size;
-        T *total = residual ? residual + row * size : nullptr, *to = out + row * size;
-        const size_t whole = size / LANES * LANES;
-        Floats squares{};
-        float rest = 0;
-        for (size_t i = 0; i < whole; i += LANES) {
-            if (total) store_floats(total + i, load_floats(total + i) + load_floats(from + i));
-            const Floats value = load_floats((total ? total : from) + i);
-            squares += value * value;
-        }
-        for (size_t i = whole; i < size; i++) {
-            if (total) from_float(total + i, to_float(total[i]) + to_float(from[i]));
-            const float value = to_float((total ? total : from)[i]);
-            rest += value * value;
-        }
-        const T* value = total ? total : from;
-        const float scale = 1.0f / std::sqrt((sum(squares) + rest) / size + eps);
-        for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(value + i) * scale * load_floats(weight + i));
-        for (size_t i = whole; i < size; i++) from_float(to + i, to_float(value[i]) * scale * to_float(weight[i]));
+    for (size_t first = 0; first < rows * size; first += size) {
+        T* total = residual ? residual + first : nullptr;
+        const float scale = inverse_rms(x + first, total, size, eps);
+        scale_by(total ? total : x + first, scale, weight, size, out + first);
     }
 }
 

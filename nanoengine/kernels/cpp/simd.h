@@ -189,7 +189,7 @@ static INLINE void add_products(Floats (&sums)[M][V], const uint32_t* a, size_t 
     }
 }
 
-// Elements as factors, with zeros behind them up to a whole dword.
+// Elements as factors.
 template <class T> INLINE void copy_factors(const T* from, size_t count, typename Dot<T>::Factor* to) {
     if constexpr (sizeof(T) == sizeof(*to)) {
         std::memcpy(to, from, count * sizeof(T));
@@ -198,7 +198,6 @@ template <class T> INLINE void copy_factors(const T* from, size_t count, typenam
         for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
         for (size_t i = whole; i < count; i++) from_float(to + i, to_float(from[i]));
     }
-    for (size_t i = count; i % Dot<T>::PER_DWORD; i++) to[i] = {};
 }
 
 // exp(x) for x <= 0: x is split into a power of two and a rest within ln(2)/2 of zero, whose exponential is a polynomial.
