@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,11 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import LLM
+from tests.quick_interpreter import quicken
 from tests.support import tiny_checkpoint
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+    quicken()
 
 # The suite draws the same cases each time, so that a change is to blame for what it shows; look for new ones with
 # `--hypothesis-profile=explore`.
