@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,6 +36,16 @@ settings.register_profile("explore", derandomize=False)
 settings.load_profile("same")
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no collection of garbage, of ours or Python's own, needs to look through them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random checkpoint."""
@@ -51,5 +62,5 @@ def tiny_llm(tiny: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def demo_llm() -> Iterator[LLM]:
     """The bundled model in float32, shared by the tests that leave it as they found it."""
-    with LLM("demo", dtype="float32", device="cpu", use_tqdm=False) as llm:
+    with LLM("demo", dtype="float32", device="cpu", num_kv_blocks=1200, use_tqdm=False) as llm:
         yield llm

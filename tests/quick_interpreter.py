@@ -24,7 +24,9 @@ def quicken() -> None:
     interpreter._get_np_dtype = remembered(interpreter._get_np_dtype, language.pointer_type)
 
 
-def patched_once_per_launch(patch_lang: Callable[..., Any], language: ModuleType, scope_type: Any) -> Callable[..., Any]:
+def patched_once_per_launch(
+    patch_lang: Callable[..., Any], language: ModuleType, scope_type: Any
+) -> Callable[..., Any]:
     """The language is patched for a launch, and again, member by member, for each function that the kernel calls."""
     patched: set[ModuleType] = set()
 
