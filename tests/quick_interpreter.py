@@ -12,7 +12,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-
 PRIVATE = ("interpreter_builder", "_patch_lang", "_LangPatchScope", "_get_np_dtype")
 
 
