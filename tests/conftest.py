@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,13 +23,27 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import LLM
+from tests.quick_interpreter import quicken
 from tests.support import tiny_checkpoint
+
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None:
+    quicken()
 
 # The suite draws the same cases each time, so that a change is to blame for what it shows; look for new ones with
 # `--hypothesis-profile=explore`.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile("same")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: no collection of garbage, of ours or Python's own, needs to look through them."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -46,5 +62,5 @@ def tiny_llm(tiny: Path) -> Iterator[LLM]:
 @pytest.fixture(scope="session")
 def demo_llm() -> Iterator[LLM]:
     """The bundled model in float32, shared by the tests that leave it as they found it."""
-    with LLM("demo", dtype="float32", device="cpu", use_tqdm=False) as llm:
+    with LLM("demo", dtype="float32", device="cpu", num_kv_blocks=1200, use_tqdm=False) as llm:
         yield llm

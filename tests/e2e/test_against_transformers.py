@@ -14,7 +14,7 @@ import torch
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.models.loader import DEMO
-from tests.support import fill_kv_with_nan, forced_logits, reference_greedy, reference_logits, reference_model
+from tests.support import fill_kv_with_nan, forced_logits, reference_choices, reference_logits, reference_model
 
 NUM_NEW_TOKENS = 200
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 48, 130, 333, 900)
@@ -32,7 +32,7 @@ def llm(request: pytest.FixtureRequest, demo_llm: LLM) -> Iterator[LLM]:
     if request.param == "auto":
         yield demo_llm
         return
-    with LLM("demo", dtype="float32", device="cpu", kernels=request.param, use_tqdm=False) as llm:
+    with LLM("demo", dtype="float32", device="cpu", kernels=request.param, num_kv_blocks=600, use_tqdm=False) as llm:
         yield llm
 
 
@@ -56,32 +56,35 @@ def prompts(code_tokens: list[int]) -> list[list[int]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def continuations(reference: Any, prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers makes of them; prompts of one length make a batch without padding."""
-    batches = [prompts[i : i + PROMPTS_PER_LENGTH] for i in range(0, len(prompts), PROMPTS_PER_LENGTH)]
-    return [tokens for batch in batches for tokens in reference_greedy(reference, batch, NUM_NEW_TOKENS)]
-
-
 def test_greedy_tokens_are_those_of_transformers(
-    demo_llm: LLM, llm: LLM, prompts: list[list[int]], continuations: list[list[int]]
+    demo_llm: LLM, llm: LLM, reference: Any, prompts: list[list[int]]
 ) -> None:
-    chosen = range(0, len(prompts), 1 if llm is demo_llm else PROMPTS_PER_LENGTH)  # torch is slow: one of each length
+    chosen = prompts if llm is demo_llm else prompts[::PROMPTS_PER_LENGTH]  # torch is slow: one of each length
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
     fill_kv_with_nan(llm)
-    outputs = llm.generate([prompts[i] for i in chosen], params, use_tqdm=False)
-    for i, output in zip(chosen, outputs, strict=True):
-        assert output.outputs[0].token_ids == continuations[i], f"a prompt of {len(prompts[i])} tokens"
+    for prompt, output in zip(chosen, llm.generate(chosen, params, use_tqdm=False), strict=True):
+        tokens = output.outputs[0].token_ids
+        assert len(tokens) == NUM_NEW_TOKENS
+        assert tokens == reference_choices(reference, prompt, tokens), f"a prompt of {len(prompt)} tokens"
+
+
+@pytest.fixture(scope="module")
+def forced_text(code_tokens: list[int]) -> list[int]:
+    return code_tokens[100:900]
+
+
+@pytest.fixture(scope="module")
+def expected_logits(reference: Any, forced_text: list[int]) -> torch.Tensor:
+    return reference_logits(reference, forced_text)
 
 
 @pytest.mark.parametrize("chunk", [1000, 64, 7])
 def test_logits_are_those_of_transformers_at_every_position(
-    llm: LLM, reference: Any, code_tokens: list[int], chunk: int
+    llm: LLM, forced_text: list[int], expected_logits: torch.Tensor, chunk: int
 ) -> None:
-    token_ids = code_tokens[100:900]
     fill_kv_with_nan(llm)
-    logits = forced_logits(llm, token_ids, num_prompt_tokens=700, chunk=chunk)
-    torch.testing.assert_close(logits, reference_logits(reference, token_ids), atol=1e-4, rtol=0)
+    logits = forced_logits(llm, forced_text, num_prompt_tokens=700, chunk=chunk)
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
 
 
 def test_logprobs_are_those_of_transformers(llm: LLM, reference: Any, code_tokens: list[int]) -> None:

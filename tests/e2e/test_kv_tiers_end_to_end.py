@@ -20,10 +20,11 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.engine.kv.kv_file import MAGIC, write_kv_file
 from nanoengine.engine.messages import StepPlan, Tier
 from nanoengine.errors import NanoEngineError, StepFailed
-from tests.support import fill_kv_with_nan, model_runner
+from tests.support import byte_tokenizer, fill_kv_with_nan, model_runner, tiny_checkpoint
 
 Tokens = list[list[int]]
-BLOCK_BYTES = 81920  # of the bundled model in float32
+OpenLLM = Callable[..., LLM]
+BLOCK_BYTES = 16384  # of the tiny model below in float32
 SMALL, LARGE = 8 * BLOCK_BYTES, 300 * BLOCK_BYTES
 TINY_POOL: dict[str, Any] = {"num_kv_blocks": 15}
 NUM_PROMPTS = 6
@@ -34,11 +35,18 @@ PARAMS = [
 ]
 
 
-def open_llm(**options: Any) -> LLM:
-    defaults: dict[str, Any] = {"max_model_len": 200, "num_kv_blocks": 400}
-    llm = LLM("demo", dtype="float32", device="cpu", use_tqdm=False, **defaults | options)
-    fill_kv_with_nan(llm)
-    return llm
+@pytest.fixture(scope="module")
+def open_llm(tmp_path_factory: pytest.TempPathFactory) -> OpenLLM:
+    """Makes engines of a tiny model, with heads as the native kernels want them."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny"), head_dim=32)
+
+    def make(**options: Any) -> LLM:
+        defaults: dict[str, Any] = {"dtype": "float32", "max_model_len": 200, "num_kv_blocks": 400}
+        llm = LLM(str(folder), device="cpu", use_tqdm=False, **defaults | options)
+        fill_kv_with_nan(llm)
+        return llm
+
+    return make
 
 
 def run(llm: LLM, prompts: Tokens, **options: Any) -> list[Tokens]:
@@ -64,14 +72,14 @@ def kv_files(folder: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def prompts(demo_llm: LLM) -> Tokens:
-    """Real text; the prompts share nothing."""
-    text = demo_llm.tokenizer.encode(inspect.getsource(textwrap))
+def prompts() -> Tokens:
+    """Real text, a token for each byte; the prompts share nothing."""
+    text = byte_tokenizer().encode(inspect.getsource(textwrap))
     return [text[100 * i : 100 * i + length] for i, length in enumerate(LENGTHS)]
 
 
 @pytest.fixture(scope="module")
-def right(prompts: Tokens) -> list[Tokens]:
+def right(open_llm: OpenLLM, prompts: Tokens) -> list[Tokens]:
     """What a pool with room for all computes."""
     with open_llm(enable_prefix_caching=False) as llm:
         tokens = run(llm, prompts)
@@ -82,7 +90,7 @@ def right(prompts: Tokens) -> list[Tokens]:
 # ---- preemption
 
 
-def test_recompute_copies_nothing(prompts: Tokens, right: list[Tokens]) -> None:
+def test_recompute_copies_nothing(open_llm: OpenLLM, prompts: Tokens, right: list[Tokens]) -> None:
     with open_llm(**TINY_POOL) as llm:
         assert run(llm, prompts) == right
         preemption = llm.engine.scheduler.preemption
@@ -96,7 +104,7 @@ def test_recompute_copies_nothing(prompts: Tokens, right: list[Tokens]) -> None:
     [(SMALL, 8192, "auto"), (SMALL, 40, "auto"), (LARGE, 8192, "auto"), (LARGE, 40, "auto"), (SMALL, 40, "torch")],
 )
 def test_swapped_blocks_come_back_as_they_were(
-    prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int, kernels: str
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int, kernels: str
 ) -> None:
     options = {"preemption_mode": "swap", "kv_host_memory": kv_host_memory, "max_num_batched_tokens": chunk}
     with open_llm(**TINY_POOL, **options, kernels=kernels) as llm:
@@ -109,7 +117,9 @@ def test_swapped_blocks_come_back_as_they_were(
         assert run(llm, prompts) == right
 
 
-def test_with_much_host_memory_the_second_time_hardly_computes_anything(prompts: Tokens, right: list[Tokens]) -> None:
+def test_with_much_host_memory_the_second_time_hardly_computes_anything(
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens]
+) -> None:
     with open_llm(**TINY_POOL, kv_host_memory=LARGE) as llm:
         assert run(llm, prompts) == right
         loaded, before = llm.cache_stats.num_loaded_blocks, llm.engine.stats.prefill_tokens
@@ -118,7 +128,7 @@ def test_with_much_host_memory_the_second_time_hardly_computes_anything(prompts:
         assert llm.engine.stats.prefill_tokens - before <= 4 * 16, "less than a block of each prompt"
 
 
-def test_auto_does_for_each_victim_one_or_the_other(prompts: Tokens, right: list[Tokens]) -> None:
+def test_auto_does_for_each_victim_one_or_the_other(open_llm: OpenLLM, prompts: Tokens, right: list[Tokens]) -> None:
     with open_llm(**TINY_POOL, preemption_mode="auto", kv_host_memory=LARGE) as llm:
         assert run(llm, prompts) == right
         preemption = llm.engine.scheduler.preemption
@@ -129,7 +139,7 @@ def test_auto_does_for_each_victim_one_or_the_other(prompts: Tokens, right: list
 
 
 def test_a_later_engine_finds_what_an_earlier_one_computed(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "made" / "anew")
     with open_llm(kv_disk_path=folder) as llm:
@@ -168,7 +178,7 @@ def test_a_later_engine_finds_what_an_earlier_one_computed(
     ],
 )
 def test_a_tiny_pool_above_a_disk(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path, options: dict[str, Any]
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path, options: dict[str, Any]
 ) -> None:
     for is_second in (False, True):
         with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), **options) as llm:
@@ -183,7 +193,9 @@ def test_a_tiny_pool_above_a_disk(
             assert hits(llm, Tier.HOST) > 0 or "preemption_mode" not in options
 
 
-def test_the_folder_holds_no_more_than_it_may(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+def test_the_folder_holds_no_more_than_it_may(
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path
+) -> None:
     for kv_disk_bytes in (12 * BLOCK_BYTES, 5 * BLOCK_BYTES):
         with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_disk_bytes=kv_disk_bytes) as llm:
             assert run(llm, prompts) == right
@@ -192,22 +204,22 @@ def test_the_folder_holds_no_more_than_it_may(prompts: Tokens, right: list[Token
         assert sum(file.stat().st_size for file in files) <= kv_disk_bytes
 
 
-def test_a_limit_below_one_block_keeps_nothing(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+def test_a_limit_below_one_block_keeps_nothing(
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path
+) -> None:
     with open_llm(kv_disk_path=str(tmp_path), kv_disk_bytes=100) as llm:
         assert run(llm, prompts[:2]) == right[:2]
     assert not kv_files(tmp_path)
 
 
 def test_engines_of_another_dtype_or_layout_have_files_of_their_own(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path
 ) -> None:
     with open_llm(kv_disk_path=str(tmp_path)) as llm:
         run(llm, prompts[:2])
     before = kv_files(tmp_path)
     for options in ({"dtype": "bfloat16"}, {"block_size": 8}, {"attention_backend": "torch"}):
-        with LLM(
-            "demo", **{"dtype": "float32"} | options, kv_disk_path=str(tmp_path), num_kv_blocks=99, use_tqdm=False
-        ) as llm:
+        with open_llm(kv_disk_path=str(tmp_path), **options) as llm:
             run(llm, prompts[:2])
             assert hits(llm, Tier.DISK) == 0
     assert set(before) < set(kv_files(tmp_path))
@@ -264,6 +276,7 @@ def spoil_all(folder: Path, spoil: Callable[[Path, bytes], None]) -> None:
 
 @pytest.mark.parametrize("spoil", [flip_a_bit, truncate, empty, put_other_tokens, put_another_models, put_another_size])
 def test_a_bad_file_is_ignored_with_a_warning(
+    open_llm: OpenLLM,
     prompts: Tokens,
     right: list[Tokens],
     tmp_path: Path,
@@ -292,7 +305,7 @@ def remove(file: Path, other: bytes) -> None:  # noqa: ARG001
 
 @pytest.mark.parametrize("spoil", [truncate, remove])
 def test_files_that_are_spoilt_while_the_engine_runs_are_misses(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path, spoil: Callable[[Path, bytes], None]
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path, spoil: Callable[[Path, bytes], None]
 ) -> None:
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path)) as llm:
         run(llm, prompts)
@@ -307,7 +320,7 @@ def test_files_that_are_spoilt_while_the_engine_runs_are_misses(
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_only_requests_of_equal_salt_share_a_prefix(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path, on_disk: bool
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path, on_disk: bool
 ) -> None:
     options = {"kv_disk_path": str(tmp_path)} if on_disk else {}
     with open_llm(**options) as llm:
@@ -333,7 +346,7 @@ def test_a_salt_that_is_no_text_is_refused_and_nothing_is_left(demo_llm: LLM, sa
     assert not demo_llm.engine._requests
 
 
-def test_a_reset_empties_every_tier(prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
+def test_a_reset_empties_every_tier(open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path) -> None:
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
         assert run(llm, prompts) == right
         assert kv_files(tmp_path)
@@ -352,7 +365,7 @@ def test_a_reset_empties_every_tier(prompts: Tokens, right: list[Tokens], tmp_pa
 
 
 def test_a_reset_is_refused_while_a_request_runs(
-    prompts: Tokens, right: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(**TINY_POOL, kv_disk_path=str(tmp_path), kv_host_memory=SMALL) as llm:
         launch, answers = model_runner(llm).launch, []
@@ -386,6 +399,7 @@ class Broken(Exception):
     ],
 )
 def test_a_step_that_fails_with_copies_pending_leaves_the_engine_right(
+    open_llm: OpenLLM,
     prompts: Tokens,
     right: list[Tokens],
     tmp_path: Path,

@@ -24,10 +24,9 @@ DECODES = {
     "64 of 2,048": [2048] * 64,
     "around the ends of blocks and parts": [1, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1023, 1025, 4095, 4097, 8193],
     "a long one among short ones": [32_000, *range(1, 128)],
-    "256 of a step of the workload": lens_of_workload(256),
-    "131 of a step of the workload": lens_of_workload(131),
-    "40 of a step of the workload": lens_of_workload(40),
 }
+STEPS_OF_THE_WORKLOAD = (256, 131, 40)
+"""So many sequences are decoded at once. Their lengths take a while to draw: not when tests are collected."""
 PREFILLS = {
     "one of 1,024": ([1024], [1024]),
     "one of 4,096": ([4096], [4096]),
@@ -47,6 +46,11 @@ PREFILLS = {
 )
 def test_decodes(heads: Heads, lens: list[int]) -> None:
     PagedMemory(heads, lens).check([1] * len(lens))
+
+
+@pytest.mark.parametrize("count", [pytest.param(count, marks=needs_gpu) for count in STEPS_OF_THE_WORKLOAD])
+def test_decodes_of_a_step_of_the_workload(count: int) -> None:
+    PagedMemory(PRODUCTION, lens_of_workload(count)).check([1] * count)
 
 
 @pytest.mark.parametrize(
