@@ -68,11 +68,11 @@ def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Pa
     Raises:
         CannotCompile: the compiler failed.
     """
-    target = folder / _fingerprint(sources, compiler, flags)
-    wanted = {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
+    wanted = kept_libraries(sources, compiler, flags, folder)
     missing = [name for name, path in wanted.items() if not path.is_file()]
     if not missing:
         return wanted
+    target = wanted[missing[0]].parent
     try:
         target.mkdir(parents=True, exist_ok=True)
         workplace = tempfile.mkdtemp(dir=target)
@@ -99,6 +99,12 @@ def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Pa
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
     return wanted
+
+
+def kept_libraries(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    """Where `compile_all` keeps the library of each source, be it there or not."""
+    target = folder / _fingerprint(sources, compiler, flags)
+    return {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
 
 
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from nanoengine.kernels.compiler import (
     compile_all,
     find_compiler,
     flags_for,
+    kept_libraries,
 )
 from nanoengine.kernels.target import VARIABLE, check_target, missing_features, wanted_target
 
@@ -59,6 +60,16 @@ def load_libraries() -> Libraries:
                 f"compiled: {error}; install a compiler, or unset {VARIABLE}"
             ) from error
         raise
+
+
+def must_compile() -> bool:
+    """Whether `load_libraries` would compile now, which takes seconds: there is a compiler, and nothing is kept."""
+    try:
+        compiler = find_compiler()
+    except CannotCompile:
+        return False
+    kept = kept_libraries(SOURCES, compiler, flags_for(wanted_target()), cache_folder())
+    return not all(path.is_file() for path in kept.values())
 
 
 def best_prebuilt(wanted: str) -> str | None:

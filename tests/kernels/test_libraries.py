@@ -12,7 +12,7 @@ import torch
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import libraries
 from nanoengine.kernels.compiler import CannotCompile, compile_all, find_compiler
-from nanoengine.kernels.libraries import Libraries, best_prebuilt
+from nanoengine.kernels.libraries import Libraries, best_prebuilt, must_compile
 
 try:
     COMPILER = find_compiler()
@@ -90,6 +90,17 @@ def test_a_library_that_cannot_be_loaded_is_an_error(folder: Path, monkeypatch: 
     monkeypatch.setattr(libraries, "compile_all", lambda *_: {"tiny": torn})
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         load()
+
+
+@needs_compiler
+def test_what_is_kept_need_not_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert must_compile()
+    load()
+    assert not must_compile()
+    (folder / "cpp" / "tiny.cpp").write_text('extern "C" int answer() { return 44; }\n')
+    assert must_compile()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert not must_compile(), "nobody could"
 
 
 # ---- prebuilt
