@@ -1,4 +1,5 @@
-"""The process that `startup` measures: it imports an engine, loads a model, makes one token, and says when.
+"""The process that `startup` measures: it imports an engine, loads a model, makes one token, and says when. The "engine" floor
+only imports torch and reads the weights.
 
     python -m benchmarks.first_token ENGINE MODEL INPUT_LEN OPTIONS START
 
@@ -9,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -20,6 +22,18 @@ def nanoengine(model: str, prompt: list[int], options: dict[str, Any], note: Cal
         note("ready_s")
         llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), use_tqdm=False)
         note("first_token_s")
+
+
+def floor(model: str, _: list[int], __: dict[str, Any], note: Callable[[str], None]) -> None:
+    import torch  # noqa: F401
+
+    note("import_s")
+    buffer = bytearray(16 << 20)
+    for path in Path(model).glob("*.safetensors"):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    note("weights_read_s")
 
 
 def transformers(model: str, prompt: list[int], options: dict[str, Any], note: Callable[[str], None]) -> None:
@@ -43,9 +57,10 @@ def main(engine: str, model: str, input_len: str, options: str, start: str) -> N
     def note(name: str) -> None:
         figures[name] = time.monotonic() - float(start)
 
-    {"nanoengine": nanoengine, "transformers": transformers}[engine](
+    {"floor": floor, "nanoengine": nanoengine, "transformers": transformers}[engine](
         model, list(range(1, int(input_len) + 1)), json.loads(options), note
     )
+    figures["cpu_s"] = time.process_time()
     from benchmarks.machine import peak_memory_bytes
 
     print(json.dumps(figures | {"peak_memory_mb": peak_memory_bytes() / 1e6}))

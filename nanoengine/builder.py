@@ -38,7 +38,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
 
     Args:
         config: the options.
-        use_tqdm: show bars while loading.
+        use_tqdm: show what is being done.
         executor: makes what computes the steps, perhaps in another process. None: the model in this one.
 
     Raises:

@@ -32,7 +32,7 @@ class LLM:
 
     Args:
         model: "demo" (bundled), a local folder, or a hub name such as "Qwen/Qwen3-0.6B".
-        use_tqdm: show a progress bar while loading.
+        use_tqdm: show what start-up is doing: compiling kernels, loading weights, recording.
         options: the fields of `EngineConfig`.
 
     Raises:

@@ -1,8 +1,12 @@
 """Compiling the native kernels, once: the libraries are kept in the user's cache folder under a hash of all that they are made
-of (sources, flags, compiler, CPU)."""
+of (sources, flags, compiler, CPU).
+
+setup.py, which compiles them for wheels, runs this file alone: it imports nothing of the package.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -10,13 +14,20 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import xxhash
-
 SOURCES = Path(__file__).parent / "cpp"
 FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wno-psabi")
 COMPILERS = ("c++", "g++", "clang++")
 NATIVE = "native"
 """The target that is the CPU at hand."""
+
+PREBUILT = Path(__file__).parent / "prebuilt"
+AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
+AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+PREBUILT_TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"x86-64-v4": AVX2 + AVX512, "x86-64-v3": AVX2},
+    "aarch64": {"armv8-a": ()},
+}
+"""Machine -> the targets that wheels for it hold kernels of, the best first, and what they need in the names of /proc/cpuinfo."""
 
 
 class CannotCompile(Exception):
@@ -57,11 +68,11 @@ def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Pa
     Raises:
         CannotCompile: the compiler failed.
     """
-    target = folder / _fingerprint(sources, compiler, flags)
-    wanted = {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
+    wanted = kept_libraries(sources, compiler, flags, folder)
     missing = [name for name, path in wanted.items() if not path.is_file()]
     if not missing:
         return wanted
+    target = wanted[missing[0]].parent
     try:
         target.mkdir(parents=True, exist_ok=True)
         workplace = tempfile.mkdtemp(dir=target)
@@ -90,8 +101,14 @@ def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Pa
     return wanted
 
 
+def kept_libraries(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> dict[str, Path]:
+    """Where `compile_all` keeps the library of each source, be it there or not."""
+    target = folder / _fingerprint(sources, compiler, flags)
+    return {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
+
+
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:
-    digest = xxhash.xxh3_128()
+    digest = hashlib.blake2b(digest_size=16)
     for path in sorted(sources.iterdir()):
         if path.suffix in (".cpp", ".h"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

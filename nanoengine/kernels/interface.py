@@ -134,8 +134,10 @@ class Kernels(Protocol):
         ...
 
 
-def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kernels:
+def choose_kernels(name: str, device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> Kernels:
     """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
+
+    With `use_tqdm` it shows when it has to compile them first.
 
     Raises:
         InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
@@ -149,7 +151,7 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype) -> Kerne
     wanted = made_for_it if name == "auto" else name
     reason = None
     if wanted == "native":
-        reason = native_operations.why_not(device, dtype)
+        reason = native_operations.why_not(device, dtype, use_tqdm=use_tqdm)
     elif wanted == "triton":
         reason = launch.why_not(device)
     if reason is not None and name != "auto":

@@ -1,22 +1,30 @@
-"""The libraries of the native kernels, for the CPU that is wanted."""
+"""The libraries of the native kernels: compiled for the CPU that is wanted, or where that cannot be, those of the wheel."""
 
 from __future__ import annotations
 
 import ctypes
+import platform
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.compiler import (
     NATIVE,
+    PREBUILT,
+    PREBUILT_TARGETS,
     SOURCES,
     CannotCompile,
     cache_folder,
     compile_all,
     find_compiler,
     flags_for,
+    kept_libraries,
 )
-from nanoengine.kernels.target import check_target, wanted_target
+from nanoengine.kernels.target import VARIABLE, check_target, missing_features, wanted_target
+
+MAPPED_FILES = Path("/proc/self/maps")
 
 
 class Libraries(NamedTuple):
@@ -36,18 +44,67 @@ def load_libraries() -> Libraries:
     torch must be imported before: the libraries then share its OpenMP, and with it its threads.
 
     Raises:
-        CannotCompile: and why.
-        InvalidConfig: $NANOENGINE_CPU names what the compiler does not know, or what this CPU is not.
+        CannotCompile: and why; nor are there prebuilt ones that this CPU runs.
+        InvalidConfig: there are none for the CPU that $NANOENGINE_CPU names, or this CPU could not run them.
     """
     target = wanted_target()
+    try:
+        return _compiled(target)
+    except CannotCompile as error:
+        prebuilt = best_prebuilt(target)
+        if prebuilt is not None:
+            return _prebuilt(prebuilt, str(error))
+        if target != NATIVE:
+            raise InvalidConfig(
+                f"{VARIABLE} is {shown(target)}, for which there are no prebuilt kernels that this CPU runs, and none can be "
+                f"compiled: {error}; install a compiler, or unset {VARIABLE}"
+            ) from error
+        raise
+
+
+def must_compile() -> bool:
+    """Whether `load_libraries` would compile now, which takes seconds: there is a compiler, and nothing is kept."""
+    try:
+        compiler = find_compiler()
+    except CannotCompile:
+        return False
+    kept = kept_libraries(SOURCES, compiler, flags_for(wanted_target()), cache_folder())
+    return not all(path.is_file() for path in kept.values())
+
+
+def best_prebuilt(wanted: str) -> str | None:
+    """The best target that the wheel brought kernels for and this CPU runs, or the wanted one if it is such; None if none is."""
+    targets = PREBUILT_TARGETS.get(platform.machine(), {})
+    found = (name for name, flags in targets.items() if (PREBUILT / name).is_dir() and not missing_features(flags))
+    return next((name for name in found if wanted in (NATIVE, name)), None)
+
+
+def _compiled(target: str) -> Libraries:
     compiler = find_compiler()
     check_target(target, compiler)
     paths = compile_all(SOURCES, compiler, flags_for(target), cache_folder())
     return Libraries(_load(paths), f"compiled for {'this CPU' if target == NATIVE else target}")
 
 
+def _prebuilt(target: str, reason: str) -> Libraries:
+    _show_openmp()
+    try:
+        libraries = _load({path.stem: path for path in (PREBUILT / target).glob("*.so")})
+    except CannotCompile as error:
+        raise CannotCompile(f"{reason}, and {error}") from error
+    return Libraries(libraries, f"prebuilt for {target}: {reason}")
+
+
 def _load(paths: dict[str, Path]) -> dict[str, ctypes.CDLL]:
     try:
         return {name: ctypes.CDLL(str(path)) for name, path in paths.items()}
     except OSError as error:
-        raise CannotCompile(f"a compiled kernel cannot be loaded: {error}") from error
+        raise CannotCompile(f"a library of kernels cannot be loaded: {error}") from error
+
+
+def _show_openmp() -> None:
+    """Let libraries that name no OpenMP find the one that torch has loaded, under whatever name it came with torch."""
+    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in MAPPED_FILES.read_text().splitlines())
+    for path in paths:
+        if re.search(r"/lib(gomp|iomp|omp)[^/]*$", path):
+            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)

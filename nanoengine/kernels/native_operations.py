@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.library import Library, infer_schema
 
 from nanoengine.kernels.compiler import CannotCompile
-from nanoengine.kernels.libraries import load_libraries
+from nanoengine.kernels.libraries import load_libraries, must_compile
+from nanoengine.progress import stage
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that the kernels compute with, as simd.h numbers them."""
@@ -37,14 +38,15 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
 """Name of each C function -> the library that holds it, and the types of its arguments."""
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """The reason that native kernels cannot run here; None if they can. Compiles them at the first call."""
+def why_not(device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> str | None:
+    """The reason that native kernels cannot run here; None if they can. Compiles them at the first call, and may show it."""
     if device.type != "cpu":
         return f"they are for the CPU, not for {device.type}"
     if dtype not in DTYPES:
         return f"they compute in float32 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
     try:
-        operations()
+        with stage("Compiling kernels, once for this CPU", shown=use_tqdm and must_compile()):
+            operations()
     except CannotCompile as error:
         return str(error)
     return None

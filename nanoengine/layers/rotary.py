@@ -22,18 +22,15 @@ class RotaryEmbedding:
     table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
 
     def __init__(self, head_dim: int, theta: float, device: torch.device):
-        exponents = torch.arange(0, head_dim, 2, device=device).to(torch.float32) / head_dim
-        self.frequencies = (
-            1.0 / theta**exponents
-        )  # rounded once, as checkpoints were trained: it matters at large positions
+        self.head_dim, self.theta, self.device = head_dim, theta, device
 
     def prepare(self, max_len: int) -> None:
         """Compute the table of positions below `max_len`; none other can be looked up. Recorded steps remember where it is."""
-        positions = torch.arange(max_len, device=self.frequencies.device).to(torch.float32)
-        angles = positions[:, None] * self.frequencies
-        self.table = angles.new_empty(
-            max_len, 2, len(self.frequencies)
-        )  # large for a long context: nothing is there twice
+        exponents = torch.arange(0, self.head_dim, 2, device=self.device).to(torch.float32) / self.head_dim
+        frequencies = 1.0 / self.theta**exponents  # rounded once, as checkpoints were trained: it matters far back
+        positions = torch.arange(max_len, device=self.device).to(torch.float32)
+        angles = positions[:, None] * frequencies
+        self.table = angles.new_empty(max_len, 2, len(frequencies))  # large for a long context: nothing is there twice
         torch.cos(angles, out=self.table[:, 0])
         torch.sin(angles, out=self.table[:, 1])
 

@@ -19,7 +19,6 @@ import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from tqdm import tqdm
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ModelConfig
@@ -27,6 +26,7 @@ from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel, s
 from nanoengine.kernels.interface import Destination
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.registry import build_model
+from nanoengine.progress import stage
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -114,13 +114,13 @@ def load_weights(tensors: Mapping[str, Destination], folder: Path, *, use_tqdm: 
     """
     _compare({name: place.shape for name, place in tensors.items()}, folder)
     tied: dict[str, Tensor] = {}
-    with tqdm(total=len(tensors), desc="Loading weights", unit="tensor", disable=not use_tqdm, leave=False) as bar:
+    with stage("Loading weights", len(tensors), "tensor", shown=use_tqdm) as advance:
         for path in _weight_files(folder):
             for name, source in _read_tensors(path):
                 if name in tensors:
                     tensors[name].copy_(source)
                     _release(source)
-                    bar.update()
+                    advance()
                 if name in (EMBEDDING, HEAD):
                     tied[name] = source
     if HEAD in tied and HEAD not in tensors and not torch.equal(tied[HEAD].to(tied[EMBEDDING]), tied[EMBEDDING]):

@@ -12,8 +12,8 @@ from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
-from tqdm import tqdm
 
+from nanoengine.progress import stage
 from nanoengine.runner.stream import Recorder
 
 
@@ -68,9 +68,10 @@ class RecordedSteps:
         self._recorder, self._prepare, self._run = recorder, prepare, run
         self._steps: dict[int, Callable[[], Tensor]] = {}
         # The largest first: the memory that it takes does for the others.
-        bar = f"Recording CUDA graphs of {name}"
-        for size in tqdm(buckets[::-1], desc=bar, unit="graph", leave=False, disable=name is None):
-            self.record(size)
+        with stage(f"Recording CUDA graphs of {name}", len(buckets), "graph", shown=name is not None) as advance:
+            for size in buckets[::-1]:
+                self.record(size)
+                advance()
 
     def record(self, size: int) -> None:
         self._prepare(size)

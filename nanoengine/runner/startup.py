@@ -17,6 +17,7 @@ from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.loader import load_weights, weights_fingerprint
 from nanoengine.models.qwen3 import Qwen3ForCausalLM
 from nanoengine.models.registry import attention_specs, build_model
+from nanoengine.progress import stage
 from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
 from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.kv_mover import KVMover
@@ -45,7 +46,7 @@ def start_runner(
         config: the engine's options.
         model_config: the model's shape.
         folder: where its weights are.
-        use_tqdm: show bars while loading and recording.
+        use_tqdm: show what is being done: compiling, loading, recording.
         stream: in place of that of the device that the options name.
 
     Raises:
@@ -70,7 +71,7 @@ class Startup:
         self.dtype = choose_dtype(config.dtype, model_config.dtype, self.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self.kernels = choose_kernels(config.kernels, self.device, self.dtype)
+        self.kernels = choose_kernels(config.kernels, self.device, self.dtype, use_tqdm=use_tqdm)
         attention = config.attention_backend
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"  # what others need, the kernels that were made for the device need too
@@ -191,8 +192,9 @@ class Startup:
         """Run small steps in the empty pool, so that the first request need not wait for Triton's compiler."""
         config = self.config
         length = min(self.pool.max_model_len, config.max_num_batched_tokens, 4 * config.block_size)
-        for plan in largest_plans(1, length, length, config.block_size):
-            runner.launch(plan).result()
+        with stage("Compiling kernels", shown=self.use_tqdm):
+            for plan in largest_plans(1, length, length, config.block_size):
+                runner.launch(plan).result()
 
     def _record(self, runner: ModelRunner, decodes: list[int], prompts: list[int]) -> Graphs:
         recorder, named = self.stream.recorder(), self.use_tqdm

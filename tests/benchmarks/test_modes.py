@@ -236,6 +236,8 @@ def test_startup(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path)
         times = [figures[name]["median"] for name in ("import_s", "ready_s", "first_token_s")]
         assert 0 < times[0] < times[1] < times[2]
         assert figures["peak_memory_mb"]["median"] > 50
+        floor = row(result, "floor")["figures"]["weights_read_s"]["median"]
+        assert figures["times_floor"]["median"] == pytest.approx(times[2] / floor, rel=1e-3)
     assert result["checkpoint_mb"] == pytest.approx((tiny / "model.safetensors").stat().st_size / 1e6)
 
 

@@ -59,6 +59,17 @@ def test_native_by_name_or_where_they_can_run(name: str, dtype: torch.dtype) -> 
     assert why_not(CPU, dtype) is None
 
 
+@needs_kernels
+@pytest.mark.parametrize("is_due", [False, True])
+@pytest.mark.parametrize("use_tqdm", [False, True])
+def test_compiling_is_shown_if_it_is_due_and_shall_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_due: bool, use_tqdm: bool
+) -> None:
+    monkeypatch.setattr(native_operations, "must_compile", lambda: is_due)
+    choose_kernels("auto", CPU, torch.float32, use_tqdm=use_tqdm)
+    assert ("Compiling kernels" in capsys.readouterr().err) == (is_due and use_tqdm)
+
+
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_auto_is_torch_and_says_why() -> None:
     kernels = choose("auto")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
+import torch
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import libraries
-from nanoengine.kernels.compiler import CannotCompile, find_compiler
-from nanoengine.kernels.libraries import Libraries
+from nanoengine.kernels.compiler import CannotCompile, compile_all, find_compiler
+from nanoengine.kernels.libraries import Libraries, best_prebuilt, must_compile
 
 try:
     COMPILER = find_compiler()
@@ -20,35 +22,58 @@ needs_compiler = pytest.mark.skipif(not os.path.isabs(COMPILER), reason=COMPILER
 
 
 @pytest.fixture(autouse=True)
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One small source in place of the kernels, and a cache of its own."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One small source in place of the kernels, a cache of its own, and nothing prebuilt."""
     (tmp_path / "cpp").mkdir()
     (tmp_path / "cpp" / "tiny.cpp").write_text('extern "C" int answer() { return 42; }\n')
     monkeypatch.setattr(libraries, "SOURCES", tmp_path / "cpp")
+    monkeypatch.setattr(libraries, "PREBUILT", tmp_path / "prebuilt")
+    monkeypatch.setattr(libraries, "PREBUILT_TARGETS", {platform.machine(): {"new": ("fast",), "old": ()}})
+    monkeypatch.setattr(libraries, "missing_features", lambda flags: [*flags])
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+
+
+def prebuild(folder: Path, target: str, source: str = 'extern "C" int answer() { return 43; }\n') -> None:
+    """A library as a wheel brings it, compiled for `target`."""
+    made = folder / f"sources-{target}"
+    made.mkdir()
+    (made / "tiny.cpp").write_text(source)
+    library = compile_all(made, COMPILER, ("-O0", "-fPIC", "-shared"), folder / "made")["tiny"]
+    (folder / "prebuilt" / target).mkdir(parents=True)
+    library.rename(folder / "prebuilt" / target / "tiny.so")
 
 
 def load() -> Libraries:
     return libraries.load_libraries.__wrapped__()
 
 
+# ---- compiled here
+
+
 @needs_compiler
-def test_they_are_compiled_for_this_cpu() -> None:
+def test_they_are_compiled_for_this_cpu(folder: Path) -> None:
+    (folder / "prebuilt" / "old").mkdir(parents=True)  # passed over, where there is a compiler
     loaded = load()
     assert loaded.by_source["tiny"].answer() == 42
     assert loaded.description == "compiled for this CPU"
 
 
 @needs_compiler
-def test_or_for_the_one_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(os.uname().machine)
+def test_or_for_the_one_that_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine())
     if name is None:
-        pytest.skip(f"no name of a CPU is known for {os.uname().machine}")
+        pytest.skip(f"no name of a CPU is known for {platform.machine()}")
     load()
     monkeypatch.setenv("NANOENGINE_CPU", name)
     assert load().description == f"compiled for {name}"
-    assert len(list((tmp_path / "cache").rglob("tiny.so"))) == 2, "each has its place"
+    assert len(list((folder / "cache").rglob("tiny.so"))) == 2, "each has its place"
 
 
 @needs_compiler
@@ -59,9 +84,88 @@ def test_a_name_that_no_compiler_knows_is_an_error(monkeypatch: pytest.MonkeyPat
 
 
 @needs_compiler
-def test_a_library_that_cannot_be_loaded_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torn = tmp_path / "tiny.so"
+def test_a_library_that_cannot_be_loaded_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torn = folder / "tiny.so"
     torn.write_bytes(b"torn")
     monkeypatch.setattr(libraries, "compile_all", lambda *_: {"tiny": torn})
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         load()
+
+
+@needs_compiler
+def test_what_is_kept_need_not_be_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert must_compile()
+    load()
+    assert not must_compile()
+    (folder / "cpp" / "tiny.cpp").write_text('extern "C" int answer() { return 44; }\n')
+    assert must_compile()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert not must_compile(), "nobody could"
+
+
+# ---- prebuilt
+
+
+@needs_compiler
+def test_without_a_compiler_they_are_those_of_the_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prebuild(folder, "old")
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    loaded = load()
+    assert loaded.by_source["tiny"].answer() == 43
+    assert loaded.description.startswith("prebuilt for old: no C++ compiler")
+    assert "/nowhere/c++" in loaded.description
+
+
+@needs_compiler
+def test_or_if_the_compiler_fails(folder: Path) -> None:
+    prebuild(folder, "old")
+    (folder / "cpp" / "tiny.cpp").write_text("broken\n")
+    assert "could not compile tiny.cpp" in load().description
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_any_the_reason_is_that_of_the_compiler() -> None:
+    with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*/nowhere/c\+\+"):
+        load()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_prebuilt_ones_that_cannot_be_loaded_are_a_second_reason(folder: Path) -> None:
+    (folder / "prebuilt" / "old").mkdir(parents=True)
+    (folder / "prebuilt" / "old" / "tiny.so").write_bytes(b"torn")
+    with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*, and .*cannot be loaded"):
+        load()
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_named_cpu_without_kernels_is_an_error_and_nothing_else_is_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "prebuilt" / "old").mkdir(parents=True)
+    monkeypatch.setenv("NANOENGINE_CPU", "new")
+    with pytest.raises(InvalidConfig, match=r"NANOENGINE_CPU is 'new'.*no prebuilt.*no C\+\+ compiler.*unset"):
+        load()
+
+
+def test_the_best_that_the_wheel_holds_and_the_cpu_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert best_prebuilt("native") is None
+    for target in ("old", "new"):
+        (folder / "prebuilt" / target).mkdir(parents=True)
+    assert best_prebuilt("native") == best_prebuilt("old") == "old"
+    assert best_prebuilt("new") is None
+    monkeypatch.setattr(libraries, "missing_features", lambda _: [])
+    assert best_prebuilt("native") == best_prebuilt("new") == "new"
+    assert best_prebuilt("old") == "old"
+    assert best_prebuilt("other") is None
+    (folder / "prebuilt" / "new").rmdir()
+    assert best_prebuilt("native") == "old"
+
+
+@needs_compiler
+def test_they_find_torchs_openmp_though_they_name_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "libgomp" not in Path("/proc/self/maps").read_text():
+        pytest.skip("torch has another OpenMP than libgomp here")
+    declared = 'extern "C" int omp_get_max_threads();\n'
+    prebuild(folder, "old", declared + 'extern "C" int answer() { return omp_get_max_threads(); }\n')
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert load().by_source["tiny"].answer() == torch.get_num_threads()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.layers.rotary import apply_rotary
+from nanoengine.layers.rotary import RotaryEmbedding, apply_rotary
 from tests.support import angles_at
 
 
@@ -66,3 +67,14 @@ def test_narrow_dtypes_are_rounded_once_at_the_end(dtype: torch.dtype) -> None:
     x, positions = torch.randn(4, 2, 16).to(dtype), torch.tensor([0, 3, 999, 40_000])
     angles = angles_at(positions, 16, 1e6)
     assert torch.equal(apply_rotary(x, angles), apply_rotary(x.float(), angles).to(dtype))
+
+
+def test_nothing_is_computed_before_the_length_is_known() -> None:
+    """Models are built on the meta device to look at their shapes: arithmetic there would import half of torch's compiler."""
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: object, *_: object) -> None:
+            raise AssertionError(f"{operation} is computed")
+
+    with Seen():
+        RotaryEmbedding(128, 1e6, torch.device("meta"))

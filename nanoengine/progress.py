@@ -1,0 +1,23 @@
+"""What start-up is doing while its user waits: a line for each stage, gone when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tqdm import tqdm
+
+
+@contextmanager
+def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool) -> Iterator[Callable[[], object]]:
+    """Show what is being done for as long as it is; what it gives counts one of `total` as done.
+
+    Args:
+        name: of what is done.
+        total: number of its parts; None shows the name alone.
+        unit: what a part is called.
+        shown: False prints nothing.
+    """
+    layout = f"{name} ..." if total is None else None
+    with tqdm(total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not shown) as bar:
+        yield bar.update

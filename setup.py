@@ -1,0 +1,89 @@
+"""Building a wheel: where there is a compiler, it gets the native kernels compiled for a few kinds of CPU, for machines that have
+none. Everything else is in pyproject.toml.
+
+They name neither a C++ library nor an OpenMP: the first is inside them, the second is torch's, found when they are loaded.
+Without a compiler, or if it fails, the wheel is pure, and for all platforms. An installation in place (-e) gets none either.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+KERNELS = Path(__file__).parent / "nanoengine" / "kernels"
+compiler = runpy.run_path(str(KERNELS / "compiler.py"))  # alone: the package around it needs what is not installed yet
+LINK = ("-shared", "-s", "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections")
+
+
+class BuildWithKernels(build_py):
+    """The package, and in a wheel its prebuilt kernels."""
+
+    @property
+    def prebuilt(self) -> Path:
+        return Path(self.build_lib, compiler["PREBUILT"].relative_to(KERNELS.parent.parent))
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        shutil.rmtree(self.prebuilt, ignore_errors=True)  # of an earlier build
+        try:
+            prebuild(self.prebuilt)
+        except (compiler["CannotCompile"], subprocess.CalledProcessError, OSError) as error:
+            shutil.rmtree(self.prebuilt, ignore_errors=True)
+            print(f"warning: a wheel without prebuilt kernels: {error}", file=sys.stderr)
+
+
+class PlatformWheel(bdist_wheel):
+    """For any Python 3; for this platform alone if it holds prebuilt kernels."""
+
+    def run(self) -> None:
+        self.run_command("build")
+        if self.get_finalized_command("build_py").prebuilt.is_dir():
+            self.root_is_pure = False
+            self.distribution.has_ext_modules = lambda: True  # they are not built as such, but lie in the same place
+        super().run()
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+def prebuild(folder: Path) -> None:
+    """Compile every source for every target of this machine into folder/TARGET/NAME.so.
+
+    Raises:
+        CannotCompile, CalledProcessError, OSError: the compiler is missing, of a wrong kind, or fails.
+    """
+    targets = compiler["PREBUILT_TARGETS"].get(platform.machine(), {})
+    if not targets or sys.platform != "linux":
+        return
+    program = compiler["find_compiler"]()
+    if "clang" in subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout:
+        raise compiler["CannotCompile"](f"{program} is clang, whose OpenMP is not torch's: name a GCC in $CXX")
+
+    def build(target: str, source: Path) -> None:
+        compiled, library = (folder / target / f"{source.stem}{ending}" for ending in (".o", ".so"))
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([program, *compiler["flags_for"](target), "-c", str(source), "-o", str(compiled)], check=True)
+        subprocess.run(
+            [program, *LINK, str(compiled), "-o", str(library)], check=True
+        )  # no -fopenmp: it would name one
+        compiled.unlink()
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = [pool.submit(build, target, path) for target in targets for path in compiler["SOURCES"].glob("*.cpp")]
+    for job in jobs:
+        job.result()
+
+
+setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

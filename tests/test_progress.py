@@ -1,0 +1,27 @@
+"""What is shown of start-up."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoengine.progress import stage
+
+
+def test_a_stage_shows_its_name_and_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage("Loading weights", 2, "tensor", shown=True) as advance:
+        assert "Loading weights:   0%" in capsys.readouterr().err
+        advance()
+        advance()
+    left = capsys.readouterr().err
+    assert left.endswith("\r"), "the line is empty again"
+
+
+def test_a_stage_without_parts_is_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage("Compiling kernels", shown=True):
+        assert capsys.readouterr().err.strip() == "Compiling kernels ..."
+
+
+def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+    with stage("Loading weights", 2, shown=False) as advance, stage("Compiling kernels", shown=False):
+        advance()
+    assert capsys.readouterr() == ("", "")

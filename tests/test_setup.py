@@ -1,0 +1,70 @@
+"""Wheels: with prebuilt kernels and for this platform where there is a compiler, pure and for all where there is none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from nanoengine.kernels.compiler import PREBUILT_TARGETS, CannotCompile, find_compiler
+
+pytest.importorskip("setuptools.command.bdist_wheel")
+
+ROOT = Path(__file__).parent.parent
+TARGETS = PREBUILT_TARGETS.get(platform.machine(), {})
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A package that is built as ours is, of one small kernel."""
+    kernels = tmp_path / "nanoengine" / "kernels"
+    (kernels / "cpp").mkdir(parents=True)
+    (kernels / "__init__.py").touch()
+    (tmp_path / "nanoengine" / "__init__.py").touch()
+    shutil.copy(ROOT / "nanoengine" / "kernels" / "compiler.py", kernels)
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nanoengine"\nversion = "1"\n')
+    (kernels / "cpp" / "tiny.cpp").write_text(
+        '#include <omp.h>\nextern "C" int answer() { return omp_get_max_threads(); }\n'
+    )
+    return tmp_path
+
+
+def build_wheel(project: Path, **environment: str) -> tuple[str, list[str]]:
+    """The name of the wheel, and the prebuilt kernels in it."""
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    subprocess.run(command, cwd=project, env=os.environ | environment, capture_output=True, check=True)
+    (wheel,) = (project / "dist").iterdir()
+    return wheel.name, sorted(name for name in ZipFile(wheel).namelist() if "prebuilt" in name)
+
+
+def test_a_wheel_holds_kernels_for_every_target(project: Path) -> None:
+    try:
+        compiler = find_compiler()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    if sys.platform != "linux" or not TARGETS or "clang" in os.path.realpath(compiler):
+        pytest.skip("only wheels for Linux that GCC compiles hold any")
+    name, prebuilt = build_wheel(project)
+    assert name.startswith("nanoengine-1-py3-none-linux_")
+    assert prebuilt == sorted(f"nanoengine/kernels/prebuilt/{target}/tiny.so" for target in TARGETS)
+    library = ZipFile(project / "dist" / name).read(prebuilt[0])
+    assert b"omp_get_max_threads" in library
+    assert b"libgomp" not in library, "torch's may have another name"
+    assert b"libstdc++" not in library
+
+
+@pytest.mark.parametrize("obstacle", ["no compiler", "a failing one"])
+def test_without_a_compiler_it_is_pure(project: Path, obstacle: str) -> None:
+    left = project / "build" / "lib" / "nanoengine" / "kernels" / "prebuilt" / "old" / "tiny.so"
+    left.parent.mkdir(parents=True)
+    left.touch()  # by an earlier build
+    name, prebuilt = build_wheel(project, CXX="/nowhere/c++" if obstacle == "no compiler" else "false")
+    assert name == "nanoengine-1-py3-none-any.whl"
+    assert not prebuilt
