@@ -119,21 +119,32 @@ template <class T> static void gated_linear(const Input<T>& input, const uint32_
     });
 }
 
+// Dword d of a row of a checkpoint's W, or what there is of it.
+template <class T> static uint32_t dword_of(const T* row, size_t d, size_t inputs) {
+    const size_t first = d * Dot<T>::PER_DWORD;
+    uint32_t dword = 0;
+    std::memcpy(&dword, row + first, std::min<size_t>(Dot<T>::PER_DWORD, inputs - first) * sizeof(T));
+    return dword;
+}
+
 template <class T> static void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
-    const size_t depth = depth_of<T>(inputs);
+    const size_t depth = depth_of<T>(inputs), whole = inputs / Dot<T>::PER_DWORD / LINE * LINE;
 #pragma omp parallel for schedule(static)
     for (size_t group = first / GROUP; group < round_up(first + rows, GROUP) / GROUP; group++) {
         const size_t from = std::max<size_t>(first, group * GROUP), to = std::min<size_t>(first + rows, (group + 1) * GROUP);
-        for (size_t start = 0; start < depth; start += LINE)
-            for (size_t output = from; output < to; output++) {
-                const T* row = weight + (output - first) * inputs;
-                for (size_t d = start; d < std::min(start + LINE, depth); d++) {
-                    const size_t i = d * Dot<T>::PER_DWORD;
-                    uint32_t dword = 0;
-                    std::memcpy(&dword, row + i, i + Dot<T>::PER_DWORD <= inputs ? 4 : sizeof(T));
-                    packed[place(output, d, depth)] = dword;
-                }
+        size_t d = 0;
+        if (to - from == GROUP)  // squares of known size: they are turned in the first-level cache
+            for (; d < whole; d += LINE) {
+                uint32_t square[GROUP][LINE];
+                for (size_t i = 0; i < GROUP; i++)
+                    std::memcpy(square[i], weight + (from - first + i) * inputs + d * Dot<T>::PER_DWORD, sizeof(square[i]));
+                uint32_t* turned = packed + place(from, d, depth);
+                for (size_t k = 0; k < LINE; k++)
+                    for (size_t i = 0; i < GROUP; i++) turned[k * PANEL + i] = square[i][k];
             }
+        for (; d < depth; d++)
+            for (size_t output = from; output < to; output++)
+                packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
     }
 }
 
