@@ -5,6 +5,7 @@
 #include "norm.h"
 #include "product.h"
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 constexpr size_t PANEL = COLUMNS;
@@ -49,15 +50,15 @@ template <class T> struct Input {
     size_t rows, inputs;
 };
 
-// Up to ROW_BLOCK rows of an input as factors: [chunk of the inputs][row][A_STRIDE].
+// Some rows of an input as factors: [chunk of the inputs][row][A_STRIDE].
 template <class T> struct Block {
     static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
     using Factor = typename Dot<T>::Factor;
 
-    size_t inputs, depth = depth_of<T>(inputs);
-    std::vector<uint32_t> words = std::vector<uint32_t>(round_up(depth, CHUNK) / CHUNK * ROW_BLOCK * A_STRIDE);
+    size_t inputs, rows, depth = depth_of<T>(inputs);
+    std::unique_ptr<uint32_t[]> words{new uint32_t[round_up(depth, CHUNK) / CHUNK * rows * A_STRIDE]};  // unset
 
-    Factor* at(size_t row, size_t d) { return reinterpret_cast<Factor*>(words.data() + (d / CHUNK * ROW_BLOCK + row) * A_STRIDE); }
+    Factor* at(size_t row, size_t d) { return reinterpret_cast<Factor*>(words.get() + (d / CHUNK * rows + row) * A_STRIDE); }
 
     // Row `from` of the input becomes this block's row `to`.
     void take(const Input<T>& input, size_t from, size_t to) {
@@ -73,21 +74,21 @@ template <class T> struct Block {
         }
     }
 
-    // sums[row][0..PANEL) of the block's first `rows` rows and the outputs of a panel.
-    void multiply(size_t rows, const uint32_t* panel, float (*sums)[PANEL]) {
+    // sums[row][0..PANEL) of the first `count` rows and the outputs of a panel.
+    void multiply(size_t count, const uint32_t* panel, float (*sums)[PANEL]) {
         for (size_t d = 0; d < depth; d += CHUNK)
-            product<T>((int)rows, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0, true);
+            product<T>((int)count, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0, true);
     }
 };
 
 // For each panel and block of rows: use(column, block, first row, number of rows).
 template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
-    const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK;  // of about as many rows each
-    Block<T> blocks[] = {{input.inputs}, {block_count > 1 ? input.inputs : 0}};  // one is filled while the other may still be read
+    const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
+    Block<T> blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled while the other is read
 #pragma omp parallel
     for (size_t i = 0; i < block_count; i++) {
         Block<T>& block = blocks[i % 2];
-        const size_t first = input.rows * i / block_count, count = input.rows * (i + 1) / block_count - first;
+        const size_t first = input.rows * i / block_count, count = input.rows * (i + 1) / block_count - first;  // about as many each
 #pragma omp for schedule(static)
         for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
 #pragma omp for schedule(static) nowait
