@@ -53,7 +53,10 @@ def main(arguments: list[str]) -> int:
         hold_to_cpu(rest)
         module = importlib.import_module(f"benchmarks.{mode}")  # each imports what it needs: some need no torch
         parser = argparse.ArgumentParser(
-            f"bench.py {mode}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            f"bench.py {mode}",
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,  # hold_to_cpu knows whole names only
         )
         module.add_arguments(parser)
         if mode != "compare":

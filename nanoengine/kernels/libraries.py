@@ -25,6 +25,7 @@ from nanoengine.kernels.compiler import (
 from nanoengine.kernels.target import VARIABLE, check_target, missing_features, wanted_target
 
 MAPPED_FILES = Path("/proc/self/maps")
+OPENMP = re.compile(r"/lib(gomp|iomp5|omp)(-[0-9a-f]+)?\.so[.\d]*$")
 
 
 class Libraries(NamedTuple):
@@ -87,24 +88,22 @@ def _compiled(target: str) -> Libraries:
 
 
 def _prebuilt(target: str, reason: str) -> Libraries:
-    _show_openmp()
     try:
-        libraries = _load({path.stem: path for path in (PREBUILT / target).glob("*.so")})
+        _show_openmp()
+        libraries = _load({source.stem: PREBUILT / target / f"{source.stem}.so" for source in SOURCES.glob("*.cpp")})
     except CannotCompile as error:
         raise CannotCompile(f"{reason}, and {error}") from error
     return Libraries(libraries, f"prebuilt for {target}: {reason}")
 
 
-def _load(paths: dict[str, Path]) -> dict[str, ctypes.CDLL]:
+def _load(paths: dict[str, Path], mode: int = ctypes.DEFAULT_MODE) -> dict[str, ctypes.CDLL]:
     try:
-        return {name: ctypes.CDLL(str(path)) for name, path in paths.items()}
+        return {name: ctypes.CDLL(str(path), mode) for name, path in paths.items()}
     except OSError as error:
-        raise CannotCompile(f"a library of kernels cannot be loaded: {error}") from error
+        raise CannotCompile(f"a library cannot be loaded: {error}") from error
 
 
 def _show_openmp() -> None:
     """Let libraries that name no OpenMP find the one that torch has loaded, under whatever name it came with torch."""
     paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in MAPPED_FILES.read_text().splitlines())
-    for path in paths:
-        if re.search(r"/lib(gomp|iomp|omp)[^/]*$", path):
-            ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    _load({path: Path(path) for path in paths if OPENMP.search(path)}, ctypes.RTLD_GLOBAL)

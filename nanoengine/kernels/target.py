@@ -35,6 +35,9 @@ ARM = {
     "COMPLEX": "fcma",
     "MATMUL_INT8": "i8mm",
     "BF16": "bf16",
+    "BF16_VECTOR_ARITHMETIC": "bf16",
+    "SHA3": "sha3",
+    "MOPS": "mops",
     "SVE": "sve",
     "SVE2": "sve2",
 }

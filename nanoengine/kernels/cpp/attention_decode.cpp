@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 #include "kv_tiles.h"
 
@@ -30,7 +31,7 @@ struct Part {
 // scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
 template <class T, int H, int TILES>
 static NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* const* tiles, const uint32_t* const* next, float scale,
-                  float* scores) {
+                           float* scores) {
     constexpr int W = TILES * LEAST_WIDTH;
     Floats sums[H][W] = {};
     for (size_t d = 0; d < depth; d++) {
@@ -43,9 +44,11 @@ static NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* cons
         for (int w = 0; w < W; w++) store(scores + h * PART + w * LANES, sums[h][w] * scale);
 }
 
-// W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be NaN.
+// W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be
+// NaN.
 template <class T, int H, int W>
-static NOINLINE void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens, float* out) {
+static NOINLINE void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens,
+                                float* out) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     for (size_t d = 0; d < head_dim; d += W * LANES) {
         Floats sums[H][W];
@@ -139,14 +142,15 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
             for (size_t first = 0; first < length; first += PART)
                 parts.push_back({sequence, head, first, std::min(length, first + PART), start});
         }
-    std::vector<float> sums(parts.size() * group * dim), most(parts.size() * group), totals(parts.size() * group);
+    const std::unique_ptr<float[]> sums(new float[parts.size() * group * dim]);  // unset
+    std::vector<float> most(parts.size() * group), totals(parts.size() * group);
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < parts.size(); i++) {
             const Part& part = parts[i];
             attend(q + (part.sequence * q_heads + part.head * group) * dim, k_cache, v_cache,
-                   block_tables + part.sequence * table_stride, part, group, kv, scale, sums.data() + i * group * dim,
+                   block_tables + part.sequence * table_stride, part, group, kv, scale, sums.get() + i * group * dim,
                    most.data() + i * group, totals.data() + i * group);
         }
 #pragma omp for schedule(static)
@@ -166,7 +170,7 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
                 for (size_t d = 0; d < dim; d += LANES) {
                     Floats all{};
                     for (size_t p = i; p < end; p++)
-                        all += most[p * group + h] * load<Floats>(sums.data() + (p * group + h) * dim + d);
+                        all += most[p * group + h] * load<Floats>(sums.get() + (p * group + h) * dim + d);
                     store_floats(to + d, all / total);
                 }
             }

@@ -17,22 +17,17 @@ struct Work {
     size_t sequence, head, first, last;  // queries [first, last) of the sequence's new tokens
 };
 
-// A matrix of factors in the rows that `product` takes.
-template <class T> struct Factors {
-    using Factor = typename Dot<T>::Factor;
-    std::vector<uint32_t> words;
+static_assert(CHUNK <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors is at most one word for each token or dimension");
 
-    explicit Factors(size_t rows) : words(rows * A_STRIDE) {}
-    Factor* row(size_t i) { return reinterpret_cast<Factor*>(words.data() + i * A_STRIDE); }
-};
-
+// What one piece of work needs, unset.
 template <class T> struct Scratch {
     Factors<T> queries, weights;
-    std::vector<T> values;
-    std::vector<float> scores, sums, most, totals;
+    std::unique_ptr<T[]> values;
+    std::unique_ptr<float[]> scores, sums, most, totals;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows), weights(rows), values(CHUNK * dim), scores(rows * CHUNK), sums(rows * dim), most(rows), totals(rows) {}
+        : queries(rows), weights(rows), values(new T[CHUNK * dim]), scores(new float[rows * CHUNK]), sums(new float[rows * dim]),
+          most(new float[rows]), totals(new float[rows]) {}
 };
 
 template <class T> static const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
@@ -74,9 +69,9 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     for (size_t row = 0; row < rows; row++)
         copy_factors<T>(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
                         scratch.queries.row(row));
-    std::fill_n(scratch.sums.data(), rows * dim, 0.0f);
-    std::fill_n(scratch.totals.data(), rows, 0.0f);
-    std::fill_n(scratch.most.data(), rows, -std::numeric_limits<float>::infinity());
+    std::fill_n(scratch.sums.get(), rows * dim, 0.0f);
+    std::fill_n(scratch.totals.get(), rows, 0.0f);
+    std::fill_n(scratch.most.get(), rows, -std::numeric_limits<float>::infinity());
 
     for (size_t start = 0; start < end; start += CHUNK) {
         const size_t tokens = std::min(CHUNK, end - start), tiles = (tokens + TILE - 1) / TILE;
@@ -87,7 +82,8 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
             Columns keys;
             for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
-            product<T>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.data() + i * TILE, CHUNK, false, false);
+            product<T, FROM_CACHE>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.get() + i * TILE, CHUNK,
+                                   false);
         }
         for (size_t row = 0; row < rows; row++) {
             const size_t sees = history + work.first + row / group + 1;  // tokens of the sequence
@@ -95,20 +91,20 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
                 std::fill_n(scratch.weights.row(row), count, typename Dot<T>::Factor{});
                 continue;
             }
-            softmax_row(scratch.scores.data() + row * CHUNK, std::min(sees - start, tokens), count, scale, scratch.weights.row(row),
-                        scratch.most[row], scratch.totals[row], scratch.sums.data() + row * dim, dim);
+            softmax_row(scratch.scores.get() + row * CHUNK, std::min(sees - start, tokens), count, scale, scratch.weights.row(row),
+                        scratch.most[row], scratch.totals[row], scratch.sums.get() + row * dim, dim);
         }
         // Values in one piece, zero where nothing was written: a weight of 0 does not make up for NaN.
-        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.data() + i * TILE * dim);
+        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.get() + i * TILE * dim);
         for (size_t t = tokens; t < count; t++)
             for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
         for (size_t d = 0; d < dim; d += COLUMNS)
-            product<T>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.data()) + d), dim, count / n,
-                       scratch.sums.data() + d, dim, true, false);
+            product<T, FROM_CACHE>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.get()) + d), dim, count / n,
+                                   scratch.sums.get() + d, dim, true);
     }
     for (size_t row = 0; row < rows; row++) {
         T* to = out + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim;
-        const float* sums = scratch.sums.data() + row * dim;
+        const float* sums = scratch.sums.get() + row * dim;
         for (size_t d = 0; d < dim; d += LANES) store_floats(to + d, load<Floats>(sums + d) / scratch.totals[row]);
     }
 }
@@ -126,7 +122,9 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
                 works.push_back({sequence, head, first, std::min(count, first + queries)});
     }
     // The longest first: the last ones to be taken should be short.
-    auto sees = [&](const Work& work) { return seq_lens[work.sequence] - query_start[work.sequence + 1] + query_start[work.sequence] + work.last; };
+    auto sees = [&](const Work& work) {
+        return seq_lens[work.sequence] - query_start[work.sequence + 1] + query_start[work.sequence] + work.last;
+    };
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
 #pragma omp parallel
     {

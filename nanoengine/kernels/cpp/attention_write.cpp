@@ -6,7 +6,8 @@
 
 // x / rms(x) * weight, then the rotation of the pairs (x[i], x[i + head_dim / 2]) by the token's angles; what is null is left out.
 template <class T>
-static void norm_and_rotate(const T* x, const T* weight, float eps, const float* cosine, const float* sine, size_t head_dim, T* out) {
+static void norm_and_rotate(const T* x, const T* weight, float eps, const float* cosine, const float* sine, size_t head_dim,
+                            T* out) {
     if (!weight && !cosine) {
         std::copy_n(x, head_dim, out);
         return;
@@ -74,8 +75,8 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_wei
     }
 }
 
-// q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null: q_weight and
-// k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads
+// q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null: q_weight
+// and k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads
 // is 0.
 extern "C" void attention_write(int dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
                                 size_t v_stride, const void* q_weight, const void* k_weight, float eps, const float* cosines,

@@ -5,7 +5,6 @@
 #include "norm.h"
 #include "product.h"
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 constexpr size_t PANEL = COLUMNS;
@@ -34,7 +33,7 @@ static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t col
             for (int v = 0; v < WIDE; v++) store_floats(out + m * stride + v * LANES, value(m, v));
         return;
     }
-    std::vector<Out> row(PANEL);
+    std::vector<Out> row(PANEL);  // not an array: a test demands that loops leave no vector on the stack
     for (size_t m = 0; m < count; m++) {
         for (int v = 0; v < WIDE; v++) store_floats(row.data() + v * LANES, value(m, v));
         std::copy_n(row.data(), columns, out + m * stride);
@@ -50,22 +49,24 @@ template <class T> struct Input {
     size_t rows, inputs;
 };
 
-// Some rows of an input as factors: [chunk of the inputs][row][A_STRIDE].
+// Some rows of an input as factors: [chunk of the inputs][row].
 template <class T> struct Block {
     static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
-    using Factor = typename Dot<T>::Factor;
 
     size_t inputs, rows, depth = depth_of<T>(inputs);
-    std::unique_ptr<uint32_t[]> words{new uint32_t[round_up(depth, CHUNK) / CHUNK * rows * A_STRIDE]};  // unset
+    Factors<T> factors{round_up(depth, CHUNK) / CHUNK * rows};
 
-    Factor* at(size_t row, size_t d) { return reinterpret_cast<Factor*>(words.get() + (d / CHUNK * rows + row) * A_STRIDE); }
+    auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
 
     // Row `from` of the input becomes this block's row `to`.
     void take(const Input<T>& input, size_t from, size_t to) {
         const T* x = input.x + from * inputs;
-        T* residual = input.residual ? input.residual + from * inputs : nullptr;
-        const float scale = input.norm ? inverse_rms(x, residual, inputs, input.eps) : 1.0f;
-        if (residual) x = residual;
+        float scale = 1.0f;
+        if (input.norm) {
+            T* residual = input.residual ? input.residual + from * inputs : nullptr;
+            scale = inverse_rms(x, residual, inputs, input.eps);
+            if (residual) x = residual;
+        }
         for (size_t d = 0; d < depth; d += CHUNK) {
             const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
             if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
@@ -77,18 +78,20 @@ template <class T> struct Block {
     // sums[row][0..PANEL) of the first `count` rows and the outputs of a panel.
     void multiply(size_t count, const uint32_t* panel, float (*sums)[PANEL]) {
         for (size_t d = 0; d < depth; d += CHUNK)
-            product<T>((int)count, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0], PANEL, d > 0, true);
+            product<T, FROM_MEMORY>((int)count, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
+                                    PANEL, d > 0);
     }
 };
 
 // For each panel and block of rows: use(column, block, first row, number of rows).
 template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
     const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
-    Block<T> blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled while the other is read
+    Block<T> blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
 #pragma omp parallel
     for (size_t i = 0; i < block_count; i++) {
         Block<T>& block = blocks[i % 2];
-        const size_t first = input.rows * i / block_count, count = input.rows * (i + 1) / block_count - first;  // about as many each
+        const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
+        const size_t count = input.rows * (i + 1) / block_count - first;
 #pragma omp for schedule(static)
         for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
 #pragma omp for schedule(static) nowait
@@ -100,7 +103,7 @@ template <class T, class Out>
 static void linear(const Input<T>& input, const uint32_t* packed, const T* bias, Out* out, size_t outputs) {
     for_panels(input, outputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
         const size_t columns = std::min(PANEL, outputs - column);
-        float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
+        alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
         for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
         block.multiply(count, packed + column * block.depth, sums);
         store_panel(out + first * outputs + column, outputs, count, columns,
@@ -111,7 +114,7 @@ static void linear(const Input<T>& input, const uint32_t* packed, const T* bias,
 // The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
 template <class T> static void gated_linear(const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
     for_panels(input, size, [&](size_t column, Block<T>& block, size_t first, size_t count) {
-        float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
         block.multiply(count, packed + column * block.depth, gates);
         block.multiply(count, packed + (size + column) * block.depth, ups);
         store_panel(out + first * size + column, size, count, PANEL, [&](size_t m, int v) {
@@ -174,7 +177,7 @@ void pack(int dtype, const void* weight, uint32_t* packed, size_t first, size_t 
 }
 
 // out [rows][outputs] = x [rows][inputs] W^T + bias. Null: bias, if there is none; norm [inputs], or else x is first replaced as by
-// rms_norm, with its residual.
+// rms_norm, with its residual, which needs a norm.
 void linear(int dtype, int out_dtype, const void* x, void* residual, const void* norm, float eps, const uint32_t* packed,
             const void* bias, void* out, size_t rows, size_t outputs, size_t inputs) {
     if (dtype == FLOAT32)

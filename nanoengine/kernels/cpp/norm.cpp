@@ -12,7 +12,8 @@ static void norm(const T* x, T* residual, const T* weight, T* out, size_t rows, 
 }
 
 // out = norm(x) * weight; with a residual (else null): residual += x, out = norm(residual) * weight. All [rows][size].
-extern "C" void rms_norm(int dtype, const void* x, void* residual, const void* weight, void* out, size_t rows, size_t size, float eps) {
+extern "C" void rms_norm(int dtype, const void* x, void* residual, const void* weight, void* out, size_t rows, size_t size,
+                         float eps) {
     if (dtype == FLOAT32) norm((const f32*)x, (f32*)residual, (const f32*)weight, (f32*)out, rows, size, eps);
     else norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, size, eps);
 }

@@ -156,8 +156,8 @@ template <> struct Dot<bf16> {
 };
 #endif
 
-// sums[m] += row * the factors at a + m * stride, for one row of b. Fewer of its vectors than rows of sums: they stay in registers, and
-// the factors come and go; otherwise the other way round.
+// sums[m] += row * the factors at a + m * stride, for one row of b. If its vectors are fewer than the rows of sums, they stay in
+// registers, and the factors come and go; otherwise the other way round.
 template <class T, int M, int V>
 static INLINE void add_products(Floats (&sums)[M][V], const uint32_t* a, size_t stride, auto row) {
     constexpr int STEPS = Dot<T>::STEPS;
