@@ -35,6 +35,7 @@ def choose(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
     monkeypatch.setattr(native_operations, "load_libraries", libraries.load_libraries.__wrapped__)
     operations, c_functions = native_operations.operations.__wrapped__, native_operations.c_functions.__wrapped__
     monkeypatch.setattr(native_operations, "c_functions", c_functions)
@@ -170,7 +171,7 @@ print(json.dumps([output.outputs[0].token_ids for output in outputs]))
 
 def start(tmp_path: Path, cxx: str) -> tuple[list[list[int]], str]:
     """An engine in a process of its own, with an empty cache of kernels: its tokens, and what it logs."""
-    environment = os.environ | {"CXX": cxx, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = os.environ | {"CXX": cxx, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NANOENGINE_CPU": "native"}
     command = [sys.executable, "-c", PROGRAM, json.dumps(PROMPTS)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
