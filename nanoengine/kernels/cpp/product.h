@@ -51,8 +51,9 @@ INLINE Columns columns_at(const uint32_t* b) {
     return columns;
 }
 
-// How many calls multiply with the same B, if it comes from memory. How it is best asked for differs (measured): a single call takes
-// less time than B takes to come, and wants lines under way at two distances; two calls fill the second-level cache, more the first.
+// How many calls multiply with the same B, if it comes from memory. How it is best asked for differs (measured): a single call asks
+// for it a little ahead, and if it has many rows, which leave few lines under way, further ahead too: for few rows that is slower. Two
+// calls fill the second-level cache, more the first.
 enum Calls { CACHED, ONE, TWO, MANY };
 
 // Memory that is asked for ahead of time: the line at `at` first, then `step` bytes on with every row of B.
@@ -77,7 +78,7 @@ static void multiply(const uint32_t* a, Columns b, size_t b_stride, size_t depth
                 if (v == 0) __builtin_prefetch(line);
             } else if (CALLS != CACHED && v * LANES % GROUP == 0) {
                 __builtin_prefetch(line, 0, CALLS == TWO ? 2 : 3);
-                if constexpr (CALLS == ONE) __builtin_prefetch(line + FAR - NEAR, 0, 2);
+                if constexpr (CALLS == ONE && M >= ROWS * 2 / 3) __builtin_prefetch(line + FAR - NEAR, 0, 2);
             }
             return load<Dwords>(b.vector(v) + d * b_stride);
         });
