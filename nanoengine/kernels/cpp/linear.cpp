@@ -87,13 +87,16 @@ template <class T> struct Block {
 template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
     const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
     Block<T> blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
+    if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
 #pragma omp parallel
     for (size_t i = 0; i < block_count; i++) {
         Block<T>& block = blocks[i % 2];
         const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
         const size_t count = input.rows * (i + 1) / block_count - first;
+        if (input.rows > 1) {
 #pragma omp for schedule(static)
-        for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
+            for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
+        }
 #pragma omp for schedule(static) nowait
         for (size_t column = 0; column < outputs; column += PANEL) use(column, block, first, count);
     }
