@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.workload import Workload
-from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import StepPlan
+from nanoengine.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,11 @@ from benchmarks.random_weights import SHAPES, random_checkpoint
 from benchmarks.report import Report
 from benchmarks.workload import Workload, random_tokens
 from nanoengine import LLM
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.config import EngineConfig
 from nanoengine.engine.scheduler import Scheduler
-from nanoengine.models.loader import find_model, read_json
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.loader import find_model
+from nanoengine.models.safetensors_folder import read_json
 from nanoengine.runner.model_runner import ModelRunner
 
 
@@ -101,7 +103,7 @@ def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) 
     if args.random_weights:
         most = SHAPES[args.random_weights]["max_position_embeddings"]
     else:
-        most = ModelConfig.from_hf(read_json(find_model(model), "config.json")).max_position_embeddings
+        most = read_model_config(read_json(find_model(model), "config.json")).max_position_embeddings
     check_lengths(longest, config.max_model_len or most, "max_model_len")
     if args.random_weights:
         options.setdefault("tokenizer", "demo")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import Executor, ExecutorInfo
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.disk_tier import DiskTier
@@ -18,6 +18,8 @@ from nanoengine.engine.metrics import EngineStats
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
 from nanoengine.tokenizer import HFTokenizer
 
 ExecutorFactory = Callable[[EngineConfig, ModelConfig, Path, bool], Executor]
@@ -47,11 +49,13 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
             say takes time or memory before it was compared with the headers of its weights.
     """
     # torch is needed from here on, and not before: `import nanoengine` takes no time.
-    from nanoengine.models.loader import WEIGHT_FILES, check_weights, find_model, read_json
+    from nanoengine.models.loader import WEIGHT_FILES, check_weights, find_model, open_checkpoint
+    from nanoengine.models.safetensors_folder import read_json
 
     folder = find_model(config.model)
     hf_config = read_json(folder, "config.json")
-    model_config = ModelConfig.from_hf(hf_config)
+    model_config = read_model_config(hf_config)
+    _check_windows(config, model_config)
     generation = (
         read_json(folder, "generation_config.json") if os.path.lexists(folder / "generation_config.json") else {}
     )
@@ -63,7 +67,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         tokenizer.eos_token_id,
     )
     folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
-    check_weights(model_config, folder)
+    check_weights(model_config, open_checkpoint(folder))
     runner = (executor or _executor_in_this_process)(config, model_config, folder, use_tqdm)
     try:
         stats = EngineStats()
@@ -81,6 +85,16 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         runner.close()
         raise
     return Built(engine, model_config, tokenizer)
+
+
+def _check_windows(config: EngineConfig, model: ModelConfig) -> None:
+    """Layers with a window are computed as if they had none: right for sequences that the window covers, and for no others."""
+    length, window = config.max_model_len or model.max_position_embeddings, model.narrowest_window
+    if window is not None and window < length:
+        raise UnsupportedModel(
+            f"sliding_window is {window}, and max_model_len {length}: narrower windows are not computed; "
+            f"set max_model_len to {window} or less"
+        )
 
 
 def _executor_in_this_process(

@@ -1,19 +1,17 @@
-"""EngineConfig: what the user chooses. ModelConfig: what the model is, read from its config.json in this one place."""
+"""EngineConfig: what the user chooses."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nanoengine.errors import InvalidConfig, UnknownOption, UnsupportedModel, shown
+from nanoengine.errors import InvalidConfig, UnknownOption, shown
 
 DTYPES = ("float32", "bfloat16", "float16")
-ARCHITECTURES = ("Qwen3ForCausalLM",)
 SCHEDULING_POLICIES = ("prefill_first", "mixed")
 
 MAX_INT32 = 2**31 - 1
@@ -170,129 +168,6 @@ class EngineConfig:
     def uses_lower_tiers(self) -> bool:
         """Whether blocks may go to host memory or disk."""
         return bool(self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The shape of a model, in one spelling, whichever way its config.json says it."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    dtype: str
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Read the content of a Hugging Face config.json (schemas of transformers 4 and 5).
-
-        Raises:
-            UnsupportedModel: an architecture, rope type or feature that the engine does not compute, or a missing key.
-        """
-        architectures = config.get("architectures")
-        names = architectures if isinstance(architectures, list) else []
-        architecture = next((name for name in names if name in ARCHITECTURES), None)
-        if architecture is None:
-            raise UnsupportedModel(
-                f"architectures is {shown(architectures)}: it must be a list, and supported are {', '.join(ARCHITECTURES)}"
-            )
-        for key, supported in (("use_sliding_window", False), ("quantization_config", None), ("hidden_act", "silu")):
-            if config.get(key, supported) not in (supported, None):
-                raise UnsupportedModel(f"{key} is {shown(config[key])}: only {supported!r} is supported")
-
-        stated = config.get("dtype") or config.get("torch_dtype") or "float32"
-        dtype = stated.removeprefix("torch.") if isinstance(stated, str) else None
-        if dtype not in DTYPES:
-            raise UnsupportedModel(f"the checkpoint's dtype is {shown(stated)}: supported are {', '.join(DTYPES)}")
-
-        self = cls(
-            architecture=architecture,
-            vocab_size=_required(config, "vocab_size"),
-            hidden_size=_required(config, "hidden_size"),
-            intermediate_size=_required(config, "intermediate_size"),
-            num_layers=_required(config, "num_hidden_layers", MAX_LAYERS),
-            num_heads=_required(config, "num_attention_heads"),
-            num_kv_heads=_required(config, "num_key_value_heads"),
-            head_dim=_required(config, "head_dim")
-            if config.get("head_dim") is not None
-            else 128,  # Qwen3's own default
-            max_position_embeddings=_required(config, "max_position_embeddings", MAX_POSITIONS),
-            rms_norm_eps=_positive_number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
-            rope_theta=_rope_theta(config),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            attention_bias=bool(config.get("attention_bias", False)),
-            dtype=dtype,
-        )
-        if self.num_heads % self.num_kv_heads:
-            raise UnsupportedModel(
-                f"num_attention_heads is {self.num_heads}: it must be a multiple of num_key_value_heads ({self.num_kv_heads})"
-            )
-        if self.head_dim % 2:
-            raise UnsupportedModel(f"head_dim is {self.head_dim}: rotary embeddings need an even one")
-        if (total := self.num_parameters()) > MAX_PARAMETERS:
-            raise UnsupportedModel(
-                f"the sizes in the model's config.json make {total} weights: they must be at most {MAX_PARAMETERS}"
-            )
-        return self
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V that one token takes in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
-
-    def num_parameters(self) -> int:
-        """Number of weights, from the shapes alone."""
-        heads = self.num_heads + 2 * self.num_kv_heads
-        attention = (heads + self.num_heads) * self.head_dim * self.hidden_size + 2 * self.head_dim
-        if self.attention_bias:
-            attention += heads * self.head_dim + self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_layers * layer + self.hidden_size
-
-
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """The base of the rotary angles: transformers 5 nests it in `rope_parameters`, transformers 4 keeps it on top."""
-    key = (
-        "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    )  # the one instead of the other, as transformers
-    rope = config.get(key) or {}
-    if not isinstance(rope, Mapping):
-        raise UnsupportedModel(f"{key} is {shown(rope)}: it must be a table with rope_type and rope_theta")
-    if any(isinstance(value, Mapping) for value in rope.values()):
-        raise UnsupportedModel(f"{key} has a table for each of {shown(list(rope))}: one for all layers is supported")
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type != "default":
-        raise UnsupportedModel(f"rope_type is {shown(rope_type)}: supported is 'default'")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel(
-            f"partial_rotary_factor is {shown(rope['partial_rotary_factor'])}: only 1.0 is supported"
-        )
-    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    return _positive_number("rope_theta", theta)
-
-
-def _positive_number(key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-        raise UnsupportedModel(f"{key} is {shown(value)} in the model's config.json: it must be a positive number")
-    return float(value)
-
-
-def _required(config: Mapping[str, Any], key: str, most: int = MAX_INT32) -> int:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"{key} is {shown(value)} in the model's config.json: it must be a positive integer")
-    if value > most:
-        raise UnsupportedModel(f"{key} is {shown(value)} in the model's config.json: it must be at most {most}")
-    return value
 
 
 def _count(name: str, value: object, most: int) -> None:

@@ -14,9 +14,9 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.config import ModelConfig
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
 from nanoengine.layers.rotary import Angles, RotaryEmbedding
+from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -47,13 +47,21 @@ QWEN3_06B = ModelConfig(
     head_dim=128,
     max_position_embeddings=40960,
     rms_norm_eps=1e-6,
-    rope_theta=1e6,
     tie_word_embeddings=True,
-    attention_bias=False,
     dtype="bfloat16",
+    layers=(LayerConfig(rope=RopeConfig(theta=1e6, rotary_dim=128)),),
+    qk_norm="head",
 )
 TOY = replace(
-    QWEN3_06B, vocab_size=10, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=4
+    QWEN3_06B,
+    vocab_size=10,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=4,
+    layers=(LayerConfig(rope=RopeConfig(theta=1e6, rotary_dim=4)),),
 )
 
 
@@ -63,7 +71,11 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
     options = TINY | overrides
     rope_theta = options.pop("rope_theta")
     config = Qwen3Config(**options, rope_parameters={"rope_type": "default", "rope_theta": rope_theta}, dtype="float32")
-    model = Qwen3ForCausalLM(config).eval()
+    return save_random(Qwen3ForCausalLM(config).eval(), folder, max_shard_size)
+
+
+def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
+    """A model of transformers with weights large enough that every token has its own logits, and a byte-level tokenizer."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -79,7 +91,7 @@ def tiny_checkpoint(folder: Path, seed: int = 0, *, max_shard_size: str = "5GB",
 
 def angles_at(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:
     """By which heads are rotated at these positions."""
-    rotary = RotaryEmbedding(head_dim, theta, positions.device)
+    rotary = RotaryEmbedding(head_dim, RopeConfig(theta=theta, rotary_dim=head_dim), positions.device)
     rotary.prepare(int(positions.max()) + 1 if len(positions) else 0)
     return rotary(positions)
 

@@ -14,9 +14,10 @@ import pytest
 
 from nanoengine import LLM
 from nanoengine.builder import Built, build_engine
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
+from nanoengine.model_config import ModelConfig
 from nanoengine.models.loader import DEMO
 from nanoengine.runner import placement
 

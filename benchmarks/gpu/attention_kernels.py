@@ -73,7 +73,9 @@ def rotate_and_write(bench: Bench) -> None:
     """The norms and rotations of q and k, and the write of k and v."""
     model = bench.model
     norms = [_norm(bench, model.head_dim) for _ in range(2)]
-    rotary = RotaryEmbedding(model.head_dim, model.rope_theta, bench.device)
+    rope = model.layer(0).rope
+    assert rope is not None
+    rotary = RotaryEmbedding(model.head_dim, rope, bench.device)
     rotary.prepare(max(bench.args.rows))
     with memory_for(bench, tokens_in_blocks(bench, [2 * max(bench.args.rows)])) as memory:
         for backend in backends(bench):

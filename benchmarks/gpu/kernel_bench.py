@@ -18,8 +18,8 @@ from benchmarks.gpu.clock import Clock, Rates
 from benchmarks.report import Report
 from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.interface import Kernels
+from nanoengine.model_config import ModelConfig
 
 
 @dataclass

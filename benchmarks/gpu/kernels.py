@@ -29,8 +29,8 @@ from benchmarks.gpu.row_kernels import placing, products, products_of_few_rows, 
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.interface import choose_kernels
+from nanoengine.models.architectures import read_model_config
 
 PARTS: dict[str, Callable[[Bench], None]] = {
     "decode": decode_attention,
@@ -66,7 +66,7 @@ def new_bench(args: argparse.Namespace, report: Report) -> Bench:
     clock = Clock(device, args.repeat)
     rates = measure_rates(clock, dtype)
     report.add({"kernel": "(device)"}, rates.figures)
-    model = ModelConfig.from_hf(SHAPES[args.shape] | {"dtype": args.dtype})
+    model = read_model_config(SHAPES[args.shape] | {"dtype": args.dtype})
     kernels = choose_kernels("auto" if device.type == "cuda" else "torch", device, dtype)
     return Bench(args, report, device, dtype, model, kernels, clock, rates)
 

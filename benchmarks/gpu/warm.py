@@ -24,9 +24,10 @@ from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.triton import TritonAttention
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
 
 BLOCK_SIZE = 16
 FEW, MANY = 1, 9
@@ -142,7 +143,7 @@ class Works:
 def run(name: str, shape: str, device: str, dtype: str) -> str:
     """Do one of the works; returns what went wrong, or nothing."""
     try:
-        model = ModelConfig.from_hf(SHAPES[shape] | {"dtype": dtype})
+        model = read_model_config(SHAPES[shape] | {"dtype": dtype})
         work: Callable[[], None] = getattr(Works(model, torch.device(device), getattr(torch, dtype)), name)
         work()
         if device == "cuda":

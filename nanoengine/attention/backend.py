@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
+from nanoengine.model_config import ModelConfig
 
 KVLayer = tuple[Tensor, Tensor]
 """K and V of one layer, each of the shape that the backend asked for."""

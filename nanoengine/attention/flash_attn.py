@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.nhd_layout import NHDLayout, capability, key_starts, why_not_nhd, why_not_pages
-from nanoengine.config import ModelConfig
+from nanoengine.model_config import ModelConfig
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
 """The module of each version of the package; they can be installed side by side. Best first."""

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.native_operations import operations, why_not
+from nanoengine.model_config import ModelConfig
 
 TILE = 16
 """Tokens in a tile of K or V."""

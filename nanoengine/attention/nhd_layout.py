@@ -12,8 +12,8 @@ from torch import Tensor
 from nanoengine.attention.backend import RotateAndWrite, Runs
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not as why_not_triton
+from nanoengine.model_config import ModelConfig
 
 MAX_HEAD_DIM = 256
 

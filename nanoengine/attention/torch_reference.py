@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.config import ModelConfig
+from nanoengine.model_config import ModelConfig
 
 MAX_SCORES = 1 << 24
 """Most scores per head that a prefill computes at once: it bounds memory, however long the history."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.nhd_layout import NHDLayout, key_starts, why_not_nhd, why_not_pages
-from nanoengine.config import ModelConfig
+from nanoengine.model_config import ModelConfig
 
 SINCE = (2, 12)
 """The first torch whose varlen_attn has block_table."""

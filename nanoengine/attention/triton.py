@@ -7,9 +7,9 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.triton.launch import why_not
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+from nanoengine.model_config import ModelConfig
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = tuple(1 << i for i in range(4, 9))

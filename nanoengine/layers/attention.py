@@ -18,7 +18,7 @@ class Attention:
         spec: what is computed.
         backend: what computes it. Norms, rotations and the write are done one after the other, unless it offers them in one
             go, as this layer needs them.
-        q_norm, k_norm: norms over each head of q and of k, if there are any.
+        q_norm, k_norm: norms over each head of q and of k, or over all heads of each together, if there are any.
     """
 
     def __init__(
@@ -36,8 +36,13 @@ class Attention:
         self.spec = spec
         self.backend = backend
         self.q_norm, self.k_norm = q_norm, k_norm
-        self._eps = 0.0 if q_norm is None else q_norm.eps
-        alike = k_norm.eps == self._eps if q_norm is not None and k_norm is not None else q_norm is k_norm
+        self.wide_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if q_norm is not None and k_norm is not None and q_norm.weight.shape[0] != head_dim:
+            self.wide_norms, self.q_norm, self.k_norm = (q_norm, k_norm), None, None
+        self._eps = 0.0 if self.q_norm is None else self.q_norm.eps
+        alike = (
+            k_norm.eps == self._eps if self.q_norm is not None and k_norm is not None else self.q_norm is self.k_norm
+        )
         self._rotate_and_write = backend.rotate_and_write if alike else None
 
     def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
@@ -53,6 +58,8 @@ class Attention:
         self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
     ) -> Tensor:
         """Norm and rotate q and k, write K and V, and return q: [num_tokens, num_heads, head_dim]."""
+        if self.wide_norms is not None:
+            self._norm_all_heads(qkv, *self.wide_norms)
         if self._rotate_and_write is not None:
             q_weight = None if self.q_norm is None else self.q_norm.weight
             k_weight = None if self.k_norm is None else self.k_norm.weight
@@ -65,3 +72,11 @@ class Attention:
             q, k = apply_rotary(q, angles), apply_rotary(k, angles)
         self.backend.write_kv(k, v, k_cache, v_cache, slot_mapping)
         return q
+
+    def _norm_all_heads(self, qkv: Tensor, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        """Norm q and k in their places, each over all of its heads."""
+        first = 0
+        for norm in (q_norm, k_norm):
+            part = qkv[:, first : first + norm.weight.shape[0]]
+            part.copy_(norm(part.contiguous()))
+            first += norm.weight.shape[0]

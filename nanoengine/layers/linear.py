@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.kernels.interface import Destination
@@ -31,22 +32,33 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
         return self.kernels.linear(x, self.weight, self.bias)
 
-    def after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_norm(self, norm: RMSNorm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Of the norm of the next residual, and that residual: x + residual, or x if there is none yet.
 
-        The residual that is given may be overwritten.
+        The residual that is given may be overwritten. Without a norm, of the residual itself.
         """
+        if norm is None:
+            residual = x if residual is None else x + residual
+            return self(residual), residual
         return self.kernels.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
 
-    def gated_after_norm(self, norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def gated_after_norm(self, norm: RMSNorm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """silu(first projection) * second projection, for two of like width, in the same way: [num_tokens, width]."""
+        if self.bias is not None:
+            both, residual = self.after_norm(norm, x, residual)
+            gate, up = both.chunk(2, dim=-1)
+            return F.silu(gate) * up, residual
+        if norm is None:
+            residual = x if residual is None else x + residual
+            return self.kernels.gated_linear(residual, self.weight), residual
         return self.kernels.norm_gated_linear(x, residual, norm.weight, norm.eps, self.weight)
 
     def parts(self, prefix: str, *names: str) -> dict[str, Destination]:
-        """Checkpoint name -> place of its rows, for projections that a checkpoint calls `prefix.name`."""
+        """Checkpoint name -> place of its rows, for projections that a checkpoint calls `prefix.name`; one name has them all."""
         places: dict[str, Destination] = {}
         first = 0
-        for name, count in zip(names, self.out_features, strict=True):
+        counts = self.out_features if len(names) > 1 else (sum(self.out_features),)
+        for name, count in zip(names, counts, strict=True):
             places[f"{prefix}.{name}.weight"] = self.weight.rows(first, count)
             if self.bias is not None:
                 places[f"{prefix}.{name}.bias"] = self.bias[first : first + count]

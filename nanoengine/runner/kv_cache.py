@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, KVLayer
-from nanoengine.config import ModelConfig
 from nanoengine.kernels.memory import zeros_in_huge_pages
+from nanoengine.model_config import ModelConfig
 
 
 class KVCache:

@@ -15,7 +15,7 @@ from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
 from nanoengine.errors import EngineClosed
 from nanoengine.kernels.interface import Kernels
-from nanoengine.models.qwen3 import Qwen3ForCausalLM
+from nanoengine.models.decoder import Decoder
 from nanoengine.runner.graphs import Graphs
 from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, pack_prompt, shape_of, unpack
 from nanoengine.runner.kv_cache import KVCache
@@ -33,7 +33,7 @@ class Parts:
     stream: Stream
     kernels: Kernels
     backend: AttentionBackend
-    model: Qwen3ForCausalLM
+    model: Decoder
     sampler: Sampler
     rows: Rows
     kv_cache: KVCache

@@ -10,13 +10,13 @@ import torch
 import xxhash
 
 from nanoengine.attention.backend import choose_backend
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
-from nanoengine.models.loader import load_weights, weights_fingerprint
-from nanoengine.models.qwen3 import Qwen3ForCausalLM
-from nanoengine.models.registry import attention_specs, build_model
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.decoder import Decoder, attention_specs, build_model
+from nanoengine.models.loader import load_weights, open_checkpoint
 from nanoengine.progress import stage
 from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
 from nanoengine.runner.kv_cache import KVCache
@@ -35,7 +35,7 @@ logger = logging.getLogger("nanoengine")
 def start_runner(
     config: EngineConfig,
     model_config: ModelConfig,
-    folder: Path,
+    path: Path,
     *,
     use_tqdm: bool = True,
     stream: Stream | None = None,
@@ -45,7 +45,7 @@ def start_runner(
     Args:
         config: the engine's options.
         model_config: the model's shape.
-        folder: where its weights are.
+        path: where its weights are: a folder or a file.
         use_tqdm: show what is being done: compiling, loading, recording.
         stream: in place of that of the device that the options name.
 
@@ -53,7 +53,7 @@ def start_runner(
         InvalidConfig, KVCacheTooSmall: the options cannot work on this machine.
         ModelNotFound, InvalidWeights: the weights are missing or wrong.
     """
-    startup = Startup(config, model_config, folder, stream, use_tqdm=use_tqdm)
+    startup = Startup(config, model_config, path, stream, use_tqdm=use_tqdm)
     runner = startup.build()
     logger.info("%s", startup.describe(runner))
     return runner
@@ -63,9 +63,10 @@ class Startup:
     """What is known on the way to a runner; see `start_runner`."""
 
     def __init__(
-        self, config: EngineConfig, model_config: ModelConfig, folder: Path, stream: Stream | None, *, use_tqdm: bool
+        self, config: EngineConfig, model_config: ModelConfig, path: Path, stream: Stream | None, *, use_tqdm: bool
     ):
-        self.config, self.model_config, self.folder, self.use_tqdm = config, model_config, folder, use_tqdm
+        self.config, self.model_config, self.use_tqdm = config, model_config, use_tqdm
+        self.checkpoint = open_checkpoint(path)
         self.stream = open_stream(find_device(config.device)) if stream is None else stream
         self.device = self.stream.torch_device
         self.dtype = choose_dtype(config.dtype, model_config.dtype, self.device)
@@ -84,7 +85,8 @@ class Startup:
 
     def build(self) -> ModelRunner:
         config = self.config
-        limit = self.model_config.max_position_embeddings
+        model = self.model_config
+        limit = model.max_position_embeddings if config.max_model_len is None else model.longest
         self.pool = size_pool(config, limit, self.block_bytes, self.device, self._measure_gpu_kv_bytes)
         self.num_host_blocks = size_host_tier(config, self.pool.max_model_len, self.block_bytes)
         runner = self._new_runner(self.pool, self.num_host_blocks)
@@ -147,7 +149,7 @@ class Startup:
 
     # ---- making
 
-    def _load_model(self) -> Qwen3ForCausalLM:
+    def _load_model(self) -> Decoder:
         try:
             model = build_model(self.model_config, self.kernels, self.backend, self.dtype, self.device)
         except torch.OutOfMemoryError as error:
@@ -155,7 +157,7 @@ class Startup:
                 f"the weights take {self.model_config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
                 f"{device_name(self.device)}: free memory there, or choose another device"
             ) from error
-        load_weights(model.checkpoint_tensors(), self.folder, use_tqdm=self.use_tqdm)
+        load_weights(model.checkpoint_tensors(), self.checkpoint, self.dtype, use_tqdm=self.use_tqdm)
         return model
 
     def _new_runner(self, pool: PoolSize, num_host_blocks: int) -> ModelRunner:
@@ -216,8 +218,13 @@ class Startup:
 
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
-        weights = weights_fingerprint(self.folder)
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, self.model_config)
+        parts = (
+            self.checkpoint.fingerprint(),
+            self.dtype,
+            self.backend.name,
+            self.config.block_size,
+            self.model_config,
+        )
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring

@@ -15,9 +15,9 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.attention.triton import TritonAttention
-from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native_operations import why_not
+from nanoengine.model_config import ModelConfig
 from tests.support import TOY
 
 CPU = torch.device("cpu")

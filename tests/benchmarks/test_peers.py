@@ -9,7 +9,8 @@ from benchmarks.peers import ContinuousBatching, Generate
 from benchmarks.random_weights import SHAPES, write_checkpoint
 from benchmarks.workload import Workload
 from nanoengine import LLM
-from nanoengine.config import ModelConfig
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
 from tests.support import QWEN3_06B
 
 WORKLOAD = Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7])
@@ -46,7 +47,7 @@ def test_random_weights_are_the_same_every_time_and_load(tmp_path: Path) -> None
 
 def test_the_built_in_shapes_are_the_published_ones() -> None:
     def shape(name: str) -> ModelConfig:
-        return ModelConfig.from_hf(SHAPES[name] | {"dtype": "bfloat16"})
+        return read_model_config(SHAPES[name] | {"dtype": "bfloat16"})
 
     assert shape("qwen3-0.6b") == QWEN3_06B
     assert shape("qwen3-4b").num_parameters() == pytest.approx(4.02e9, rel=0.001)

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from nanoengine.config import EngineConfig, ModelConfig
+from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.engine.messages import StepPlan, StepResult
+from nanoengine.model_config import ModelConfig
 
 POISON = 222
 """A token at which the model over there raises."""

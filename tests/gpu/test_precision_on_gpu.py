@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu.modes import modes_of, running_in
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import choose_backend
-from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidConfig
-from nanoengine.models.loader import read_json
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.safetensors_folder import read_json
 from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model
@@ -38,7 +38,7 @@ def exact(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
 
 def skip_unless_it_runs(checkpoint: Path, backend: str, dtype: str) -> None:
     """For the backend's own reason, before any engine is opened."""
-    config = ModelConfig.from_hf(read_json(checkpoint, "config.json"))
+    config = read_model_config(read_json(checkpoint, "config.json"))
     try:
         choose_backend(backend, torch.device(DEVICE), getattr(torch, dtype), config, BLOCK_SIZES[backend])
     except InvalidConfig as error:

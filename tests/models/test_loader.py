@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.config import ModelConfig
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -24,9 +23,10 @@ from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
-from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json
-from nanoengine.models.qwen3 import Qwen3ForCausalLM, Qwen3Layer
-from nanoengine.models.registry import build_model
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.decoder import Decoder, DecoderLayer, build_model
+from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights
+from nanoengine.models.safetensors_folder import SafetensorsFolder, read_json
 from tests.support import tiny_checkpoint
 
 INDEX = "model.safetensors.index.json"
@@ -54,21 +54,21 @@ def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(sharded, tmp_path / "copy"))
 
 
-def build(folder: Path, kernels: Kernels, dtype: torch.dtype, **changes: Any) -> Qwen3ForCausalLM:
-    config = ModelConfig.from_hf(read_json(folder, "config.json") | changes)
+def build(folder: Path, kernels: Kernels, dtype: torch.dtype, **changes: Any) -> Decoder:
+    config = read_model_config(read_json(folder, "config.json") | changes)
     return build_model(config, kernels, TorchAttention(16), dtype, torch.device("cpu"))
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Qwen3ForCausalLM:
+def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Decoder:
     """The engine's model with the weights of the folder; it starts full of NaN, so that a hole would show."""
     model = build(folder, TorchKernels(), dtype, **changes)
     for tensor in tensors_of(model).values():
         tensor.fill_(float("nan"))
-    load_weights(model.checkpoint_tensors(), folder, use_tqdm=False)
+    load_weights(model.checkpoint_tensors(), SafetensorsFolder(folder), dtype, use_tqdm=False)
     return model
 
 
-def tensors_of(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
+def tensors_of(model: Decoder) -> dict[str, Tensor]:
     """Where the tensors of a checkpoint go: with kernels in torch, tensors."""
     return cast(dict[str, Tensor], model.checkpoint_tensors())
 
@@ -92,7 +92,7 @@ def rows(layer: Embedding | LMHead) -> Tensor:
     return cast(Tensor, layer.rows())
 
 
-def assert_loaded(model: Qwen3ForCausalLM, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
+def assert_loaded(model: Decoder, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:
     tensors = tensors_of(model)
     assert tensors.keys() == expected.keys()
     for name, tensor in tensors.items():
@@ -151,7 +151,7 @@ def test_native_weights_compute_with_what_is_in_the_checkpoint(
     folder = tiny_checkpoint(tmp_path, **SHAPE, tie_word_embeddings=tied)
     edit_weights(folder, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
     native, torchs = build(folder, NativeKernels(), wanted), load(folder, wanted)
-    load_weights(native.checkpoint_tensors(), folder, use_tqdm=False)
+    load_weights(native.checkpoint_tensors(), SafetensorsFolder(folder), wanted, use_tqdm=False)
     ids = torch.arange(native.config.vocab_size)
     assert torch.equal(native.embed_tokens(ids), torchs.embed_tokens(ids))
     assert torch.equal(native.lm_head(torch.eye(24, dtype=wanted)), torchs.lm_head(torch.eye(24, dtype=wanted)))
@@ -162,7 +162,7 @@ def test_native_weights_compute_with_what_is_in_the_checkpoint(
         assert torch.equal(ours.self_attn.k_norm.weight, theirs.self_attn.k_norm.weight)
 
 
-def linears(layer: Qwen3Layer) -> list[Linear]:
+def linears(layer: DecoderLayer) -> list[Linear]:
     attention, mlp = layer.self_attn, layer.mlp
     return [attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj]
 
@@ -269,7 +269,7 @@ def test_nothing_is_copied_from_a_checkpoint_that_does_not_fit(copy: Path) -> No
         tensor.fill_(7.0)
     edit_weights(copy, lambda t: t.pop(Q_PROJ))
     with pytest.raises(InvalidWeights):
-        load_weights(model.checkpoint_tensors(), copy, use_tqdm=False)
+        load_weights(model.checkpoint_tensors(), SafetensorsFolder(copy), torch.float32, use_tqdm=False)
     assert all(bool((tensor == 7.0).all()) for tensor in tensors_of(model).values())
 
 

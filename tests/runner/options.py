@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.models.loader import read_json
+from nanoengine.config import EngineConfig
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.safetensors_folder import read_json
 
 
 def engine_config(folder: Path, **options: Any) -> EngineConfig:
@@ -15,4 +17,4 @@ def engine_config(folder: Path, **options: Any) -> EngineConfig:
 
 
 def shape(folder: Path, **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(read_json(folder, "config.json") | changes)
+    return read_model_config(read_json(folder, "config.json") | changes)

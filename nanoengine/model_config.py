@@ -1,0 +1,130 @@
+"""ModelConfig: what a decoder is, in one spelling, whichever file and family it came from. Plain facts; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """By which angles heads are rotated (`layers/rotary.py` says how each kind is computed)."""
+
+    theta: float
+    rotary_dim: int  # leading dimensions of a head that are rotated; the others stay as they are
+    kind: str = "default"
+    factor: float = 1.0  # how much longer than trained the positions reach
+    trained_positions: int = 0  # that the frequencies were trained on, before any scaling
+    amplitude: float = 1.0  # factor of cosines and sines
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 1.0
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0
+    truncate: bool = True
+    long_factors: tuple[float, ...] = ()  # longrope: divisors of each frequency, beyond what was trained and within it
+    short_factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """In what a layer may differ from its neighbours."""
+
+    rope: RopeConfig | None  # None: no rotation
+    window: int | None = None  # tokens that a query sees, its own included; None: all
+    has_experts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """A mixture of experts in place of an MLP."""
+
+    num_experts: int
+    num_chosen: int  # for each token
+    intermediate_size: int  # of each expert
+    normalize: bool  # whether the factors of the chosen ones add up to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """What a checkpoint calls the parts of a layer; several names are rows of one weight, one name is all of them."""
+
+    norm_before_attention: str | None = "input_layernorm"
+    norm_after_attention: str | None = None
+    norm_before_mlp: str | None = "post_attention_layernorm"
+    norm_after_mlp: str | None = None
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    experts: str = "mlp"
+    expert_gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a decoder. What is not said is as in Llama: no biases, no norms of q and k, norms before each part."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    dtype: str
+    layers: tuple[LayerConfig, ...]  # of the first layers; they repeat
+    experts: ExpertsConfig | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: str | None = None  # "head": over each head of q and k; "full": over all of them together
+    attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what each part adds
+    logits_divisor: float = 1.0
+    names: TensorNames = TensorNames()
+
+    def layer(self, number: int) -> LayerConfig:
+        return self.layers[number % len(self.layers)]
+
+    @property
+    def longest(self) -> int:
+        """Positions that may be asked for: some rotations stretch as far as they are asked to."""
+        stretch = max(
+            (layer.rope.factor for layer in self.layers if layer.rope and layer.rope.kind == "dynamic"), default=1.0
+        )
+        return int(self.max_position_embeddings * stretch)
+
+    @property
+    def narrowest_window(self) -> int | None:
+        """Tokens that the layer which sees fewest sees; None if all see all."""
+        return min((layer.window for layer in self.layers if layer.window is not None), default=None)
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """Bytes of K and V that one token takes in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    def num_parameters(self) -> int:
+        """Number of weights, from the shapes alone."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        mlps = sum(self._mlp_parameters(self.layer(i).has_experts) for i in range(self.num_layers))
+        return embeddings + self.num_layers * self._attention_parameters() + mlps + self.hidden_size
+
+    def _attention_parameters(self) -> int:
+        """Of a layer, with all of its norms."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        weights = (heads + self.num_heads) * self.head_dim * self.hidden_size
+        biases = heads * self.head_dim * self.qkv_bias + self.hidden_size * self.o_bias
+        qk_norms = {None: 0, "head": 2, "full": self.num_heads + self.num_kv_heads}[self.qk_norm] * self.head_dim
+        names = self.names
+        norms = (names.norm_before_attention, names.norm_after_attention, names.norm_before_mlp, names.norm_after_mlp)
+        return weights + biases + qk_norms + self.hidden_size * sum(name is not None for name in norms)
+
+    def _mlp_parameters(self, has_experts: bool) -> int:
+        if has_experts:
+            assert self.experts is not None
+            one = 3 * self.hidden_size * self.experts.intermediate_size
+            return self.experts.num_experts * (one + self.hidden_size)
+        biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        return 3 * self.hidden_size * self.intermediate_size + biases

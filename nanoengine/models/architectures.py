@@ -1,0 +1,39 @@
+"""Which family reads the config.json of which architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families import granite, llama, mistral, mixtral, olmo, phi3, qwen2, qwen3, smollm3
+
+FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo)
+ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
+
+
+def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
+    """What a Hugging Face config.json (schemas of transformers 4 and 5) says of a model.
+
+    Raises:
+        UnsupportedModel: an architecture or a feature that is not computed, a field that is missing, wrong or not known.
+    """
+    stated = table.get("architectures")
+    names = stated if isinstance(stated, list) else []
+    architecture = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
+    if architecture is None:
+        raise UnsupportedModel(
+            f"architectures is {shown(stated)}: it must be a list, and supported are {', '.join(sorted(ARCHITECTURES))}"
+        )
+    fields = ConfigFields(table)
+    config = ARCHITECTURES[architecture].read_config(fields, architecture)
+    for key in (
+        "sliding_window",
+        "max_window_layers",
+        "layer_types",
+    ):  # of a window that is not used, or seen in `layers`
+        fields.get(key)
+    fields.refuse_others()
+    return config

@@ -1,0 +1,44 @@
+"""Checkpoint: where weights come from, whatever the format of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class TensorHeader(NamedTuple):
+    """What is known of a tensor without reading it."""
+
+    name: str  # as Hugging Face calls it
+    dtype: str  # one of FLOATS, if it can be loaded
+    shape: list[int]
+    file: str  # for messages
+
+
+class Checkpoint(Protocol):
+    """The weights of a model in files."""
+
+    place: str
+    """The folder or file, for messages."""
+
+    def headers(self) -> Iterator[TensorHeader]:
+        """What the files hold, from their headers alone.
+
+        Raises:
+            ModelNotFound, InvalidWeights: files that are missing or broken.
+        """
+        ...
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor once, in `dtype` or in that of the file; what was yielded may be gone when the next is asked for."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A hash of all weights, at the speed of reading them."""
+        ...

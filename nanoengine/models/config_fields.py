@@ -1,0 +1,102 @@
+"""ConfigFields: a config.json, read field by field, so that what nobody reads can be refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from nanoengine.config import MAX_INT32
+from nanoengine.errors import UnsupportedModel, shown
+
+WITHOUT_EFFECT = re.compile(
+    r"_.*|architectures|model_type|.*_token_id|.*(_dropout|_pdrop|dropout|jitter_noise)|initializer_range|.*loss_coef|output_.*|"
+    r"return_dict.*|use_cache|auto_map|pretraining_tp|(transformers|unsloth|torchscript|mlx).*|is_(decoder|encoder_decoder|"
+    r"llama_config)|cross_attention_hidden_size|add_cross_attention|tie_encoder_decoder|chunk_size_feed_forward|pruned_heads|"
+    r"id2label|label2id|problem_type|task_specific_params|tokenizer_class|prefix|finetuning_task|tf_legacy_loss|use_bfloat16|"
+    r"attn_implementation|base_model_.*|name_or_path|"
+    # what generation did of old, and sampling parameters say here
+    r"max_length|min_length|do_sample|early_stopping|num_beams|num_beam_groups|diversity_penalty|temperature|top_[kp]|typical_p|"
+    r"repetition_penalty|length_penalty|(encoder_)?no_repeat_ngram_size|bad_words_ids|num_return_sequences|begin_suppress_tokens|"
+    r"suppress_tokens|exponential_decay_length_penalty|remove_invalid_values|forced_.*"
+)
+"""Fields that change nothing about what a model computes when it is used."""
+
+REQUIRED = object()
+OFF: tuple[object, ...] = (None, False, 0, "", [], {})
+
+
+class ConfigFields:
+    """Reads the fields of a table, and remembers which: `refuse_others` names one that nobody read, though it may matter.
+
+    Args:
+        table: the content of a config.json, or of a table in it.
+        where: what messages call it.
+
+    Raises:
+        UnsupportedModel: by every method, for a value that is missing or wrong; it names field, value and what it must be.
+    """
+
+    def __init__(self, table: Mapping[str, Any], where: str = "the model's config.json"):
+        self.table, self.where = table, where
+        self._read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands there; `default` if there is none, or null."""
+        self._read.add(key)
+        value = self.table.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: Any = REQUIRED, most: int = MAX_INT32) -> int:
+        """A positive integer."""
+        value = self.get(key, default if default is not REQUIRED else None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive integer")
+        if value > most:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be at most {most}")
+        return value
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        """A positive number; a field that is there as null counts as wrong."""
+        self._read.add(key)
+        value = self.table.get(key, None if default is REQUIRED else default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive number")
+        return float(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of so many positive numbers."""
+        values = self.get(key)
+        if not isinstance(values, list) or len(values) != count:
+            raise UnsupportedModel(f"{key} is {shown(values)} in {self.where}: it must be a list of {count} numbers")
+        return tuple(ConfigFields({key: value}, self.where).number(key) for value in values)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return bool(self.get(key, default))
+
+    def table_of(self, key: str) -> Mapping[str, Any]:
+        """A table; an empty one if there is none."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a table")
+        return value
+
+    def expect(self, key: str, *supported: object) -> None:
+        """A field whose other values are not computed."""
+        value = self.get(key)
+        if value is not None and value not in supported:
+            raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
+
+    def refuse_others(self) -> None:
+        """Refuse what nobody read, unless it changes nothing, or says that something is off."""
+        for key, value in self.table.items():
+            if (
+                key not in self._read
+                and not WITHOUT_EFFECT.fullmatch(key)
+                and not any(value is off or value == off for off in OFF)
+            ):
+                raise UnsupportedModel(
+                    f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
+                    "computes; take it out if it does not"
+                )

@@ -1,0 +1,15 @@
+"""Llama 2 and 3 (Touvron et al., 2023; Llama team, 2024), and all that share their decoder: SmolLM2, TinyLlama, distillates."""
+
+from __future__ import annotations
+
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import read_decoder
+
+ARCHITECTURES = ("LlamaForCausalLM",)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    bias = fields.flag("attention_bias")
+    fields.expect("rope_interleaved", False)
+    return read_decoder(fields, architecture, qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias"))

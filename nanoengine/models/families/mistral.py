@@ -1,0 +1,13 @@
+"""Mistral (Jiang et al., 2023): Llama with a sliding window, which later models do without."""
+
+from __future__ import annotations
+
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import read_decoder, window_of
+
+ARCHITECTURES = ("MistralForCausalLM",)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    return read_decoder(fields, architecture, window=window_of(fields))

@@ -1,0 +1,13 @@
+"""Qwen 2 and 2.5 (Qwen team, 2024): Llama with biases of q, k and v."""
+
+from __future__ import annotations
+
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import read_decoder, window_of_qwen
+
+ARCHITECTURES = ("Qwen2ForCausalLM",)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    return read_decoder(fields, architecture, qkv_bias=True, window=window_of_qwen(fields))

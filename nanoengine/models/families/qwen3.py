@@ -1,0 +1,39 @@
+"""Qwen 3 (Qwen team, 2025): Llama with norms over each head of q and k; and its mixture of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanoengine.config import MAX_LAYERS
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import head_dim_of, read_decoder, window_of_qwen
+from nanoengine.models.rope_config import read_rope
+
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+HEAD_DIM = 128
+THETA = 10_000.0
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    bias = fields.flag("attention_bias")
+    facts: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
+    window = window_of_qwen(fields)
+    if architecture == "Qwen3ForCausalLM":
+        return read_decoder(fields, architecture, head_dim=HEAD_DIM, theta=THETA, window=window, **facts)
+    experts = ExpertsConfig(
+        num_experts=fields.integer("num_experts"),
+        num_chosen=fields.integer("num_experts_per_tok", most=fields.integer("num_experts")),
+        intermediate_size=fields.integer("moe_intermediate_size"),
+        normalize=fields.flag("norm_topk_prob"),
+    )
+    rope = read_rope(fields, head_dim_of(fields), THETA)
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise UnsupportedModel(f"mlp_only_layers is {shown(dense)}: it must be a list of layers")
+    layers = tuple(
+        LayerConfig(rope=rope, window=window, has_experts=i not in dense and (i + 1) % step == 0)
+        for i in range(fields.integer("num_hidden_layers", most=MAX_LAYERS))
+    )
+    return read_decoder(fields, architecture, layers=layers, experts=experts, **facts)

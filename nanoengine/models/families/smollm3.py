@@ -1,0 +1,29 @@
+"""SmolLM 3 (Hugging Face, 2025): Llama without rotation in some layers, by default every fourth."""
+
+from __future__ import annotations
+
+from nanoengine.config import MAX_LAYERS
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.model_config import LayerConfig, ModelConfig
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import head_dim_of, read_decoder, window_of
+from nanoengine.models.rope_config import read_rope
+
+ARCHITECTURES = ("SmolLM3ForCausalLM",)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    bias = fields.flag("attention_bias")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    interval = fields.integer("no_rope_layer_interval", 4)
+    rotates = fields.get("no_rope_layers", [int((i + 1) % interval != 0) for i in range(count)])
+    if not isinstance(rotates, list) or len(rotates) < count or not all(one in (0, 1) for one in rotates):
+        raise UnsupportedModel(
+            f"no_rope_layers is {shown(rotates)}: it must be a list of {count} of 0 (no rotation) and 1"
+        )
+    window = window_of(fields) if fields.flag("use_sliding_window") else None
+    rope = read_rope(fields, head_dim_of(fields), 2e6)
+    layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=window) for i in range(count))
+    return read_decoder(
+        fields, architecture, tied=True, layers=layers, qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias")
+    )

@@ -1,0 +1,130 @@
+"""SafetensorsFolder: the weights of a Hugging Face model folder, memory-mapped. Nothing in it is ever executed or unpickled."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import ACCESS_READ, MADV_DONTNEED, mmap
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
+from nanoengine.models.checkpoint import TensorHeader
+
+MAX_JSON_BYTES = 64 << 20
+"""Largest table that is read; the indexes of the largest models have a fifth of it."""
+
+
+class SafetensorsFolder:
+    """A `Checkpoint` of the *.safetensors in a folder."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.place = folder, str(folder)
+
+    def headers(self) -> Iterator[TensorHeader]:
+        for path in self._files():
+            with _open(path) as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+                    header = file.get_slice(name)
+                    yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:  # noqa: ARG002 - places convert as they copy
+        """What was read is unmapped at once, so that weights are in memory once, in their place."""
+        for path in self._files():
+            with _open(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_tensor(name)
+                    yield name, tensor
+                    _release(tensor)
+
+    def fingerprint(self) -> str:
+        digest = xxhash.xxh3_128()
+        for path in self._files():
+            with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                digest.update(content)
+        return digest.hexdigest()
+
+    def _files(self) -> list[Path]:
+        folder = self.folder
+        index = folder / "model.safetensors.index.json"
+        if os.path.lexists(index):
+            weight_map = read_json(folder, index.name).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                raise InvalidWeights(f"{index} has no weight_map from tensor names to file names")
+            files = [folder / name for name in sorted(set(weight_map.values()))]
+            for path in files:
+                if path.parent != folder:
+                    raise InvalidWeights(f"{index} names {shown(path.name)} outside the model folder")
+        elif os.path.isfile(folder / "model.safetensors"):
+            files = [folder / "model.safetensors"]
+        else:
+            files = sorted(path for path in folder.glob("*.safetensors") if os.path.isfile(path))
+        if not files:
+            raise ModelNotFound(
+                f"{folder} holds no *.safetensors: a GGUF file is given by its own name; other formats are not read, since they can "
+                "run code"
+            )
+        for path in files:
+            if not os.path.isfile(path):
+                raise ModelNotFound(
+                    f"{brief(str(path))} is missing, though {index.name} lists it: fetch the model again"
+                )
+        return files
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON table in `folder / name`.
+
+    Raises:
+        ModelNotFound: no such file, or it cannot be read.
+        UnsupportedModel: it is not a JSON table, or one too large or too deep to be sound.
+    """
+    path = folder / name
+    if not os.path.isfile(path):
+        raise ModelNotFound(f"{path} is missing: a model folder needs config.json, *.safetensors and tokenizer files")
+    try:
+        if (size := path.stat().st_size) > MAX_JSON_BYTES:
+            raise UnsupportedModel(f"{path} has {size} bytes: a table of at most {MAX_JSON_BYTES} is read")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise UnsupportedModel(
+            f"{path} is not valid JSON for a model: its tables lie too deep in each other"
+        ) from error
+    except ValueError as error:
+        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{path} must hold a JSON table, not {type(content).__name__}")
+    return content
+
+
+def brief(text: str, limit: int = 500) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
+
+
+def _release(tensor: Tensor) -> None:
+    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if sys.platform == "linux" and end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
