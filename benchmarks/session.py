@@ -24,7 +24,8 @@ from benchmarks.workload import Workload, random_tokens
 from nanoengine import LLM
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.scheduler import Scheduler
-from nanoengine.models.loader import find_model, read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import find_model
 from nanoengine.runner.model_runner import ModelRunner
 
 

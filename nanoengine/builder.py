@@ -18,6 +18,8 @@ from nanoengine.engine.metrics import EngineStats
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.tokenizer import HFTokenizer
 
 ExecutorFactory = Callable[[EngineConfig, ModelConfig, Path, bool], Executor]
@@ -46,9 +48,6 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
             say takes time or memory before it was compared with the headers of its weights.
     """
-    # torch is needed from here on, and not before: `import nanoengine` takes no time.
-    from nanoengine.models.loader import WEIGHT_FILES, check_weights, find_model, read_json
-
     folder = find_model(config.model)
     hf_config = read_json(folder, "config.json")
     model_config = ModelConfig.from_hf(hf_config)
@@ -63,6 +62,9 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         tokenizer.eos_token_id,
     )
     folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
+    # torch is needed from here on, and not before: `import nanoengine` takes no time, and mistakes are told at once.
+    from nanoengine.models.loader import check_weights
+
     check_weights(model_config, folder)
     runner = (executor or _executor_in_this_process)(config, model_config, folder, use_tqdm)
     try:

@@ -17,7 +17,7 @@ from nanoengine.builder import Built, build_engine
 from nanoengine.config import EngineConfig, ModelConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
-from nanoengine.models.loader import DEMO
+from nanoengine.models.names import DEMO
 from nanoengine.runner import placement
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""Loading: find the files of a model, read its config, and copy its safetensors straight into the parameters.
+"""Loading: compare the safetensors of a model with its shape, and copy them straight into the parameters.
 
 Only data is read: JSON and safetensors. Nothing in a model folder is ever executed or unpickled.
 """
@@ -6,7 +6,6 @@ Only data is read: JSON and safetensors. Nothing in a model folder is ever execu
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,74 +21,15 @@ from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import ModelConfig
-from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
+from nanoengine.errors import InvalidWeights, ModelNotFound, shown
 from nanoengine.kernels.interface import Destination
 from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.models.json_file import read_json
 from nanoengine.models.registry import build_model
 from nanoengine.progress import stage
 
-DEMO = Path(__file__).parent.parent / "demo"
-DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-WEIGHT_FILES = ("*.safetensors",)
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FLOATS = ("F64", "F32", "F16", "BF16")
-
-MAX_JSON_BYTES = 64 << 20
-"""Largest table that is read; the indexes of the largest models have a fifth of it."""
-
-
-def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
-    """The folder of a model: "demo" is the bundled one, then local folders, then repositories of the hub.
-
-    From the hub, only `files` (patterns) are fetched: config and tokenizer are looked at before gigabytes of weights.
-
-    Raises:
-        ModelNotFound: none of these.
-    """
-    if model == "demo":
-        return DEMO
-    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays as it is, and what cannot be a path is no folder.
-    folder = Path(model if "\0" in model else os.path.expanduser(model))
-    if os.path.isdir(folder):
-        return folder
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise ModelNotFound(
-            f"model {shown(model)} is no folder: give 'demo', a folder with a config.json, or a hub name like 'Qwen/Qwen3-0.6B'"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(files)))
-    except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
-        raise ModelNotFound(f"model {shown(model)} is no folder, and the hub did not give it: {error}") from error
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON table in `folder / name`.
-
-    Raises:
-        ModelNotFound: no such file, or it cannot be read.
-        UnsupportedModel: it is not a JSON table, or one too large or too deep to be sound.
-    """
-    path = folder / name
-    if not os.path.isfile(path):
-        raise ModelNotFound(f"{path} is missing: a model folder needs config.json, *.safetensors and tokenizer files")
-    try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise UnsupportedModel(f"{path} has {size} bytes: a table of at most {MAX_JSON_BYTES} is read")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelNotFound(f"{path} cannot be read: {error}") from error
-    except RecursionError as error:
-        raise UnsupportedModel(
-            f"{path} is not valid JSON for a model: its tables lie too deep in each other"
-        ) from error
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModel(f"{path} must hold a JSON table, not {type(content).__name__}")
-    return content
 
 
 def check_weights(config: ModelConfig, folder: Path) -> None:

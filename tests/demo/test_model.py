@@ -11,7 +11,8 @@ import pytest
 
 from nanoengine import LLM
 from nanoengine.demo.corpus import read_documents, standard_library
-from nanoengine.models.loader import DEMO, read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import DEMO
 from tests.support import forced_logits
 
 

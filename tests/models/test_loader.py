@@ -1,4 +1,4 @@
-"""Finding a model and loading its weights: every broken folder is a named error, and no folder ever runs code."""
+"""Loading weights: every broken folder is a named error, and no folder ever runs code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,7 +23,8 @@ from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
-from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights, read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.loader import load_weights
 from nanoengine.models.qwen3 import Qwen3ForCausalLM, Qwen3Layer
 from nanoengine.models.registry import build_model
 from tests.support import tiny_checkpoint
@@ -371,98 +371,3 @@ def test_a_pickle_named_safetensors_is_never_unpickled(copy: Path, tmp_path: Pat
     with pytest.raises(InvalidWeights):
         load(copy)
     assert not flag.exists()
-
-
-# ---- config.json
-
-
-def test_a_missing_config_is_named(copy: Path) -> None:
-    (copy / "config.json").unlink()
-    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
-        read_json(copy, "config.json")
-
-
-@pytest.mark.parametrize("content", [b"{", b"", b"not json", b"\xff\xfe\xfa"])
-def test_a_config_that_is_no_json_is_named(copy: Path, content: bytes) -> None:
-    (copy / "config.json").write_bytes(content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
-        read_json(copy, "config.json")
-
-
-@pytest.mark.parametrize("content", ["[]", '"text"', "3", "null"])
-def test_a_config_that_is_no_table_is_named(copy: Path, content: str) -> None:
-    (copy / "config.json").write_text(content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json must hold a JSON table"):
-        read_json(copy, "config.json")
-
-
-# ---- finding
-
-
-def test_the_demo_is_in_the_package() -> None:
-    assert find_model("demo") == DEMO
-
-
-def test_a_folder_is_found_by_its_path(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(copy.parent)
-    assert find_model(str(copy)) == copy
-    assert find_model(copy.name).resolve() == copy
-    assert find_model(f"./{copy.name}").resolve() == copy
-
-
-def test_the_home_folder_may_be_a_tilde(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(copy.parent))
-    assert find_model(f"~/{copy.name}") == copy
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that the hub was asked for; it answers with an error."""
-    asked: list[str] = []
-
-    def snapshot_download(repo_id: str, **_: object) -> str:
-        asked.append(repo_id)
-        raise OSError("the network is unreachable")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return asked
-
-
-@pytest.mark.parametrize(
-    "name", ["/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x"]
-)
-def test_a_path_that_is_not_there_is_an_error_without_asking_the_hub(hub: list[str], name: str) -> None:
-    with pytest.raises(ModelNotFound, match="is no folder"):
-        find_model(name)
-    assert hub == []
-
-
-def test_a_hub_name_without_a_network_is_a_named_error(hub: list[str]) -> None:
-    with pytest.raises(ModelNotFound, match=r"someone/model.*the network is unreachable"):
-        find_model("someone/model")
-    assert hub == ["someone/model"]
-
-
-def test_a_hub_name_is_fetched_without_formats_that_run_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The description first, then the weights."""
-    fetched: list[list[str]] = []
-
-    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
-        assert repo_id == "someone/model"
-        fetched.append(allow_patterns)
-        return str(copy)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert find_model("someone/model") == find_model("someone/model", WEIGHT_FILES) == copy
-    descriptions, shards = fetched
-    for file in ("pytorch_model.bin", "modeling_qwen3.py", "weights.pt", "weights.pkl"):
-        assert not matches(file, descriptions + shards)
-    for file in (INDEX, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
-        assert matches(file, descriptions)
-    for file in ("model.safetensors", "model-00001-of-00002.safetensors"):
-        assert matches(file, shards)
-        assert not matches(file, descriptions)
-
-
-def matches(file: str, patterns: list[str]) -> bool:
-    return any(Path(file).match(pattern) for pattern in patterns)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.config import EngineConfig, ModelConfig
-from nanoengine.models.loader import read_json
+from nanoengine.models.json_file import read_json
 
 
 def engine_config(folder: Path, **options: Any) -> EngineConfig:
