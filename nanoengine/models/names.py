@@ -66,8 +66,8 @@ def _fetched(name: str) -> Path:
     download = DOWNLOADS[name]
     if not download.path.is_file():
         raise ModelNotFound(
-            f"{download.path} is missing: `nanoengine fetch {name}` gets it ({download.num_bytes / 1e6:.0f} MB, "
-            f"{download.licence}), and in a checkout `make chat` gets it and starts a chat"
+            f"{name} is not here yet: `nanoengine fetch {name}` gets it ({download.num_bytes / 1e6:.0f} MB, {download.licence}) "
+            f"as {download.path}, and in a checkout `make chat` gets it and starts a chat"
         )
     return download.path
 
