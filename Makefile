@@ -1,8 +1,8 @@
-# The two commands of a fresh machine: `make demo` and `make test`. Both make .venv first; neither needs a GPU or a hub.
+# The commands of a fresh machine: `make demo`, `make chat` and `make test`. Each makes .venv first; none needs a GPU or a hub.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo chat test lint bench clean
 
 setup: .venv/.installed
 
@@ -14,6 +14,10 @@ setup: .venv/.installed
 
 demo: setup
 	$(BIN)/nanoengine demo
+
+chat: setup
+	$(BIN)/nanoengine fetch smollm2
+	$(BIN)/nanoengine chat --model smollm2
 
 test: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -40,7 +40,7 @@ def transformers(model: str, prompt: list[int], options: dict[str, Any], note: C
     import torch
     from transformers import AutoModelForCausalLM
 
-    from nanoengine.models.loader import find_model
+    from nanoengine.models.names import find_model
 
     note("import_s")
     device = options["device"] if options["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

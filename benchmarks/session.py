@@ -25,8 +25,8 @@ from nanoengine import LLM
 from nanoengine.config import EngineConfig
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.loader import find_model
-from nanoengine.models.safetensors_folder import read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import find_model
 from nanoengine.runner.model_runner import ModelRunner
 
 

@@ -20,7 +20,7 @@ from benchmarks.options import add_model_options, add_run_options, add_vs_option
 from benchmarks.report import ENGINE, Report
 from benchmarks.session import checkpoint
 from nanoengine.errors import NanoEngineError
-from nanoengine.models.loader import find_model
+from nanoengine.models.names import find_model
 
 FLOOR = "floor"
 """What any engine of torch's has to do; benchmarks.first_token knows it by this name."""

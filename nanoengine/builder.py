@@ -20,6 +20,8 @@ from nanoengine.engine.scheduler import Scheduler
 from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.tokenizer import HFTokenizer
 
 ExecutorFactory = Callable[[EngineConfig, ModelConfig, Path, bool], Executor]
@@ -48,10 +50,6 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
             say takes time or memory before it was compared with the headers of its weights.
     """
-    # torch is needed from here on, and not before: `import nanoengine` takes no time.
-    from nanoengine.models.loader import WEIGHT_FILES, check_weights, find_model, open_checkpoint
-    from nanoengine.models.safetensors_folder import read_json
-
     folder = find_model(config.model)
     hf_config = read_json(folder, "config.json")
     model_config = read_model_config(hf_config)
@@ -67,6 +65,9 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         tokenizer.eos_token_id,
     )
     folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
+    # torch is needed from here on, and not before: `import nanoengine` takes no time, and mistakes are told at once.
+    from nanoengine.models.loader import check_weights, open_checkpoint
+
     check_weights(model_config, open_checkpoint(folder))
     runner = (executor or _executor_in_this_process)(config, model_config, folder, use_tqdm)
     try:

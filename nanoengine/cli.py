@@ -1,14 +1,17 @@
-"""The `nanoengine` command: demo, generate, chat."""
+"""The `nanoengine` command: demo, generate, chat, fetch."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
+from nanoengine.fetch import DOWNLOADS
+from nanoengine.fetch import fetch as fetch_model
 from nanoengine.llm import LLM
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
@@ -85,7 +88,9 @@ def chat(args: argparse.Namespace) -> None:
     params = _sampling_params(args)
     messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
     with _open(args) as llm:
-        print("Type a message; an empty line or Ctrl-D ends the chat, Ctrl-C ends an answer.")
+        print(
+            "Type a message; /reset forgets the conversation, Ctrl-C ends an answer, an empty line or Ctrl-D ends the chat."
+        )
         while True:
             try:
                 text = input("\n> ").strip()
@@ -93,6 +98,9 @@ def chat(args: argparse.Namespace) -> None:
                 break
             if not text:
                 break
+            if text == "/reset":
+                messages = messages[: bool(args.system)]
+                continue
             messages.append({"role": "user", "content": text})
             answer = ""
             try:
@@ -107,6 +115,11 @@ def chat(args: argparse.Namespace) -> None:
                 continue
             print()
             messages.append({"role": "assistant", "content": answer})
+
+
+def fetch(args: argparse.Namespace) -> None:
+    """Download a small model that can hold a conversation."""
+    print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
 
 
 def _plain(output: RequestOutput) -> str:
@@ -137,15 +150,11 @@ def _sampling_params(args: argparse.Namespace) -> SamplingParams:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nanoengine", description="A minimal, complete LLM inference engine.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for run, max_tokens in ((demo, 96), (generate, 128), (chat, 256)):
-        command = commands.add_parser(
-            run.__name__,
-            help=(run.__doc__ or "").split("\n")[0],
-            description=run.__doc__,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    for run, max_tokens in ((demo, 96), (generate, 128), (chat, 512)):
+        command = _command(commands, run)
+        command.add_argument(
+            "--model", default="demo", help=f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
         )
-        command.set_defaults(run=run)
-        command.add_argument("--model", default="demo", help='"demo", a local folder or a hub name')
         command.add_argument("--dtype", default=None, help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
@@ -171,4 +180,20 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.set_defaults(n=1)
             command.add_argument("--system", default=None, help="a system message")
+    _command(commands, fetch).add_argument("name", help=_known())
     return parser
+
+
+def _command(commands: Any, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        run.__name__,
+        help=(run.__doc__ or "").split("\n")[0],
+        description=run.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _known() -> str:
+    return " or ".join(f'"{name}"' for name in DOWNLOADS)

@@ -38,7 +38,11 @@ class InvalidPrompt(NanoEngineError, ValueError):
 
 
 class ModelNotFound(NanoEngineError, FileNotFoundError):
-    """The model is neither the demo, nor a local folder, nor a reachable hub repository; or a file of it is missing."""
+    """The model is neither bundled, nor fetched, nor a local path, nor on a reachable hub; or a file of it is missing."""
+
+
+class FetchFailed(NanoEngineError, RuntimeError):
+    """A model could not be downloaded, was damaged on its way, or cannot be kept."""
 
 
 class UnsupportedModel(NanoEngineError, ValueError):

@@ -18,7 +18,7 @@ from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.model_config import ModelConfig
-from nanoengine.models.loader import DEMO
+from nanoengine.models.names import DEMO
 from nanoengine.runner import placement
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -403,7 +403,7 @@ def test_a_file_that_may_not_be_read_is_a_named_error(folder: Path, monkeypatch:
     monkeypatch.setattr(
         Path, "read_text", lambda path, **rest: (refuse if path.name == name else read_text)(path, **rest)
     )
-    monkeypatch.setattr("nanoengine.models.loader.safe_open", refuse)
+    monkeypatch.setattr("nanoengine.models.safetensors_folder.safe_open", refuse)
     with pytest.raises(NanoEngineError, match="cannot be read"):
         build_engine(EngineConfig(model=str(folder)), executor=refuse_to_load)
 

@@ -59,35 +59,69 @@ def test_chat_remembers_the_conversation(capsys: pytest.CaptureFixture[str], mon
     assert len(capsys.readouterr().out.splitlines()) > 2
 
 
+def test_chat_forgets_the_conversation_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: Iterator[str] = iter(["first", "/reset", "second", ""])
+    conversations = recorded_conversations(monkeypatch)
+    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
+    assert main(["chat", "--system", "Be brief", "--max-tokens", "3", "--dtype", "float32"]) == 0
+    assert conversations == [["Be brief", "first"], ["Be brief", "second"]]
+
+
 def test_chat_goes_on_after_a_message_that_the_model_has_no_room_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: Iterator[str] = iter(["first", "too long " * 100, "third", ""])
-    conversations = []
-    encode_chat = HFTokenizer.encode_chat
-
-    def recorded(self: HFTokenizer, messages: Sequence[Message], *rest: Any) -> list[int]:
-        conversations.append([message["content"] for message in messages if message["role"] == "user"])
-        return encode_chat(self, messages, *rest)
-
+    conversations = recorded_conversations(monkeypatch)
     monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
-    monkeypatch.setattr(HFTokenizer, "encode_chat", recorded)
     assert main(["chat", "--max-tokens", "3", "--max-model-len", "100", "--dtype", "float32"]) == 0
     assert capsys.readouterr().err.count("nanoengine: InvalidPrompt: ") == 1
     assert conversations[-1] == ["first", "third"], "what was refused is no part of the conversation"
+
+
+def recorded_conversations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the model was given to answer, its own answers left out; it grows as the chat goes on."""
+    conversations: list[list[str]] = []
+    encode_chat = HFTokenizer.encode_chat
+
+    def recorded(self: HFTokenizer, messages: Sequence[Message], *rest: Any) -> list[int]:
+        conversations.append([message["content"] for message in messages if message["role"] != "assistant"])
+        return encode_chat(self, messages, *rest)
+
+    monkeypatch.setattr(HFTokenizer, "encode_chat", recorded)
+    return conversations
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
+        (["chat", "--model", "smollm2"], "ModelNotFound"),
+        (["fetch", "no-such-model"], "ModelNotFound"),
         (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
         (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
         (["generate", "--scheduling-policy", "fcfs", "hi"], "InvalidConfig"),
         (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
     ],
 )
-def test_mistakes_end_with_one_clear_line(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_end_with_one_clear_line(
+    arguments: list[str],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(arguments) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"nanoengine: {named}: ")
+
+
+def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nanoengine.cli.fetch_model", lambda name: tmp_path / f"{name}.gguf")
+    assert main(["fetch", "smollm2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        str(tmp_path / "smollm2.gguf"),
+        "Talk with it: nanoengine chat --model smollm2",
+    ]

@@ -1,8 +1,7 @@
-"""Loading: find the files of a model, compare what they hold with what it needs, and copy tensor by tensor into its place."""
+"""Loading: compare what files hold with what a model needs, and copy tensor by tensor into its place."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.errors import InvalidWeights, ModelNotFound, shown
+from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Destination
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
@@ -18,36 +17,6 @@ from nanoengine.models.checkpoint import EMBEDDING, FLOATS, HEAD, Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
 from nanoengine.progress import stage
-
-DEMO = Path(__file__).parent.parent / "demo"
-DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-WEIGHT_FILES = ("*.safetensors",)
-
-
-def find_model(model: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
-    """The folder of a model: "demo" is the bundled one, then local folders, then repositories of the hub.
-
-    From the hub, only `files` (patterns) are fetched: config and tokenizer are looked at before gigabytes of weights.
-
-    Raises:
-        ModelNotFound: none of these.
-    """
-    if model == "demo":
-        return DEMO
-    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays as it is, and what cannot be a path is no folder.
-    folder = Path(model if "\0" in model else os.path.expanduser(model))
-    if os.path.isdir(folder):
-        return folder
-    if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
-        raise ModelNotFound(
-            f"model {shown(model)} is no folder: give 'demo', a folder with a config.json, or a hub name like 'Qwen/Qwen3-0.6B'"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=list(files)))
-    except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
-        raise ModelNotFound(f"model {shown(model)} is no folder, and the hub did not give it: {error}") from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -17,11 +16,9 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel, shown
+from nanoengine.errors import InvalidWeights, ModelNotFound, shown
 from nanoengine.models.checkpoint import TensorHeader
-
-MAX_JSON_BYTES = 64 << 20
-"""Largest table that is read; the indexes of the largest models have a fifth of it."""
+from nanoengine.models.json_file import read_json
 
 
 class SafetensorsFolder:
@@ -70,8 +67,7 @@ class SafetensorsFolder:
             files = sorted(path for path in folder.glob("*.safetensors") if os.path.isfile(path))
         if not files:
             raise ModelNotFound(
-                f"{folder} holds no *.safetensors: a GGUF file is given by its own name; other formats are not read, since they can "
-                "run code"
+                f"{folder} holds no *.safetensors: a GGUF file is given by its own name, and other formats can run code"
             )
         for path in files:
             if not os.path.isfile(path):
@@ -79,33 +75,6 @@ class SafetensorsFolder:
                     f"{brief(str(path))} is missing, though {index.name} lists it: fetch the model again"
                 )
         return files
-
-
-def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """The JSON table in `folder / name`.
-
-    Raises:
-        ModelNotFound: no such file, or it cannot be read.
-        UnsupportedModel: it is not a JSON table, or one too large or too deep to be sound.
-    """
-    path = folder / name
-    if not os.path.isfile(path):
-        raise ModelNotFound(f"{path} is missing: a model folder needs config.json, *.safetensors and tokenizer files")
-    try:
-        if (size := path.stat().st_size) > MAX_JSON_BYTES:
-            raise UnsupportedModel(f"{path} has {size} bytes: a table of at most {MAX_JSON_BYTES} is read")
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelNotFound(f"{path} cannot be read: {error}") from error
-    except RecursionError as error:
-        raise UnsupportedModel(
-            f"{path} is not valid JSON for a model: its tables lie too deep in each other"
-        ) from error
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModel(f"{path} must hold a JSON table, not {type(content).__name__}")
-    return content
 
 
 def brief(text: str, limit: int = 500) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from nanoengine import LLM
 from nanoengine.demo.corpus import read_documents, standard_library
-from nanoengine.models.loader import DEMO
-from nanoengine.models.safetensors_folder import read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import DEMO
 from tests.support import forced_logits
 
 

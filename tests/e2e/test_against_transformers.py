@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.models.loader import DEMO
+from nanoengine.models.names import DEMO
 from tests.support import fill_kv_with_nan, forced_logits, reference_choices, reference_logits, reference_model
 
 NUM_NEW_TOKENS = 200

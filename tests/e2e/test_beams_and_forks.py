@@ -17,7 +17,7 @@ import torch
 
 from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
-from nanoengine.models.loader import DEMO
+from nanoengine.models.names import DEMO
 from tests.support import fill_kv_with_nan, reference_logits, reference_model
 
 Tokens = list[list[int]]

@@ -12,7 +12,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.safetensors_folder import read_json
+from nanoengine.models.json_file import read_json
 from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model

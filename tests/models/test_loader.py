@@ -1,22 +1,20 @@
-"""Finding a model and loading its weights: every broken folder is a named error, and no folder ever runs code."""
+"""Loading weights: every broken folder is a named error, and no folder ever runs code."""
 
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
@@ -25,33 +23,13 @@ from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder, DecoderLayer, build_model
-from nanoengine.models.loader import DEMO, WEIGHT_FILES, find_model, load_weights
-from nanoengine.models.safetensors_folder import SafetensorsFolder, read_json
+from nanoengine.models.json_file import read_json
+from nanoengine.models.loader import load_weights
+from nanoengine.models.safetensors_folder import SafetensorsFolder
+from tests.models.conftest import INDEX, SHAPE
 from tests.support import tiny_checkpoint
 
-INDEX = "model.safetensors.index.json"
-SHAPE = {"hidden_size": 24, "num_hidden_layers": 2, "attention_bias": True}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("original"), **SHAPE)
-
-
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("sharded"), **SHAPE, max_shard_size="30KB")
-
-
-@pytest.fixture
-def copy(original: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(original, tmp_path / "copy"))
-
-
-@pytest.fixture
-def sharded_copy(sharded: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(sharded, tmp_path / "copy"))
 
 
 def build(folder: Path, kernels: Kernels, dtype: torch.dtype, **changes: Any) -> Decoder:
@@ -290,179 +268,3 @@ def test_all_problems_are_told_at_once(copy: Path) -> None:
     edit_weights(copy, spoil)
     with pytest.raises(InvalidWeights, match=r"missing \(1\).*unexpected \(1\).*misshapen \(1\)"):
         load(copy)
-
-
-# ---- broken files
-
-
-@pytest.mark.parametrize("size", [0, 4, 100, 20_000])
-def test_a_truncated_file_is_named(copy: Path, size: int) -> None:
-    path = copy / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(InvalidWeights, match=r"model\.safetensors cannot be read as safetensors"):
-        load(copy)
-
-
-def test_a_file_of_noise_is_named(copy: Path) -> None:
-    (copy / "model.safetensors").write_bytes(bytes(range(256)) * 100)
-    with pytest.raises(InvalidWeights, match="cannot be read as safetensors"):
-        load(copy)
-
-
-def test_a_missing_shard_is_named(sharded_copy: Path) -> None:
-    shard = sorted(sharded_copy.glob("*.safetensors"))[1]
-    shard.unlink()
-    with pytest.raises(ModelNotFound, match=f"{shard.name} is missing"):
-        load(sharded_copy)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "5"])
-def test_an_index_that_is_no_table_is_refused(sharded_copy: Path, content: str) -> None:
-    (sharded_copy / INDEX).write_text(content)
-    with pytest.raises(UnsupportedModel, match=INDEX):
-        load(sharded_copy)
-
-
-@pytest.mark.parametrize(
-    "weight_map", [None, [], "model.safetensors", {"a": 5}, {"a": ["model.safetensors"]}, {"a": None}]
-)
-def test_an_index_without_a_usable_weight_map_is_refused(sharded_copy: Path, weight_map: object) -> None:
-    (sharded_copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(InvalidWeights, match="weight_map"):
-        load(sharded_copy)
-
-
-@pytest.mark.parametrize("where", ["../elsewhere.safetensors", "absolute", "sub/../../elsewhere.safetensors"])
-def test_an_index_may_not_name_files_outside_of_its_folder(copy: Path, where: str) -> None:
-    outside = copy.parent / "elsewhere.safetensors"
-    (copy / "model.safetensors").rename(outside)
-    name = str(outside) if where == "absolute" else where
-    (copy / "sub").mkdir()
-    (copy / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(load_file(outside), name)}))
-    with pytest.raises(InvalidWeights, match=r"elsewhere\.safetensors.*outside"):
-        load(copy)
-
-
-class Trap:
-    """Unpickling it leaves a file behind."""
-
-    def __init__(self, flag: Path):
-        self.flag = flag
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.flag,)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
-def test_a_pickle_is_refused_and_never_opened(copy: Path, tmp_path: Path, name: str) -> None:
-    flag = tmp_path / "flag"
-    (copy / "model.safetensors").unlink()
-    (copy / name).write_bytes(pickle.dumps(Trap(flag)))
-    with pytest.raises(ModelNotFound, match="can run code"):
-        load(copy)
-    assert not flag.exists()
-    pickle.loads((copy / name).read_bytes())
-    assert flag.exists(), "the trap works"
-
-
-def test_a_pickle_named_safetensors_is_never_unpickled(copy: Path, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    (copy / "model.safetensors").write_bytes(pickle.dumps(Trap(flag)))
-    with pytest.raises(InvalidWeights):
-        load(copy)
-    assert not flag.exists()
-
-
-# ---- config.json
-
-
-def test_a_missing_config_is_named(copy: Path) -> None:
-    (copy / "config.json").unlink()
-    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
-        read_json(copy, "config.json")
-
-
-@pytest.mark.parametrize("content", [b"{", b"", b"not json", b"\xff\xfe\xfa"])
-def test_a_config_that_is_no_json_is_named(copy: Path, content: bytes) -> None:
-    (copy / "config.json").write_bytes(content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
-        read_json(copy, "config.json")
-
-
-@pytest.mark.parametrize("content", ["[]", '"text"', "3", "null"])
-def test_a_config_that_is_no_table_is_named(copy: Path, content: str) -> None:
-    (copy / "config.json").write_text(content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json must hold a JSON table"):
-        read_json(copy, "config.json")
-
-
-# ---- finding
-
-
-def test_the_demo_is_in_the_package() -> None:
-    assert find_model("demo") == DEMO
-
-
-def test_a_folder_is_found_by_its_path(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(copy.parent)
-    assert find_model(str(copy)) == copy
-    assert find_model(copy.name).resolve() == copy
-    assert find_model(f"./{copy.name}").resolve() == copy
-
-
-def test_the_home_folder_may_be_a_tilde(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(copy.parent))
-    assert find_model(f"~/{copy.name}") == copy
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that the hub was asked for; it answers with an error."""
-    asked: list[str] = []
-
-    def snapshot_download(repo_id: str, **_: object) -> str:
-        asked.append(repo_id)
-        raise OSError("the network is unreachable")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return asked
-
-
-@pytest.mark.parametrize(
-    "name", ["/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x"]
-)
-def test_a_path_that_is_not_there_is_an_error_without_asking_the_hub(hub: list[str], name: str) -> None:
-    with pytest.raises(ModelNotFound, match="is no folder"):
-        find_model(name)
-    assert hub == []
-
-
-def test_a_hub_name_without_a_network_is_a_named_error(hub: list[str]) -> None:
-    with pytest.raises(ModelNotFound, match=r"someone/model.*the network is unreachable"):
-        find_model("someone/model")
-    assert hub == ["someone/model"]
-
-
-def test_a_hub_name_is_fetched_without_formats_that_run_code(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The description first, then the weights."""
-    fetched: list[list[str]] = []
-
-    def snapshot_download(repo_id: str, *, allow_patterns: list[str]) -> str:
-        assert repo_id == "someone/model"
-        fetched.append(allow_patterns)
-        return str(copy)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    assert find_model("someone/model") == find_model("someone/model", WEIGHT_FILES) == copy
-    descriptions, shards = fetched
-    for file in ("pytorch_model.bin", "modeling_qwen3.py", "weights.pt", "weights.pkl"):
-        assert not matches(file, descriptions + shards)
-    for file in (INDEX, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
-        assert matches(file, descriptions)
-    for file in ("model.safetensors", "model-00001-of-00002.safetensors"):
-        assert matches(file, shards)
-        assert not matches(file, descriptions)
-
-
-def matches(file: str, patterns: list[str]) -> bool:
-    return any(Path(file).match(pattern) for pattern in patterns)

@@ -8,7 +8,7 @@ from typing import Any
 from nanoengine.config import EngineConfig
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.safetensors_folder import read_json
+from nanoengine.models.json_file import read_json
 
 
 def engine_config(folder: Path, **options: Any) -> EngineConfig:

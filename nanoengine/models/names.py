@@ -1,0 +1,109 @@
+"""Names of models: what "demo", "smollm2", a folder, a .gguf file and a name of the hub stand for. No weight is read here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from nanoengine.errors import ModelNotFound, shown
+from nanoengine.fetch import DOWNLOADS
+
+DEMO = Path(__file__).parent.parent / "demo"
+DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+WEIGHT_FILES = ("*.safetensors",)
+
+PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+"""How the name of one of several files of a model ends; the first has all that describes it."""
+
+HUB_FILE = re.compile(r"([^/:]+/[^/:]+)[/:](.+\.gguf)")
+"""A file in a repository of the hub: org/name/file.gguf, or org/name:file.gguf."""
+
+
+def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
+    """What a name stands for: "demo" is the bundled model, then fetched ones, then local paths, then the hub.
+
+    Args:
+        name: of a model.
+        files: patterns of what is fetched of a hub's repository: config and tokenizer are looked at before gigabytes of
+            weights. A .gguf file has all of it, and is fetched whole.
+
+    Returns:
+        A folder, or a .gguf file: the first, if it comes in parts. A folder without a config.json but with one .gguf file
+        stands for that.
+
+    Raises:
+        ModelNotFound: none of these, or more than one.
+    """
+    if name == "demo":
+        return DEMO
+    if name in DOWNLOADS:
+        return _fetched(name)
+    # As Path.expanduser and Path.is_dir, but an unknown user's ~ stays as it is, and what cannot be a path is no folder.
+    path = Path(name if "\0" in name else os.path.expanduser(name))
+    if os.path.isdir(path):
+        return _in_folder(path)
+    if path.suffix == ".gguf" and os.path.isfile(path):
+        return _first_part(path)
+    if not path.is_absolute() and not name.startswith((".", "~")):
+        if match := HUB_FILE.fullmatch(name):
+            return _file_of_hub(*match.groups())
+        if name.count("/") == 1:
+            return _in_folder(_snapshot(name, files))
+    raise ModelNotFound(
+        f"model {shown(name)} is neither a folder nor a .gguf file: give one of them, 'demo', "
+        f"{', '.join(map(repr, DOWNLOADS))}, or a hub name like 'Qwen/Qwen3-0.6B' or 'org/name/file.gguf'"
+    )
+
+
+def first_parts(files: Iterable[Path]) -> list[Path]:
+    """The models that .gguf files hold: parts of one count once, as its first."""
+    return sorted({file.with_name(PART.sub(r"-00001-of-\1.gguf", file.name)) for file in files})
+
+
+def _fetched(name: str) -> Path:
+    download = DOWNLOADS[name]
+    if not download.path.is_file():
+        raise ModelNotFound(
+            f"{name} is not here yet: `nanoengine fetch {name}` gets it ({download.num_bytes / 1e6:.0f} MB, {download.licence}) "
+            f"as {download.path}, and in a checkout `make chat` gets it and starts a chat"
+        )
+    return download.path
+
+
+def _in_folder(folder: Path) -> Path:
+    if os.path.lexists(folder / "config.json"):
+        return folder
+    models = first_parts(folder.glob("*.gguf"))
+    if len(models) > 1:
+        raise ModelNotFound(
+            f"{folder} has no config.json and several .gguf files: name one of {', '.join(model.name for model in models)}"
+        )
+    return _first_part(models[0]) if models else folder
+
+
+def _first_part(file: Path) -> Path:
+    (first,) = first_parts([file])
+    if not os.path.isfile(first):
+        raise ModelNotFound(f"{first} is missing: {file.name} is a part of the same model and does not do without")
+    return first
+
+
+def _file_of_hub(repository: str, file: str) -> Path:
+    folder = _snapshot(repository, [PART.sub(r"-*-of-\1.gguf", file)])
+    if not os.path.isfile(folder / file):
+        raise ModelNotFound(
+            f"{repository} on the hub has no {shown(file)} (or it was not fetched before, and HF_HUB_OFFLINE is set): "
+            f"see https://huggingface.co/{repository}/tree/main"
+        )
+    return _first_part(folder / file)
+
+
+def _snapshot(repository: str, files: Sequence[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=list(files)))
+    except Exception as error:  # of the many kinds that the hub client raises, all mean "not to be had"
+        raise ModelNotFound(f"model {shown(repository)} is no folder, and the hub did not give it: {error}") from error

@@ -1,0 +1,119 @@
+"""Opening files: one piece or several, and every set of parts that does not belong together is a named error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from nanoengine.errors import InvalidWeights, ModelNotFound
+from nanoengine.gguf.file import GGUFFile
+
+COUNT = 3
+
+
+def write(path: Path, tensors: dict[str, float], **metadata: int | str) -> Path:
+    """A file with metadata (`split_no` is `split.no`) and tensors of four equal values."""
+    writer = GGUFWriter(path, str(metadata.pop("architecture", "llama")))
+    for key, value in metadata.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint16
+        add(key.replace("_", "."), value)  # type: ignore[arg-type]
+    for name, value in tensors.items():
+        writer.add_tensor(name, np.full(4, value, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def part(folder: Path, number: int, **changes: int | str) -> Path:
+    """Part `number`, counted from 0, with a tensor of its own."""
+    metadata = {"split_no": number, "split_count": COUNT, "split_tensors_count": COUNT}
+    path = folder / f"model-{number + 1:05}-of-{COUNT:05}.gguf"
+    return write(path, {f"tensor{number}": number}, **metadata | changes)
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    paths = [part(tmp_path, number) for number in range(COUNT)]
+    return paths[0]
+
+
+def test_a_split_file_is_opened_by_its_first_part(first: Path) -> None:
+    file = GGUFFile.open(first)
+    assert list(file.tensors) == ["tensor0", "tensor1", "tensor2"]
+    assert [file.data(name).view(np.float32)[0] for name in file.tensors] == [0, 1, 2]
+    assert [record.part for record in file.tensors.values()] == [0, 1, 2]
+    assert [len(content) for content in file.parts] == [path.stat().st_size for path in sorted(first.parent.iterdir())]
+
+
+def test_the_metadata_is_that_of_the_first_part(first: Path) -> None:
+    part(first.parent, 0, model_size="large")
+    assert GGUFFile.open(first).metadata["model.size"] == "large"
+
+
+def test_another_part_than_the_first_is_an_error_that_names_the_first(first: Path) -> None:
+    with pytest.raises(InvalidWeights, match=f"part 2 of 3: give the first, {first.name}"):
+        GGUFFile.open(first.with_name("model-00002-of-00003.gguf"))
+
+
+def test_a_missing_part_is_named(first: Path) -> None:
+    first.with_name("model-00002-of-00003.gguf").unlink()
+    with pytest.raises(ModelNotFound, match=r"model-00002-of-00003\.gguf"):
+        GGUFFile.open(first)
+
+
+def test_a_first_part_under_another_name_is_an_error(first: Path) -> None:
+    renamed = first.rename(first.with_name("model.gguf"))
+    with pytest.raises(InvalidWeights, match="one of 3 parts, which must be named"):
+        GGUFFile.open(renamed)
+
+
+def test_parts_in_the_wrong_order_are_an_error(first: Path) -> None:
+    part(first.parent, 1, split_no=2)
+    with pytest.raises(InvalidWeights, match="does not say that it is part 2 of 3"):
+        GGUFFile.open(first)
+
+
+def test_parts_of_different_models_are_an_error(first: Path) -> None:
+    part(first.parent, 2, architecture="qwen2")
+    with pytest.raises(InvalidWeights, match=r"disagree about general\.architecture"):
+        GGUFFile.open(first)
+
+
+def test_a_tensor_in_two_parts_is_an_error(first: Path) -> None:
+    part(first.parent, 1).write_bytes(part(first.parent, 1).read_bytes().replace(b"tensor1", b"tensor0"))
+    with pytest.raises(InvalidWeights, match="'tensor0' again"):
+        GGUFFile.open(first)
+
+
+def test_tensors_that_are_in_no_part_are_an_error(tmp_path: Path) -> None:
+    paths = [part(tmp_path, number, split_tensors_count=4) for number in range(COUNT)]
+    with pytest.raises(InvalidWeights, match="hold 3 tensors, not 4"):
+        GGUFFile.open(paths[0])
+
+
+def test_a_count_of_parts_that_is_no_count_is_an_error(first: Path) -> None:
+    part(first.parent, 0, split_count="three")
+    with pytest.raises(InvalidWeights, match=r"split\.count 'three', not a count"):
+        GGUFFile.open(first)
+
+
+def test_a_part_of_one_is_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", {"w": 1.0}, split_no=0, split_count=1, split_tensors_count=1)
+    assert list(GGUFFile.open(path).tensors) == ["w"]
+
+
+@pytest.mark.parametrize("name", ["nowhere.gguf", "."])
+def test_no_file_is_a_named_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        GGUFFile.open(tmp_path / name)
+
+
+def test_what_is_written_to_the_data_does_not_reach_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", {"w": 1.0})
+    GGUFFile.open(path).data("w")[:] = 0
+    assert GGUFFile.open(path).data("w").view(np.float32).tolist() == [1, 1, 1, 1]

