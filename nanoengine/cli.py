@@ -1,4 +1,4 @@
-"""The `nanoengine` command: demo, generate, chat, fetch."""
+"""The `nanoengine` command: demo, generate, chat, models, fetch."""
 
 from __future__ import annotations
 
@@ -117,6 +117,17 @@ def chat(args: argparse.Namespace) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
+def models(_: argparse.Namespace) -> None:
+    """List the models on this machine, what they take, and whether they run."""
+    from nanoengine.inventory import inventory, table
+
+    print(table(inventory()))
+    print(
+        "\n`--model NAME` takes one of them; others come from the hub when they are first used.\n"
+        "Where a device does not compute the dtype itself, float32 takes its place, and more memory."
+    )
+
+
 def fetch(args: argparse.Namespace) -> None:
     """Download a small model that can hold a conversation."""
     print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
@@ -180,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.set_defaults(n=1)
             command.add_argument("--system", default=None, help="a system message")
+    _command(commands, models)
     _command(commands, fetch).add_argument("name", help=_known())
     return parser
 

@@ -1,0 +1,79 @@
+"""A GGUF file as a checkpoint: Hugging Face's config, names and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+
+from nanoengine.errors import InvalidWeights
+from nanoengine.gguf.file import GGUFFile
+from nanoengine.gguf.header import TensorRecord
+from nanoengine.gguf.quants import FLOATS, dequantize
+from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
+from nanoengine.gguf.translate import hf_config
+
+
+class GGUFCheckpoint:
+    """What a loader wants to know of a model whose weights are in a GGUF file.
+
+    Raises:
+        ModelNotFound, InvalidWeights, UnsupportedModel: as `GGUFFile.open` and `hf_config`.
+    """
+
+    def __init__(self, path: Path):
+        self._file = GGUFFile.open(path)
+        self.config = hf_config(self._file)
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """All keys of the file, as it has them."""
+        return self._file.metadata
+
+    def headers(self) -> Iterator[tuple[str, str, list[int]]]:
+        """Name, dtype ("F32", "F16" or "BF16": numbers of quantized tensors are float32) and shape of each tensor."""
+        for record, tensor in self._all():
+            yield tensor.name, record.type if record.type in FLOATS else "F32", _shape(record, tensor)
+
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """Name and numbers of each tensor, rounded once to `dtype`. Those that are stored so lie in the mapped file.
+
+        Raises:
+            InvalidWeights: rows that are not those of the heads.
+        """
+        for record, tensor in self._all():
+            data = torch.from_numpy(self._file.data(record.name))
+            if tensor.expert is not None:
+                data = data.view(record.shape[0], -1)[tensor.expert]
+            if tensor.paired_heads:
+                data = self._unpaired(data, record, tensor.paired_heads)
+            yield tensor.name, dequantize(data, record.type, _shape(record, tensor), dtype)
+
+    def fingerprint(self) -> str:
+        """A hash of all bytes of the file, or of its parts, at the speed of reading them."""
+        digest = xxhash.xxh3_128()
+        for content in self._file.parts:
+            digest.update(content)
+        return digest.hexdigest()
+
+    def _all(self) -> Iterator[tuple[TensorRecord, HFTensor]]:
+        for record in self._file.tensors.values():
+            for tensor in hf_tensor(record.name, self.config):
+                yield record, tensor
+
+    def _unpaired(self, data: Tensor, record: TensorRecord, heads: int) -> Tensor:
+        """The bytes with the rows of each head in Hugging Face's order; a row of any format is a whole number of bytes."""
+        rows = record.shape[0]
+        if rows % (2 * heads):
+            raise InvalidWeights(
+                f"{self._file.path} has {rows} rows in {record.name}, no even number for {heads} heads"
+            )
+        return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
+
+
+def _shape(record: TensorRecord, tensor: HFTensor) -> list[int]:
+    return list(record.shape if tensor.expert is None else record.shape[1:])

@@ -1,0 +1,115 @@
+"""The keys that a file has of its architecture: each is read, or without effect, or refused by name.
+
+Whatever is said of an architecture and not translated could change what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.gguf.file import GGUFFile
+
+REALS = (
+    "epsilon",
+    "scale",
+    "factor",
+    "freq_base",
+    "freq_base_swa",
+    "scale_linear",
+    "softcapping",
+    "beta_fast",
+    "beta_slow",
+)
+"""How the keys end whose values need not be whole."""
+
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "attention.scale": (0.0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_gating_func": (1,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Keys that are not translated -> the values with which they change nothing."""
+
+NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+"""Keys that change nothing: the embedding has the size of the vocabulary, and the others tell of the model's making."""
+
+
+class Keys:
+    """The keys of a file's architecture, without its name before them. Every one must be read, or be without effect.
+
+    Raises:
+        UnsupportedModel: the architecture is not one of `known`.
+    """
+
+    def __init__(self, file: GGUFFile, known: Collection[str]):
+        self._path = file.path
+        self._metadata = file.metadata
+        architecture = file.metadata.get("general.architecture")
+        if not isinstance(architecture, str) or architecture not in known:
+            raise UnsupportedModel(
+                f"{file.path} has general.architecture {shown(architecture)}; supported are {', '.join(known)}"
+            )
+        self.architecture = architecture
+        self._prefix = f"{self.architecture}."
+        self._unread = {key.removeprefix(self._prefix) for key in file.metadata if key.startswith(self._prefix)}
+
+    def __contains__(self, key: str) -> bool:
+        return self._prefix + key in self._metadata
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """A count, or a number where the key is of REALS; that of all layers if they have one each.
+
+        Raises:
+            UnsupportedModel: it is none, or layers differ.
+        """
+        value = self._read(key, default)
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        is_number = type(value) is int or (type(value) is float and key.endswith(REALS) and math.isfinite(value))
+        if not is_number or value < 0:
+            raise self.unsupported(
+                key, value, f"{'a number' if key.endswith(REALS) else 'a count'}, equal in all layers"
+            )
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self._read(key, default)
+        if not isinstance(value, str):
+            raise self.unsupported(key, value, "text")
+        return value
+
+    def unsupported(self, key: str, value: object, supported: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}; supported is {supported}")
+
+    def check_rest(self) -> None:
+        """UnsupportedModel if a key was not read that could change what the model computes."""
+        for key in sorted(self._unread - NOT_OF_THE_MODEL):
+            value = self._metadata[self._prefix + key]
+            if key not in WITHOUT_EFFECT:
+                raise UnsupportedModel(f"{self._path} has {self._prefix}{key} {shown(value)}, which is not supported")
+            if isinstance(value, np.ndarray | list) or value not in WITHOUT_EFFECT[key]:
+                raise self.unsupported(key, value, " or ".join(map(str, WITHOUT_EFFECT[key])))
+
+    def _read(self, key: str, default: Any) -> Any:
+        self._unread.discard(key)
+        value = self._metadata.get(self._prefix + key, default)
+        if value is None:
+            raise UnsupportedModel(f"{self._path} has no {self._prefix}{key}: convert the model anew")
+        return value

@@ -1,0 +1,218 @@
+"""What the metadata of a file says of a model, in the words of Hugging Face's config.json.
+
+Keys: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and conversion/.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoengine.errors import InvalidWeights, UnsupportedModel, shown
+from nanoengine.gguf.file import GGUFFile
+from nanoengine.gguf.keys import Keys
+from nanoengine.gguf.tensor_names import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LONG, ROPE_SHORT
+
+
+class Architecture(NamedTuple):
+    """What tells an architecture from the others."""
+
+    name: str
+    """Hugging Face's."""
+
+    model_type: str
+    keys: Mapping[str, str] = {}
+    """Its own keys, and what Hugging Face calls them."""
+
+    fixed: Mapping[str, Any] = {}
+    """What its files do not say, because it is always so."""
+
+
+COMMON_KEYS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+"""What every file must say."""
+
+MIXTURE_KEYS = {"expert_used_count": "num_experts_per_tok"}
+GRANITE_KEYS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+GEMMA_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+MIXTRAL = "llama with experts"
+ARCHITECTURES = {
+    "llama": Architecture("LlamaForCausalLM", "llama"),
+    MIXTRAL: Architecture("MixtralForCausalLM", "mixtral", MIXTURE_KEYS | {"expert_count": "num_local_experts"}),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3"),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        MIXTURE_KEYS | {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"},
+        {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "phi3": Architecture("Phi3ForCausalLM", "phi3", {"attention.sliding_window": "sliding_window"}),
+    "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
+    "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
+    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS, {"hidden_act": "gelu_pytorch_tanh"}),
+}
+"""Architectures by llama.cpp's names."""
+
+BIASES = {
+    "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
+    "mlp_bias": (".ffn_gate.bias", ".ffn_up.bias", ".ffn_down.bias"),
+}
+"""Switches of a config -> the tensors that say that they are on."""
+
+SWITCHES = {
+    "LlamaForCausalLM": ("attention_bias", "mlp_bias"),
+    "GraniteForCausalLM": ("attention_bias", "mlp_bias"),
+    "Qwen3ForCausalLM": ("attention_bias",),
+    "Qwen3MoeForCausalLM": ("attention_bias",),
+    "Olmo2ForCausalLM": ("attention_bias",),
+}
+"""Which of them a config has; of other architectures it is fixed."""
+
+
+def hf_config(file: GGUFFile) -> dict[str, Any]:
+    """The model's config.json, as Hugging Face would write it.
+
+    One type of `rope_parameters` is not Hugging Face's: "factors", with a divisor for each frequency in `factors`.
+
+    Raises:
+        UnsupportedModel: another architecture; a key that is missing, not known, or has a value that is not supported.
+        InvalidWeights: a tensor that says something of the model is missing or misshapen.
+    """
+    if (kind := file.metadata.get("general.type", "model")) != "model":
+        raise UnsupportedModel(f"{file.path} has general.type {shown(kind)}; only a model can be run")
+    keys = Keys(file, [name for name in ARCHITECTURES if name != MIXTRAL])
+    mixture = keys.architecture == "llama" and keys.number("expert_count", default=0) > 0
+    ours = ARCHITECTURES[MIXTRAL if mixture else keys.architecture]
+    config: dict[str, Any] = {
+        "architectures": [ours.name],
+        "model_type": ours.model_type,
+        "dtype": "bfloat16",
+        "hidden_act": "silu",
+    }
+    config |= {**ours.fixed} | {name: keys.number(key) for key, name in COMMON_KEYS.items()}
+    config |= {name: keys.number(key) for key, name in ours.keys.items() if key in keys}
+    config |= _heads(keys, config)
+    if "sliding_window" in config:
+        config["sliding_window"] = config["sliding_window"] or None
+    if ours.name == "GraniteForCausalLM":
+        _complete_granite(file, config)
+    config["rope_parameters"] = _rope_parameters(file, keys, config)
+    keys.check_rest()
+    _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
+    return config | _special_tokens(file) | _from_tensors(file, ours.name)
+
+
+def _heads(keys: Keys, config: Mapping[str, Any]) -> dict[str, int]:
+    heads = config["num_attention_heads"]
+    size = keys.number("attention.key_length", default=config["hidden_size"] // max(heads, 1))
+    if size < 1:
+        raise keys.unsupported("attention.head_count", heads, "1 to embedding_length")
+    if (other := keys.number("attention.value_length", default=size)) != size:
+        raise keys.unsupported("attention.value_length", other, f"the key_length, {size}")
+    return {"num_key_value_heads": keys.number("attention.head_count_kv", default=heads), "head_dim": size}
+
+
+def _complete_granite(file: GGUFFile, config: dict[str, Any]) -> None:
+    """What llama.cpp and Hugging Face differ about, if it is left out."""
+    if file.metadata.get("granite.rope.scaling.finetuned") is False:
+        raise UnsupportedModel(
+            f"{file.path} has granite.rope.scaling.finetuned False: it rotates nothing, not supported"
+        )
+    if not config.get("attention_multiplier"):
+        config["attention_multiplier"] = config["head_dim"] ** -0.5
+
+
+def _rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> dict[str, Any]:
+    size = config["head_dim"]
+    rotated = keys.number("rope.dimension_count", default=size)
+    if rotated > size or rotated % 2:
+        raise keys.unsupported("rope.dimension_count", rotated, f"an even number up to the size of a head, {size}")
+    rope = {"rope_theta": float(keys.number("rope.freq_base", default=10000.0))}
+    if rotated < size:
+        ratio = rotated / size  # rounded, so that times the size it may be a trifle less than before
+        rope["partial_rotary_factor"] = ratio if int(size * ratio) == rotated else math.nextafter(ratio, 1.0)
+    kind = keys.text("rope.scaling.type", default="linear")
+    factor = keys.number("rope.scaling.factor", default=keys.number("rope.scale_linear", default=0.0)) or 1.0
+    original = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
+    attention = keys.number("rope.scaling.attn_factor", default=1.0)
+    if ROPE_LONG in file.tensors and ROPE_SHORT in file.tensors and factor == 1.0:
+        scaling = {"rope_type": "longrope", "original_max_position_embeddings": original}
+        scaling |= {
+            "long_factor": _divisors(file, ROPE_LONG, rotated),
+            "short_factor": _divisors(file, ROPE_SHORT, rotated),
+        }
+        return rope | scaling | ({"attention_factor": attention} if "rope.scaling.attn_factor" in keys else {})
+    if attention != 1.0:
+        raise keys.unsupported("rope.scaling.attn_factor", attention, "1.0 without long and short factors")
+    if ROPE_FACTORS in file.tensors and (factor == 1.0 or kind == "none"):
+        return rope | {"rope_type": "factors", "factors": _divisors(file, ROPE_FACTORS, rotated)}
+    if any(name in file.tensors for name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT)):
+        raise keys.unsupported(
+            "rope.scaling.factor", factor, "1.0 beside factors of each frequency, and of both lengths"
+        )
+    yarn = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    own = {name: keys.number(f"rope.scaling.{key}") for name, key in yarn.items() if f"rope.scaling.{key}" in keys}
+    if kind not in ("none", "linear", "yarn"):
+        raise keys.unsupported("rope.scaling.type", kind, "none, linear, yarn, or longrope with its factors")
+    if factor == 1.0 or kind == "none":
+        return rope | {"rope_type": "default"}
+    if kind == "linear":
+        return rope | {"rope_type": "linear", "factor": factor}
+    return rope | {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original} | own
+
+
+def _divisors(file: GGUFFile, name: str, rotated: int) -> list[float]:
+    record = file.tensors[name]
+    if (record.type, record.shape) != ("F32", (rotated // 2,)):
+        raise InvalidWeights(f"{file.path} has {name} as {record.type} {list(record.shape)}, not F32 [{rotated // 2}]")
+    divisors = file.data(name).view("<f4")
+    if not (np.isfinite(divisors) & (divisors > 0)).all():
+        raise InvalidWeights(f"{file.path} has {name} with numbers that divide no frequency: fetch it again")
+    return divisors.tolist()
+
+
+def _check_experts(file: GGUFFile, experts: int) -> None:
+    for name, record in file.tensors.items():
+        if name.endswith("_exps.weight") and record.shape[0] != experts:
+            raise InvalidWeights(
+                f"{file.path} has {name} of {record.shape[0]} experts, but an expert_count of {experts}"
+            )
+
+
+def _special_tokens(file: GGUFFile) -> dict[str, int]:
+    tokens = {name: file.metadata.get(f"tokenizer.ggml.{name}") for name in ("bos_token_id", "eos_token_id")}
+    for name, token in tokens.items():
+        if token is not None and type(token) is not int:
+            raise UnsupportedModel(f"{file.path} has tokenizer.ggml.{name} {shown(token)}; it must be a token's number")
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _from_tensors(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    """What only the list of tensors tells."""
+    if EMBEDDING not in file.tensors:
+        raise InvalidWeights(f"{file.path} has no {EMBEDDING}: it is no complete model")
+    first = [name for name in file.tensors if name.startswith("blk.0.")]
+    switches = {
+        switch: any(name.endswith(BIASES[switch]) for name in first) for switch in SWITCHES.get(architecture, ())
+    }
+    sizes = {"vocab_size": file.tensors[EMBEDDING].shape[0], "tie_word_embeddings": HEAD not in file.tensors}
+    return sizes | switches

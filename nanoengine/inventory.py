@@ -1,0 +1,137 @@
+"""Which models are on this machine, what they take, and whether their descriptions say that they run. Nothing is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+
+from nanoengine.config import ModelConfig
+from nanoengine.errors import ModelNotFound, NanoEngineError
+from nanoengine.fetch import DOWNLOADS, models_folder
+from nanoengine.gguf.file import GGUFFile
+from nanoengine.gguf.translate import hf_config
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
+from nanoengine.runner.ram import available_ram
+
+COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")
+LONGEST_PROBLEM = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A model that a name stands for."""
+
+    name: str
+    disk_bytes: int = 0
+    config: ModelConfig | None = None
+    """Its shape, where that can be read."""
+
+    problem: str = ""
+    """Why it does not run here; empty if nothing is known that keeps it from it."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """In memory, in the dtype of the checkpoint."""
+        assert self.config is not None
+        return self.config.num_parameters() * _width(self.config.dtype)
+
+
+def inventory() -> list[Entry]:
+    """The bundled model, those that can be fetched, and what is in the caches of nanoengine and of the hub's client."""
+    return [_describe(name, where) for name, where in _places()]
+
+
+def table(entries: Iterable[Entry]) -> str:
+    """Entries as lines of text in columns, below their names."""
+    rows = [COLUMNS, *map(_cells, entries)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _places() -> Iterator[tuple[str, str]]:
+    """Names, and where each leads on this machine."""
+    for name in ("demo", *DOWNLOADS):
+        yield name, name
+    fetched = {download.path for download in DOWNLOADS.values()}
+    for file in first_parts(models_folder().glob("*.gguf")):
+        if file not in fetched:
+            yield str(file), str(file)
+    yield from _repositories()
+
+
+def _repositories() -> Iterator[tuple[str, str]]:
+    """The same for what is in the hub's cache: models--ORG--NAME/refs/main names the commit that is below snapshots/.
+
+    Read by its documented layout (https://huggingface.co/docs/huggingface_hub/guides/manage-cache): the client's own scan leaves
+    a repository out, or ends, where any file of any revision is broken.
+    """
+    from huggingface_hub import constants
+
+    for main in sorted(Path(constants.HF_HUB_CACHE).glob("models--*/refs/main")):
+        repository = main.parents[1]
+        name = repository.name.removeprefix("models--").replace("--", "/")
+        try:
+            commit = main.read_text(errors="replace")
+        except OSError:  # then no config.json will be found, and that is told
+            commit = ""
+        folder = repository / "snapshots" / commit
+        files = first_parts(folder.rglob("*.gguf"))
+        if not files or (folder / "config.json").exists():
+            yield name, str(folder)
+        for file in files:
+            yield f"{name}/{file.relative_to(folder).as_posix()}", str(file)
+
+
+def _describe(name: str, where: str) -> Entry:
+    disk_bytes, config = 0, None
+    try:
+        path = find_model(where)
+        files = _files(path)
+        disk_bytes = sum(file.stat().st_size for file in files)
+        config = _read_config(path)
+        if path.is_dir() and not any(file.match(pattern) for file in files for pattern in WEIGHT_FILES):
+            raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
+    except (NanoEngineError, OSError) as error:
+        return Entry(name, disk_bytes, config, f"{type(error).__name__}: {error}")
+    entry = Entry(name, disk_bytes, config)
+    if entry.weight_bytes > (available := available_ram()):
+        return Entry(name, disk_bytes, config, f"not on the CPU: {_size(available)} of RAM are available")
+    return entry
+
+
+def _read_config(path: Path) -> ModelConfig:
+    return ModelConfig.from_hf(
+        hf_config(GGUFFile.open(path)) if path.suffix == ".gguf" else read_json(path, "config.json")
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    """All files of a model: of a folder, or of one that may be in parts."""
+    if path.is_dir():
+        return [file for file in path.rglob("*") if file.is_file()]
+    return [file for file in path.parent.glob("*.gguf") if first_parts([file]) == [path]]
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    runs = f"no: {shorten(entry.problem, LONGEST_PROBLEM, placeholder=' ...')}" if entry.problem else "yes"
+    disk = _size(entry.disk_bytes) if entry.disk_bytes else "-"
+    if (config := entry.config) is None:
+        return entry.name, "-", "-", disk, "-", "-", runs
+    kv_bytes = 1000 * config.kv_bytes_per_token(_width(config.dtype))
+    weights = f"{_size(entry.weight_bytes)} in {config.dtype}"
+    return entry.name, config.architecture, _millions(config), disk, weights, _size(kv_bytes), runs
+
+
+def _width(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+def _millions(config: ModelConfig) -> str:
+    return f"{config.num_parameters() / 1e6:,.1f} M"
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"

@@ -1,0 +1,138 @@
+"""GGUF files of models of transformers: config and tensors are the model's own again, and it computes the same with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from nanoengine.errors import InvalidWeights
+from nanoengine.gguf.checkpoint import GGUFCheckpoint
+from tests.gguf.written import ARCHITECTURES, F32, tiny_model, write_gguf
+
+KNOWN_TO_TRANSFORMERS = ["llama", "qwen2", "qwen3", "phi3"]
+"""Types whose GGUF files transformers reads itself, with their biases."""
+
+PROMPT = torch.arange(40)[None] * 7 % 96
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, dict[str, Tensor], Path]:
+    """A model, its tensors, and a GGUF file of it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model, tensors = tiny_model(request.param, folder)
+    return model, tensors, write_gguf(model, tensors, folder / "model.gguf")
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(PROMPT).logits
+
+
+def test_tensors_are_those_of_the_model(written: tuple[Any, dict[str, Tensor], Path]) -> None:
+    _, expected, path = written
+    found = dict(GGUFCheckpoint(path).tensors(torch.float32))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_headers_are_those_of_the_tensors(written: tuple[Any, dict[str, Tensor], Path]) -> None:
+    _, expected, path = written
+    found = {name: (dtype, shape) for name, dtype, shape in GGUFCheckpoint(path).headers()}
+    assert found == {name: ("F32", list(tensor.shape)) for name, tensor in expected.items()}
+
+
+def test_the_config_is_that_of_the_model(written: tuple[Any, dict[str, Tensor], Path]) -> None:
+    theirs = written[0].config
+    ours = GGUFCheckpoint(written[2]).config
+    assert ours["architectures"] == [type(written[0]).__name__]
+    assert ours["dtype"] == "bfloat16"
+    assert ours["head_dim"] == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
+    of_the_file = {"architectures", "dtype", "head_dim", "rope_parameters"}
+    for name in ours.keys() - of_the_file:
+        assert ours[name] == getattr(theirs, name), name
+    assert ours["rope_parameters"] == {"rope_type": "default", "rope_theta": 5000.0}
+
+
+def test_a_model_of_the_config_and_the_tensors_computes_the_same(
+    written: tuple[Any, dict[str, Tensor], Path], tmp_path: Path
+) -> None:
+    checkpoint = GGUFCheckpoint(written[2])
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint.config | {"pad_token_id": 0}))
+    save_file(dict(checkpoint.tensors(torch.float32)), tmp_path / "model.safetensors")
+    rebuilt = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32")
+    assert torch.equal(logits(rebuilt), logits(written[0]))
+
+
+@pytest.mark.parametrize("model_type", KNOWN_TO_TRANSFORMERS)
+def test_transformers_reads_the_same_tensors(model_type: str, tmp_path: Path) -> None:
+    model, tensors = tiny_model(model_type, tmp_path)
+    path = write_gguf(model, tensors, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
+    theirs = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    ours = dict(GGUFCheckpoint(path).tensors(torch.float32))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.BF16, GGMLQuantizationType.F16])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral"])
+def test_rows_and_experts_are_found_in_every_format(
+    model_type: str, kind: GGMLQuantizationType, tmp_path: Path
+) -> None:
+    model, tensors = tiny_model(model_type, tmp_path)
+    checkpoint = GGUFCheckpoint(write_gguf(model, tensors, tmp_path / "model.gguf", kind))
+    for name, found in checkpoint.tensors(torch.bfloat16):
+        stored = kind if tensors[name].ndim > 1 else F32
+        expected = torch.from_numpy(dequantize(quantize(tensors[name].numpy(), stored), stored))
+        assert found.dtype == torch.bfloat16
+        assert torch.equal(found, expected.to(torch.bfloat16)), name
+    dtypes = {dtype for _, dtype, _ in checkpoint.headers()}
+    assert dtypes == {"F32", kind.name} - {"Q4_0"}
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Callable[..., Path]:
+    def write(**options: Any) -> Path:
+        model, tensors = tiny_model("llama", tmp_path, attention_bias=False, mlp_bias=False, tie_word_embeddings=True)
+        return write_gguf(model, tensors, tmp_path / "model.gguf", **options)
+
+    return write
+
+
+def test_a_tied_model_has_no_head(llama: Callable[..., Path]) -> None:
+    checkpoint = GGUFCheckpoint(llama())
+    assert checkpoint.config["tie_word_embeddings"]
+    assert "lm_head.weight" not in dict(checkpoint.tensors(torch.float32))
+
+
+def test_a_tensor_that_is_not_known_keeps_its_name(llama: Callable[..., Path]) -> None:
+    more = {"blk.0.attn_sinks.weight": torch.ones(4)}
+    assert ("blk.0.attn_sinks.weight", "F32", [4]) in GGUFCheckpoint(llama(more_tensors=more)).headers()
+
+
+def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., Path]) -> None:
+    checkpoint = GGUFCheckpoint(llama(attention__head_count=3, attention__key_length=16, attention__value_length=16))
+    with pytest.raises(InvalidWeights, match=r"64 rows in blk\.0\.attn_q\.weight, no even number for 3 heads"):
+        dict(checkpoint.tensors(torch.float32))
+
+
+def test_the_fingerprint_is_of_all_bytes(llama: Callable[..., Path]) -> None:
+    path = llama()
+    assert GGUFCheckpoint(path).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+def test_metadata_is_that_of_the_file(llama: Callable[..., Path]) -> None:
+    assert GGUFCheckpoint(llama()).metadata["llama.block_count"] == 2

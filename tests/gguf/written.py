@@ -1,0 +1,170 @@
+"""GGUF files of tiny models of transformers, written with the gguf package and its own table of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf.constants import MODEL_ARCH_NAMES
+from gguf.quants import quantize
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+F32 = GGMLQuantizationType.F32
+ARCHITECTURES = {
+    "llama": MODEL_ARCH.LLAMA,
+    "mixtral": MODEL_ARCH.LLAMA,
+    "qwen2": MODEL_ARCH.QWEN2,
+    "qwen3": MODEL_ARCH.QWEN3,
+    "qwen3_moe": MODEL_ARCH.QWEN3MOE,
+    "phi3": MODEL_ARCH.PHI3,
+    "granite": MODEL_ARCH.GRANITE,
+    "olmo2": MODEL_ARCH.OLMO2,
+}
+"""Hugging Face's model types, and llama.cpp's architecture of each."""
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+OWN: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3": {"head_dim": 32},
+    "qwen3_moe": {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    | {"norm_topk_prob": True, "decoder_sparse_step": 1},
+    "phi3": {"sliding_window": 20},
+    "granite": {"attention_multiplier": 0.22, "embedding_multiplier": 12.0, "residual_multiplier": 0.3}
+    | {"logits_scaling": 8.0},
+}
+"""What the types have besides."""
+
+
+def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A random model, and its tensors under the names of its checkpoint, which is left in `folder`."""
+    torch.manual_seed(0)
+    rope = options.pop("rope_parameters", {"rope_type": "default", "rope_theta": 5000.0})
+    options = SHAPE | OWN.get(model_type, {}) | {"tie_word_embeddings": False} | options
+    config = AutoConfig.for_model(model_type, **options, rope_parameters=rope, dtype="float32")
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return model, load_file(folder / "model.safetensors")
+
+
+def write_gguf(
+    model: Any,
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    kind: GGMLQuantizationType = F32,
+    more_tensors: Mapping[str, Tensor] | None = None,
+    **keys: Any,
+) -> Path:
+    """The model as llama.cpp's converter writes it, its matrices in the format `kind`.
+
+    Args:
+        more_tensors: further ones, under their names in the file.
+        keys: further ones of the architecture, or other values; "__" stands for a dot.
+    """
+    config = model.config
+    arch = ARCHITECTURES[config.model_type]
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
+    values = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
+    for key, value in values.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add.get(type(value), writer.add_array)(f"{MODEL_ARCH_NAMES[arch]}.{key}", value)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, tensor in _paired(_stacked(tensors), config).items():
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        _add(writer, found, tensor, kind if tensor.ndim > 1 else F32)
+    for name, tensor in (more_tensors or {}).items():
+        _add(writer, name, tensor, F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _metadata(config: Any) -> dict[str, Any]:
+    values = {
+        "block_count": config.num_hidden_layers,
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    }
+    if head_dim := getattr(config, "head_dim", None):
+        values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if config.model_type in ("llama", "mixtral", "granite"):
+        size = head_dim or config.hidden_size // config.num_attention_heads
+        values |= {"vocab_size": config.vocab_size, "rope.dimension_count": size}
+    if experts := getattr(config, "num_experts", getattr(config, "num_local_experts", None)):
+        values |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
+    if config.model_type == "qwen3_moe":
+        values["expert_feed_forward_length"] = config.moe_intermediate_size
+    if config.model_type == "phi3":
+        values["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type == "granite":
+        values |= {
+            "attention.scale": config.attention_multiplier,
+            "embedding_scale": config.embedding_multiplier,
+            "residual_scale": config.residual_multiplier,
+            "logit_scale": config.logits_scaling,
+        }
+    return values
+
+
+def _stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the experts of a layer in one tensor, under the name that the converter gives it."""
+    found: dict[str, list[Tensor]] = {}
+    for name, tensor in sorted(tensors.items()):
+        before, _, after = name.partition(".experts.")
+        if after:
+            number, rest = after.split(".", 1)
+            before = before.replace("model.layers", "layers").replace("block_sparse_moe", "feed_forward")
+            before = f"model.{before}" if before.endswith("mlp") else before
+            name = f"{before}.experts.{rest}"
+            assert len(found.setdefault(name, [])) == int(number)
+            found[name].append(tensor)
+        else:
+            found[name] = [tensor]
+    return {name: torch.stack(parts) if ".experts." in name else parts[0] for name, parts in found.items()}
+
+
+def _paired(tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
+    """With each row of a head of q and k beside the one that it is rotated with, where llama.cpp wants that."""
+    result = dict(tensors)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    if config.model_type in ("llama", "mixtral", "granite"):
+        for name, tensor in tensors.items():
+            if count := heads.get(name.split(".")[-2]):
+                halves = tensor.reshape(count, 2, -1, *tensor.shape[1:])
+                result[name] = torch.stack([halves[:, 0], halves[:, 1]], 2).reshape(tensor.shape)
+    return result
+
+
+def _add(writer: GGUFWriter, name: str, tensor: Tensor, kind: GGMLQuantizationType) -> None:
+    data = quantize(np.ascontiguousarray(tensor.float().numpy()), kind)
+    writer.add_tensor(name, data, raw_dtype=kind)

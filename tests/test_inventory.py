@@ -1,0 +1,208 @@
+"""What is on this machine: every place is looked into, sizes are those of the files, and one broken model hides no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import huggingface_hub
+import numpy as np
+import pytest
+
+from nanoengine import inventory as module
+from nanoengine.config import ModelConfig
+from nanoengine.fetch import DOWNLOADS, models_folder
+from nanoengine.inventory import Entry, inventory, table
+from nanoengine.models.json_file import read_json
+from nanoengine.models.names import DEMO
+
+FETCHABLE = list(DOWNLOADS)
+NUM_PARAMETERS = 300 * 48 + 2 * (2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48 + 2 * 48 + 2 * 16) + 48
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub's client, not there yet; that of nanoengine is beside it."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def snapshot(hub: Path, name: str, branch: str = "main", kind: str = "models") -> Path:
+    """The empty folder of a repository in the cache."""
+    repository = hub / "--".join([kind, *name.split("/")])
+    folder = repository / "snapshots" / ("0123456789" * 4)
+    folder.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "refs").mkdir()
+    (repository / "refs" / branch).write_text(folder.name)
+    return folder
+
+
+def copy_demo(folder: Path, *names: str, **changes: object) -> Path:
+    for name in names or ("config.json", "model.safetensors"):
+        shutil.copy(DEMO / name, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return folder
+
+
+def write_gguf(path: Path) -> Path:
+    """A Qwen3 of two layers and NUM_PARAMETERS weights."""
+    writer = gguf.GGUFWriter(path, "qwen3")
+    writer.add_context_length(512)
+    writer.add_block_count(2)
+    writer.add_embedding_length(48)
+    writer.add_feed_forward_length(80)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(16)
+    writer.add_value_length(16)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    layer = {"attn_norm": (48,), "attn_q": (64, 48), "attn_k": (32, 48), "attn_v": (32, 48), "attn_output": (48, 64)}
+    layer |= {"attn_q_norm": (16,), "attn_k_norm": (16,), "ffn_norm": (48,)}
+    layer |= {"ffn_gate": (80, 48), "ffn_up": (80, 48), "ffn_down": (48, 80)}
+    shapes = {"token_embd": (300, 48), "output_norm": (48,)}
+    shapes |= {f"blk.{number}.{name}": shape for number in (0, 1) for name, shape in layer.items()}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def found() -> dict[str, Entry]:
+    """Entries by name, but those that are everywhere."""
+    return {entry.name: entry for entry in inventory() if entry.name not in ("demo", *FETCHABLE)}
+
+
+def test_without_any_cache_there_is_the_demo_and_what_can_be_fetched() -> None:
+    demo, *fetchable = inventory()
+    assert (demo.name, demo.problem) == ("demo", "")
+    assert demo.config == ModelConfig.from_hf(read_json(DEMO, "config.json"))
+    assert demo.config.dtype == "bfloat16"
+    assert demo.weight_bytes == 2 * demo.config.num_parameters()
+    assert demo.disk_bytes == sum(file.stat().st_size for file in DEMO.rglob("*") if file.is_file())
+    assert [entry.name for entry in fetchable] == FETCHABLE
+    for entry in fetchable:
+        assert f"nanoengine fetch {entry.name}" in entry.problem
+        assert (entry.config, entry.disk_bytes) == (None, 0)
+
+
+def test_repositories_of_the_hub_are_found_by_name(hub: Path) -> None:
+    folder = copy_demo(snapshot(hub, "someone/model"), dtype="float32")
+    (entry,) = found().values()
+    assert (entry.name, entry.problem) == ("someone/model", "")
+    assert entry.disk_bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert entry.config is not None
+    assert entry.weight_bytes == 4 * entry.config.num_parameters()
+
+
+def test_repositories_that_no_name_leads_to_are_left_out(hub: Path) -> None:
+    copy_demo(snapshot(hub, "someone/data", kind="datasets"))
+    copy_demo(snapshot(hub, "someone/branch", branch="other"))
+    (hub / "stray.txt").touch()
+    assert found() == {}
+
+
+def test_a_repository_without_its_weights_says_so(hub: Path) -> None:
+    folder = copy_demo(snapshot(hub, "someone/model"), "config.json")
+    (folder / "model.safetensors").symlink_to("../../blobs/not-there")
+    entry = found()["someone/model"]
+    assert "weights are not here" in entry.problem
+    assert entry.config is not None
+
+
+def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
+    copy_demo(snapshot(hub, "a/unsupported"), architectures=["BertModel"])
+    copy_demo(snapshot(hub, "b/json")).joinpath("config.json").write_text("{")
+    snapshot(hub, "c/gguf").joinpath("noise.gguf").write_bytes(bytes(range(256)))
+    shutil.rmtree(snapshot(hub, "d/no-snapshots").parent)
+    snapshot(hub, "d/empty")
+    main = snapshot(hub, "d/no-branch").parents[1] / "refs" / "main"
+    main.unlink()
+    main.mkdir()
+    copy_demo(snapshot(hub, "e/sound"))
+    models_folder().mkdir(parents=True)
+    for name in FETCHABLE:
+        DOWNLOADS[name].path.write_bytes(b"GGUF and no more")
+    entries = {entry.name: entry.problem for entry in inventory()}
+    assert {name for name, problem in entries.items() if not problem} == {"demo", "e/sound"}
+    assert "UnsupportedModel: architectures is ['BertModel']" in entries["a/unsupported"]
+    assert "not valid JSON" in entries["b/json"]
+    assert "noise.gguf" in entries["c/gguf/noise.gguf"]
+    assert "ModelNotFound" in entries["d/no-snapshots"]
+    assert "config.json is missing" in entries["d/empty"]
+    assert "config.json is missing" in entries["d/no-branch"]
+    for name in FETCHABLE:
+        assert DOWNLOADS[name].file in entries[name]
+
+
+def test_gguf_files_are_described_from_their_metadata(hub: Path) -> None:
+    models_folder().mkdir(parents=True)
+    own = write_gguf(models_folder() / "own.gguf")
+    shared = write_gguf(snapshot(hub, "someone/model") / "shared.gguf")
+    entries = found()
+    assert list(entries) == [str(own), "someone/model/shared.gguf"]
+    for entry in entries.values():
+        assert entry.problem == ""
+        assert entry.config is not None
+        assert entry.config.architecture == "Qwen3ForCausalLM"
+        assert entry.config.num_parameters() == NUM_PARAMETERS
+        assert entry.disk_bytes == own.stat().st_size == shared.stat().st_size
+
+
+def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:
+    for folder in (snapshot(hub, "someone/model"), models_folder()):
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in (1, 2, 3):
+            (folder / f"big-0000{number}-of-00003.gguf").write_bytes(bytes(100))
+        (folder / "small.gguf").write_bytes(bytes(7))
+    big, small = "big-00001-of-00003.gguf", "small.gguf"
+    assert {name: entry.disk_bytes for name, entry in found().items()} == {
+        str(models_folder() / big): 300,
+        str(models_folder() / small): 7,
+        f"someone/model/{big}": 300,
+        f"someone/model/{small}": 7,
+    }
+
+
+def test_a_model_that_has_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    demo = inventory()[0]
+    for available, problem in ((demo.weight_bytes, ""), (demo.weight_bytes - 1, "not on the CPU: 9.5 MB of RAM")):
+        monkeypatch.setattr(module, "available_ram", lambda available=available: available)
+        assert inventory()[0].problem.startswith(problem)
+        assert bool(inventory()[0].problem) == bool(problem)
+
+
+def test_the_table_has_a_line_for_each_and_the_numbers_of_the_demo() -> None:
+    demo = inventory()[0]
+    head, sound, broken = table([demo, Entry("broken", 3_500_000_000, None, "Oops: " + "why " * 100)]).splitlines()
+    assert head.split()[:2] == ["model", "architecture"]
+    # The shape of the demo: 4.7 M weights, and 2 x 5 layers x 2 heads x 64 numbers of 2 bytes for each of 1,000 tokens.
+    assert sound.split("  ")[0] == "demo"
+    for cell in ("Qwen3ForCausalLM", "4.7 M", "9.5 MB in bfloat16", "2.6 MB", "yes"):
+        assert cell in sound
+    assert broken.split()[:2] == ["broken", "-"]
+    assert "3.50 GB" in broken
+    assert broken.endswith("...")
+    assert len(broken) < 300
+
+
+def test_the_command_lists_models_without_torch(hub: Path, tmp_path: Path) -> None:
+    copy_demo(snapshot(hub, "someone/model"))
+    code = "import sys; from nanoengine.cli import main; print(main(['models']), {'torch', 'transformers'} & set(sys.modules))"
+    environment = os.environ | {"HF_HUB_CACHE": str(hub), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    names = [line.split("  ")[0] for line in result.stdout.splitlines()]
+    assert names[:4] == ["model", "demo", *FETCHABLE, "someone/model"][:4]
+    assert names[-1] == "0 set()"
