@@ -16,6 +16,7 @@ from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
+from nanoengine.kernels.native_operations import why_not
 
 
 class GGUFCheckpoint:
@@ -39,19 +40,23 @@ class GGUFCheckpoint:
         for record, tensor in self._all():
             yield tensor.name, record.type if record.type in FLOATS else "F32", _shape(record, tensor)
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Name and numbers of each tensor, rounded once to `dtype`. Those that are stored so lie in the mapped file.
+
+        Args:
+            native: use the native kernels, if they can run here.
 
         Raises:
             InvalidWeights: rows that are not those of the heads.
         """
+        native = native and why_not(torch.device("cpu"), dtype) is None
         for record, tensor in self._all():
             data = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:
                 data = data.view(record.shape[0], -1)[tensor.expert]
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
-            yield tensor.name, dequantize(data, record.type, _shape(record, tensor), dtype)
+            yield tensor.name, dequantize(data, record.type, _shape(record, tensor), dtype, native=native)
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor
 
 from nanoengine.gguf.header import FORMATS
+from nanoengine.kernels.native_operations import operations
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that store numbers as they are."""
 
 PIECE = 1 << 15
-"""Numbers that are made at a time: what is in between stays in the second-level cache. From the next number on torch would share
-out every one of the small operations among its threads, which then wait for each other more than they work."""
+"""Numbers that torch makes at a time: what is in between stays in the second-level cache. From the next number on torch would
+share out every one of the small operations among its threads, which then wait for each other more than they work."""
 
 
-def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+def dequantize(
+    data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, native: bool = False
+) -> Tensor:
     """The numbers of a tensor.
 
     Args:
@@ -31,6 +34,8 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
         shape: of the result; rows are multiples of the format's block.
         dtype: of the result; None is what the format is by itself: F16 and BF16 as stored, float32 of all others. Numbers are
             rounded once.
+        native: compute in C++, with all threads and the same results; `native_operations.why_not` must know no reason against
+            it on the CPU in this dtype.
 
     Returns:
         A new tensor, or where nothing is to be converted a view of `data`.
@@ -40,6 +45,9 @@ def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype
         return whole.view(FLOATS[type]).view(*shape).to(dtype or FLOATS[type])
     values, nbytes = SIZES[type]
     blocks = data.view(-1, nbytes)
+    if native:
+        operations()
+        return torch.ops.nanoengine.dequantize(blocks, type, values, dtype or torch.float32).view(*shape)
     out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32)
     for part, result in zip(blocks.split(PIECE // values), out.split(PIECE // values), strict=True):
         result.copy_(FUNCTIONS[type](part))

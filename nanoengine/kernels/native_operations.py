@@ -18,6 +18,9 @@ from nanoengine.progress import stage
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """Dtypes that the kernels compute with, as simd.h numbers them."""
 
+QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+"""Formats of quantized blocks, as dequantize.cpp numbers them."""
+
 POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 
 SIGNATURES: dict[str, tuple[str, list[type]]] = {
@@ -26,6 +29,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
     "gated_linear": ("linear", [INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
     "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
     "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
     "attention_write": (
@@ -129,6 +133,12 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.embed(DTYPES[dtype], token_ids.data_ptr(), packed.data_ptr(), out.data_ptr(), len(token_ids), inputs)
         return out
 
+    def dequantize(blocks: Tensor, format: str, values: int, dtype: torch.dtype) -> Tensor:
+        blocks = blocks.contiguous()
+        out = torch.empty(len(blocks), values, dtype=dtype)
+        c.dequantize(QUANTIZED.index(format), DTYPES[dtype], blocks.data_ptr(), out.data_ptr(), len(blocks))
+        return out
+
     def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()
         out, size = torch.empty_like(x), x.shape[-1]
@@ -226,7 +236,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, scale)
         return out
 
-    pure = embed, draw_tokens, attention_decode, attention_prefill
+    pure = embed, dequantize, draw_tokens, attention_decode, attention_prefill
     caches = ("k_cache", "v_cache")
     return {
         **dict.fromkeys(pure, ()),
