@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 
+def weight_files(path: Path) -> list[Path]:
+    """Of the model at a path that `find_model` gave."""
+    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+
+
 def nanoengine(model: str, prompt: list[int], options: dict[str, Any], note: Callable[[str], None]) -> None:
     from nanoengine import LLM, SamplingParams
 
@@ -29,7 +34,7 @@ def floor(model: str, _: list[int], __: dict[str, Any], note: Callable[[str], No
 
     note("import_s")
     buffer = bytearray(16 << 20)
-    for path in Path(model).glob("*.safetensors"):
+    for path in weight_files(Path(model)):
         with open(path, "rb", buffering=0) as file:
             while file.readinto(buffer):
                 pass
@@ -38,13 +43,13 @@ def floor(model: str, _: list[int], __: dict[str, Any], note: Callable[[str], No
 
 def transformers(model: str, prompt: list[int], options: dict[str, Any], note: Callable[[str], None]) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
+    from benchmarks.peers import load_in_transformers
     from nanoengine.models.names import find_model
 
     note("import_s")
     device = options["device"] if options["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    loaded: Any = AutoModelForCausalLM.from_pretrained(find_model(model), dtype=options["dtype"]).to(device)
+    loaded: Any = load_in_transformers(find_model(model), options["dtype"]).to(device)
     note("ready_s")
     ids = torch.tensor([prompt], device=device)
     loaded.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)

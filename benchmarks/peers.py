@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,22 +17,28 @@ from benchmarks.workload import Workload
 PAD = 0
 
 
+def load_in_transformers(path: Path, dtype: torch.dtype | str) -> Any:
+    """The model at a path that `find_model` gave, in transformers."""
+    file = {} if path.is_dir() else {"gguf_file": path.name}
+    return transformers.AutoModelForCausalLM.from_pretrained(path if path.is_dir() else path.parent, dtype=dtype, **file)
+
+
 class Generate:
     """transformers' `generate`: left-padded batches, of which only the wanted tokens are counted.
 
     Args:
-        folder: the checkpoint.
+        path: the checkpoint: a folder or a GGUF file.
         kv_tokens: how many tokens of K/V a batch may hold, padding included: as many as our own pool.
     """
 
     name = "transformers"
     reports_tokens = True
 
-    def __init__(self, folder: str, dtype: torch.dtype, device: torch.device, kv_tokens: int):
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device, kv_tokens: int):
         transformers.utils.logging.disable_progress_bar()
         self.device = device
         self.kv_tokens = kv_tokens
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self.model: Any = load_in_transformers(path, dtype).eval().to(device)
         self.model.generation_config.eos_token_id = None  # end-of-text tokens are ignored
 
     def run(self, workload: Workload) -> Run:

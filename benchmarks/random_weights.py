@@ -42,6 +42,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": True,
     },
+    "qwen2-0.5b": {
+        "vocab_size": 151936,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "architectures": ["Qwen2ForCausalLM"],
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "tie_word_embeddings": True,
+    },
     "tiny": _QWEN3
     | {
         "vocab_size": 4096,
@@ -59,11 +72,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 def write_checkpoint(shape: str, folder: str) -> None:
     """bfloat16 weights from a normal distribution (0, 0.02), norms of one; the same ones every time."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    import transformers
 
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(Qwen3Config(**SHAPES[shape]), dtype=torch.bfloat16)
-    model.save_pretrained(folder)
+    (architecture,) = SHAPES[shape]["architectures"]
+    config = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**SHAPES[shape])
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from nanoengine import LLM
 from nanoengine.config import EngineConfig
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
+from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -103,7 +103,7 @@ def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) 
     if args.random_weights:
         most = SHAPES[args.random_weights]["max_position_embeddings"]
     else:
-        most = read_model_config(read_json(find_model(model), "config.json")).max_position_embeddings
+        most = read_model_config(config_table(find_model(model))).max_position_embeddings
     check_lengths(longest, config.max_model_len or most, "max_model_len")
     if args.random_weights:
         options.setdefault("tokenizer", "demo")
@@ -135,7 +135,7 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
         _warn_of_slow_paths(session)
         if getattr(args, "vs", None):
             kv_tokens = runner.info.num_blocks * llm.config.block_size
-            generate = Generate(str(find_model(model)), session.dtype, session.device, kv_tokens)
+            generate = Generate(find_model(model), session.dtype, session.device, kv_tokens)
             continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
             session.peers = [generate, continuous]
         yield session

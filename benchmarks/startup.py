@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from benchmarks.first_token import weight_files
 from benchmarks.options import add_model_options, add_run_options, add_vs_option, engine_options, positive_int
 from benchmarks.report import ENGINE, Report
 from benchmarks.session import checkpoint
@@ -40,14 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, report: Report) -> None:
     options = engine_options(args)
     with checkpoint(args, options, args.input_len + 1) as model:
-        folder = find_model(model)
-        files = folder.glob("*.safetensors")
-        report.facts["checkpoint_mb"] = sum(file.stat().st_size for file in files) / 1e6
+        path = find_model(model)
+        report.facts["checkpoint_mb"] = sum(file.stat().st_size for file in weight_files(path)) / 1e6
         engines = [ENGINE, *([args.vs] if args.vs else [])]
         for engine in engines:
             first_token(engine, model, args.input_len, options)  # fills the page cache
         for _ in tqdm(range(args.repeat), desc="starts", leave=False, disable=None):
-            floor = first_token(FLOOR, str(folder), args.input_len, options)
+            floor = first_token(FLOOR, str(path), args.input_len, options)
             report.add({}, floor, FLOOR)
             for engine in engines:
                 figures = first_token(engine, model, args.input_len, options)

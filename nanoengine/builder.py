@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import Executor, ExecutorInfo
@@ -19,13 +17,12 @@ from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
 from nanoengine.model_config import ModelConfig
-from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
+from nanoengine.models.description import describe
 from nanoengine.models.names import WEIGHT_FILES, find_model
-from nanoengine.tokenizer import HFTokenizer
+from nanoengine.tokenizer import ModelTokenizer
 
 ExecutorFactory = Callable[[EngineConfig, ModelConfig, Path, bool], Executor]
-"""Makes an executor of the options, the model's shape, the folder of its weights, and whether to show bars."""
+"""Makes an executor of the options, the model's shape, the path of its weights, and whether to show bars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Built:
 
     engine: LLMEngine
     model_config: ModelConfig
-    tokenizer: HFTokenizer
+    tokenizer: ModelTokenizer
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: ExecutorFactory | None = None) -> Built:
@@ -50,34 +47,23 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
             say takes time or memory before it was compared with the headers of its weights.
     """
-    folder = find_model(config.model)
-    hf_config = read_json(folder, "config.json")
-    model_config = read_model_config(hf_config)
-    _check_windows(config, model_config)
-    generation = (
-        read_json(folder, "generation_config.json") if os.path.lexists(folder / "generation_config.json") else {}
-    )
-    tokenizer = HFTokenizer(folder if config.tokenizer is None else find_model(str(config.tokenizer)))
-    eos_token_ids = _eos_token_ids(
-        model_config.vocab_size,
-        generation.get("eos_token_id"),
-        hf_config.get("eos_token_id"),
-        tokenizer.eos_token_id,
-    )
-    folder = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
+    other = None if config.tokenizer is None else find_model(str(config.tokenizer))
+    model = describe(find_model(config.model), other)
+    _check_windows(config, model.config)
+    path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     # torch is needed from here on, and not before: `import nanoengine` takes no time, and mistakes are told at once.
     from nanoengine.models.loader import check_weights, open_checkpoint
 
-    check_weights(model_config, open_checkpoint(folder))
-    runner = (executor or _executor_in_this_process)(config, model_config, folder, use_tqdm)
+    check_weights(model.config, open_checkpoint(path))
+    runner = (executor or _executor_in_this_process)(config, model.config, path, use_tqdm)
     try:
         stats = EngineStats()
         engine = LLMEngine(
             _scheduler(config, runner.info, stats),
             runner,
-            tokenizer,
-            vocab_size=model_config.vocab_size,
-            eos_token_ids=eos_token_ids,
+            model.tokenizer,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.eos_token_ids,
             seed=config.seed,
             stats=stats,
             max_steps_in_flight=runner.info.max_steps_in_flight,
@@ -85,7 +71,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
     except BaseException:
         runner.close()
         raise
-    return Built(engine, model_config, tokenizer)
+    return Built(engine, model.config, model.tokenizer)
 
 
 def _check_windows(config: EngineConfig, model: ModelConfig) -> None:
@@ -99,7 +85,7 @@ def _check_windows(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def _executor_in_this_process(
-    config: EngineConfig, model_config: ModelConfig, folder: Path, use_tqdm: bool
+    config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool
 ) -> Executor:
     from nanoengine.runner.placement import check_room_for_weights, choose_dtype, find_device
     from nanoengine.runner.startup import start_runner
@@ -107,7 +93,7 @@ def _executor_in_this_process(
     device = find_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.dtype, device)
     check_room_for_weights(model_config.num_parameters(), dtype, device)
-    return start_runner(config, model_config, folder, use_tqdm=use_tqdm)
+    return start_runner(config, model_config, path, use_tqdm=use_tqdm)
 
 
 def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> Scheduler:
@@ -143,16 +129,3 @@ def _disk_tier(folder: str, max_bytes: int, info: ExecutorInfo) -> DiskTier:
         return DiskTier(Path(folder), info.kv_fingerprint, info.block_bytes, max_bytes)
     except (OSError, ValueError) as error:  # the second for what cannot be a path at all
         raise InvalidConfig(f"kv_disk_path is {shown(folder)}, which cannot be used: {error}") from error
-
-
-def _eos_token_ids(vocab_size: int, *sources: Any) -> list[int]:
-    """All tokens that any of the model's files calls end of text: they often disagree, and each means it."""
-    ids: set[int] = set()
-    for source in sources:
-        for token in source if isinstance(source, list) else [] if source is None else [source]:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise UnsupportedModel(
-                    f"eos_token_id is {shown(source)} in the model's files: it must be a token id or a list of them"
-                )
-            ids.add(token)
-    return sorted(token for token in ids if 0 <= token < vocab_size)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
-from nanoengine.config import ModelConfig
 from nanoengine.errors import ModelNotFound, NanoEngineError
 from nanoengine.fetch import DOWNLOADS, models_folder
-from nanoengine.gguf.file import GGUFFile
-from nanoengine.gguf.translate import hf_config
-from nanoengine.models.json_file import read_json
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.description import config_table
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
 from nanoengine.runner.ram import available_ram
 
@@ -91,7 +90,7 @@ def _describe(name: str, where: str) -> Entry:
         path = find_model(where)
         files = _files(path)
         disk_bytes = sum(file.stat().st_size for file in files)
-        config = _read_config(path)
+        config = read_model_config(config_table(path))
         if path.is_dir() and not any(file.match(pattern) for file in files for pattern in WEIGHT_FILES):
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
     except (NanoEngineError, OSError) as error:
@@ -100,12 +99,6 @@ def _describe(name: str, where: str) -> Entry:
     if entry.weight_bytes > (available := available_ram()):
         return Entry(name, disk_bytes, config, f"not on the CPU: {_size(available)} of RAM are available")
     return entry
-
-
-def _read_config(path: Path) -> ModelConfig:
-    return ModelConfig.from_hf(
-        hf_config(GGUFFile.open(path)) if path.suffix == ".gguf" else read_json(path, "config.json")
-    )
 
 
 def _files(path: Path) -> list[Path]:

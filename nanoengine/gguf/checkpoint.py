@@ -16,18 +16,19 @@ from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
+from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.kernels.native_operations import why_not
 
 
 class GGUFCheckpoint:
-    """What a loader wants to know of a model whose weights are in a GGUF file.
+    """A `Checkpoint` of the tensors in a GGUF file.
 
     Raises:
         ModelNotFound, InvalidWeights, UnsupportedModel: as `GGUFFile.open` and `hf_config`.
     """
 
     def __init__(self, path: Path):
-        self._file = GGUFFile.open(path)
+        self._file, self.place = GGUFFile.open(path), str(path)
         self.config = hf_config(self._file)
 
     @property
@@ -35,10 +36,11 @@ class GGUFCheckpoint:
         """All keys of the file, as it has them."""
         return self._file.metadata
 
-    def headers(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Name, dtype ("F32", "F16" or "BF16": numbers of quantized tensors are float32) and shape of each tensor."""
+    def headers(self) -> Iterator[TensorHeader]:
+        """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
         for record, tensor in self._all():
-            yield tensor.name, record.type if record.type in FLOATS else "F32", _shape(record, tensor)
+            dtype = record.type if record.type in FLOATS else "F32"
+            yield TensorHeader(tensor.name, dtype, _shape(record, tensor), self.place)
 
     def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Name and numbers of each tensor, rounded once to `dtype`. Those that are stored so lie in the mapped file.

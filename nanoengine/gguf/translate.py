@@ -6,6 +6,7 @@ Keys: https://github.com/ggml-org/llama.cpp, src/llama-arch.cpp and conversion/.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -105,7 +106,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [ours.name],
         "model_type": ours.model_type,
-        "dtype": "bfloat16",
+        "dtype": _dtype(file),
         "hidden_act": "silu",
     }
     config |= {**ours.fixed} | {name: keys.number(key) for key, name in COMMON_KEYS.items()}
@@ -119,6 +120,15 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     keys.check_rest()
     _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
     return config | _special_tokens(file) | _from_tensors(file, ours.name)
+
+
+def _dtype(file: GGUFFile) -> str:
+    """What most numbers are, and bfloat16 if they are quantized: it holds more than the formats do."""
+    counts: Counter[str] = Counter()
+    for record in file.tensors.values():
+        counts[record.type] += math.prod(record.shape)
+    most = max(counts, key=counts.__getitem__, default="BF16")
+    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
 
 
 def _heads(keys: Keys, config: Mapping[str, Any]) -> dict[str, int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.errors import InvalidWeights
+from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import Destination
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
@@ -21,7 +22,7 @@ from nanoengine.progress import stage
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The weights of the model at a path that `find_model` gave."""
-    return SafetensorsFolder(path)
+    return SafetensorsFolder(path) if path.is_dir() else GGUFCheckpoint(path)
 
 
 def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:

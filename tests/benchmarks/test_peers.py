@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(("kv_tokens", "num_batches"), [(1000, 1), (33, 2), (1, 3)])
 def test_generate_makes_the_wanted_tokens_in_batches_that_fit(tiny: Path, kv_tokens: int, num_batches: int) -> None:
-    peer = Generate(str(tiny), torch.float32, CPU, kv_tokens)
+    peer = Generate(tiny, torch.float32, CPU, kv_tokens)
     run = peer.run(WORKLOAD)
     assert [len(request.token_times) for request in run.requests] == [4, 1, 7]
     firsts = [request.token_times[0] for request in run.requests]
@@ -30,7 +30,7 @@ def test_generate_makes_the_wanted_tokens_in_batches_that_fit(tiny: Path, kv_tok
 
 
 def test_continuous_batching_makes_the_wanted_tokens(tiny: Path) -> None:
-    model = Generate(str(tiny), torch.float32, CPU, 1000).model
+    model = Generate(tiny, torch.float32, CPU, 1000).model
     run = ContinuousBatching(model, kv_tokens=2560, max_num_seqs=4).run(WORKLOAD)
     assert run.seconds > 0
 

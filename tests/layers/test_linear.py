@@ -111,4 +111,14 @@ def test_parts_cover_every_number_of_the_layer(factory: Factory) -> None:
 
 def test_a_name_too_few_is_a_mistake(factory: Factory) -> None:
     with pytest.raises(ValueError, match="zip"):
-        Linear(factory, 5, 6, 2).parts("x", "a")
+        Linear(factory, 5, 6, 2, 3).parts("x", "a", "b")
+
+
+def test_one_name_is_that_of_all_rows(factory: Factory) -> None:
+    layer = Linear(factory, 5, 6, 2, bias=True)
+    source = torch.nn.Linear(5, 8)
+    parts = layer.parts("x", "both")
+    parts["x.both.weight"].copy_(source.weight.data)
+    parts["x.both.bias"].copy_(source.bias.data)
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(layer(x), source(x))

@@ -8,13 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine import LLM
+from nanoengine import LLM, SamplingParams
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import ARCHITECTURES, read_model_config
 from tests import support
 from tests.models.configs import QWEN3_06B, without
 from tests.models.families import SHAPES, family_checkpoint
-from tests.support import fill_kv_with_nan, forced_logits, model_runner, num_weights, reference_logits, reference_model
+from tests.support import (
+    fill_kv_with_nan,
+    forced_logits,
+    model_runner,
+    num_weights,
+    reference_choices,
+    reference_logits,
+    reference_model,
+)
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -33,12 +41,16 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     right = reference_logits(model, TOKENS)
     assert right.std() > 0.15  # a model whose logits differ, so that 1e-4 means something
     max_len = SHAPES[shape][1].get("tests_max_len")
-    for kernels, chunk in (("auto", 40), ("auto", 7), ("torch", 17)):
+    for kernels, chunks in (("auto", (40, 7)), ("torch", (17,))):
         with engine(folder, kernels=kernels, max_model_len=max_len) as llm:
-            logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=chunk)
-            count = num_weights(model_runner(llm).model)
-            assert llm.model_config.num_parameters() == count == model.num_parameters()
-        torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
+            for chunk in chunks:
+                logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=chunk)
+                torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
+            assert llm.model_config.num_parameters() == num_weights(model_runner(llm).model) == model.num_parameters()
+            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+            for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
+                tokens = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
+                assert tokens == reference_choices(model, prompt, tokens)
 
 
 def test_every_architecture_is_tried() -> None:

@@ -1,0 +1,63 @@
+"""What the files of a model say of it, before any of its weights is read: a folder's tables, or the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.gguf.file import GGUFFile
+from nanoengine.gguf.translate import hf_config
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.json_file import read_json
+from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they often disagree, and each means it."""
+
+    config: ModelConfig
+    tokenizer: ModelTokenizer
+    eos_token_ids: list[int]
+
+
+def describe(path: Path, tokenizer: Path | None = None) -> Description:
+    """Read the description of the model at a path that `find_model` gave, with the tokenizer of another, if one is given.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.
+    """
+    table = config_table(path)
+    config = read_model_config(table)
+    stated = [table.get("eos_token_id")]
+    if path.is_dir() and os.path.lexists(path / "generation_config.json"):
+        stated.append(read_json(path, "generation_config.json").get("eos_token_id"))
+    read = open_tokenizer(path if tokenizer is None else tokenizer)
+    return Description(config, read, _end_tokens(config.vocab_size, *stated, read.eos_token_ids))
+
+
+def config_table(path: Path) -> Mapping[str, Any]:
+    """The content of a model's config.json, or what a GGUF file says in its place."""
+    return read_json(path, "config.json") if path.is_dir() else hf_config(GGUFFile.open(path))
+
+
+def open_tokenizer(path: Path) -> ModelTokenizer:
+    """The tokenizer in a folder or a GGUF file."""
+    return HFTokenizer(path) if path.is_dir() else GGUFTokenizer(GGUFFile.open(path).metadata)
+
+
+def _end_tokens(vocab_size: int, *sources: Any) -> list[int]:
+    ids: set[int] = set()
+    for source in sources:
+        for token in source if isinstance(source, list) else [] if source is None else [source]:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UnsupportedModel(
+                    f"eos_token_id is {shown(source)} in the model's files: it must be a token id or a list of them"
+                )
+            ids.add(token)
+    return sorted(token for token in ids if 0 <= token < vocab_size)

@@ -1,0 +1,53 @@
+"""What the files of a model say of it is read without torch, and every token that any of them calls an end is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanoengine.errors import ModelNotFound, UnsupportedModel
+from nanoengine.models.description import describe
+from nanoengine.models.names import DEMO
+from tests.support import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"), eos_token_id=[7, 9, 300])
+
+
+def test_a_folder_is_described_by_its_tables(tiny: Path) -> None:
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": 11}))
+    description = describe(tiny)
+    assert description.config.architecture == "Qwen3ForCausalLM"
+    assert description.eos_token_ids == [7, 9, 11, 256], "300 is beyond the vocabulary"
+    assert description.tokenizer.decode(description.tokenizer.encode("some text")) == "some text"
+
+
+def test_the_tokenizer_may_be_that_of_another_model(tiny: Path) -> None:
+    assert len(describe(tiny, DEMO).tokenizer.encode("import json")) < len(describe(tiny).tokenizer.encode("import json"))
+
+
+@pytest.mark.parametrize("eos", ["0", [1.5], {"a": 1}, True], ids=str)
+def test_an_end_that_is_no_token_is_refused(tiny: Path, eos: object) -> None:
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    with pytest.raises(UnsupportedModel, match="eos_token_id"):
+        describe(tiny)
+
+
+def test_a_file_that_is_not_there_is_a_named_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        describe(tmp_path / "model.gguf")
+
+
+def test_nothing_of_it_needs_torch() -> None:
+    code = (
+        "import sys; from nanoengine.models.description import describe; from nanoengine.models.names import DEMO; "
+        "describe(DEMO); print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
