@@ -1,13 +1,14 @@
-"""HFTokenizer: the tokenizer files of a model folder, behind the few calls that the engine makes.
+"""Text to token ids and back, and chats: the tokenizer of a model, from a folder (HFTokenizer) or a GGUF file (GGUFTokenizer).
 
-Text is encoded and decoded by the Rust library `tokenizers`, straight from tokenizer.json. transformers, which takes a second
-to import, is loaded for chat templates and for tokenizers that need more than that file.
+Text is encoded and decoded by the Rust library `tokenizers`. transformers, which takes a second to import, is loaded only for
+folders whose tokenizer needs more than its tokenizer.json.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,43 +16,54 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from nanoengine.errors import InvalidPrompt, ModelNotFound, shown
+from nanoengine.errors import InvalidPrompt, ModelNotFound
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 """One turn of a chat: {"role": "user", "content": "..."}."""
 
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
+SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of transformers that add nothing to tokenizer.json."""
 
-class HFTokenizer:
-    """Text to token ids and back.
 
-    Raises:
-        ModelNotFound: the folder has no tokenizer that can be read. Code in the folder is never run.
+class ModelTokenizer(ABC):
+    """Text to token ids and back: the few calls that the engine makes.
+
+    Attributes:
+        eos_token_id: the end of text, if the tokenizer has one.
+        eos_token_ids: all tokens that the tokenizer's files name as an end of text or of a turn.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
-        _check_sizes(folder)
-        config = _read_config(folder)
-        self._fast = _fast_tokenizer(folder, config)
-        self.eos_token_id: int | None
-        if self._fast is not None:
-            self.eos_token_id = _token_id(self._fast, config["eos_token"])
-        else:
-            self._fast = getattr(self.hf, "backend_tokenizer", None)
-            self.eos_token_id = self.hf.eos_token_id
+    eos_token_id: int | None
+    eos_token_ids: list[int]
+    _name: str  # what messages call it
+    _fast: Tokenizer | None  # None: transformers' own code encodes and decodes
 
     @cached_property
     def hf(self) -> Any:
-        """The same tokenizer as transformers loads it."""
-        from transformers import AutoTokenizer
+        """The same tokenizer as an object of transformers."""
+        return self._load_hf()
 
-        try:
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
-        except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
-            raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
+    @abstractmethod
+    def _load_hf(self) -> Any: ...
+
+    @abstractmethod
+    def _chat_templates(self) -> Mapping[str, str]:
+        """Templates by name; "default" is the one for all occasions."""
+
+    @abstractmethod
+    def _special_tokens(self, template: str) -> Mapping[str, str]:
+        """Texts of the special tokens by the names that a template uses."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt, with whatever the tokenizer adds to one.
@@ -72,7 +84,7 @@ class HFTokenizer:
                 return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
             return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
         except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
-            raise InvalidPrompt(f"the tokenizer in {self.folder} cannot encode the prompt: {error}") from error
+            raise InvalidPrompt(f"{self._name} cannot encode the prompt: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens have none."""
@@ -80,30 +92,122 @@ class HFTokenizer:
             return str(self._fast.decode(token_ids, skip_special_tokens=True))
         return str(self.hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def encode_chat(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation that the model is to continue, by the model's own chat template.
+
+        Args:
+            messages: the turns, see `chat_template.render`.
+            template_kwargs: what the template asks for, such as {"enable_thinking": False} for Qwen3.
+            tools: JSON schemas of functions that the model may call.
 
         Raises:
             InvalidPrompt: no chat template, or messages that it does not take.
         """
-        if not self.hf.chat_template:
-            raise InvalidPrompt(
-                f"the tokenizer in {self.folder} has no chat template: use generate with a plain prompt"
-            )
-        for message in messages:
-            if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-                raise InvalidPrompt(f"a chat message must have a role and a content, not {shown(message)}")
-        try:
-            text = self.hf.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs or {}
-            )
-        except Exception as error:  # templates raise what their authors chose
-            raise InvalidPrompt(f"the chat template refused the messages: {error}") from error
+        from nanoengine.chat_template import render  # Jinja is loaded for chats only
+
+        template = self._choose_template(tools)
+        special_tokens = self._special_tokens(template)
+        text = render(template, messages, special_tokens=special_tokens, tools=tools, template_kwargs=template_kwargs)
         return self._encode(text, add_special_tokens=False)
+
+    def _choose_template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        templates = self._chat_templates()
+        if tools is not None and "tool_use" in templates:
+            return templates["tool_use"]
+        if "default" not in templates:
+            raise InvalidPrompt(f"{self._name} has no chat template: use generate with a plain prompt")
+        return templates["default"]
+
+
+class GGUFTokenizer(ModelTokenizer):
+    """The tokenizer in the metadata of a GGUF file.
+
+    Raises:
+        UnsupportedModel: of a kind that this engine does not know, or broken.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]):
+        from nanoengine.gguf.tokenizer import read_vocabulary
+
+        self._vocabulary = read_vocabulary(metadata)
+        self._name = "the tokenizer in the GGUF file"
+        self._fast = self._vocabulary.tokenizer
+        self.eos_token_id = self._vocabulary.eos_token_id
+        self.eos_token_ids = self._vocabulary.end_token_ids
+
+    def _load_hf(self) -> Any:
+        from transformers import PreTrainedTokenizerFast
+
+        templates = dict(self._chat_templates())
+        return PreTrainedTokenizerFast(
+            tokenizer_object=self._fast,
+            chat_template=templates.get("default") if len(templates) < 2 else templates,
+            **self._vocabulary.special_tokens,
+        )
+
+    def _chat_templates(self) -> Mapping[str, str]:
+        return self._vocabulary.chat_templates
+
+    def _special_tokens(self, template: str) -> Mapping[str, str]:  # noqa: ARG002
+        return self._vocabulary.special_tokens
+
+
+class HFTokenizer(ModelTokenizer):
+    """The tokenizer files of a model folder.
+
+    Raises:
+        ModelNotFound: the folder has no tokenizer that can be read. Code in the folder is never run.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._name = f"the tokenizer in {folder}"
+        _check_sizes(folder)
+        self._config = _read_config(folder)
+        self._fast = _fast_tokenizer(folder, self._config)
+        self._is_plain = self._fast is not None  # the files are all there is to it
+        if self._fast is not None:
+            self.eos_token_id = _token_id(self._fast, self._config["eos_token"])
+        else:
+            self._fast = getattr(self.hf, "backend_tokenizer", None)
+            self.eos_token_id = self.hf.eos_token_id
+        self.eos_token_ids = [] if self.eos_token_id is None else [self.eos_token_id]
+
+    def _load_hf(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+        except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
+            raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
+
+    def _chat_templates(self) -> Mapping[str, str]:
+        return self._templates
+
+    @cached_property
+    def _templates(self) -> Mapping[str, str]:
+        if not self._is_plain:
+            return _by_name(self.hf.chat_template)
+        return _template_files(self.folder) or _by_name(self._config.get("chat_template"))
+
+    def _special_tokens(self, template: str) -> Mapping[str, str]:
+        # Classes of transformers have special tokens of their own for those that the files say nothing of.
+        if not self._is_plain or any(name in template and name not in self._config for name in SPECIAL_TOKENS):
+            special_tokens: Mapping[str, str] = self.hf.special_tokens_map
+            return special_tokens
+        return {name: text for name in SPECIAL_TOKENS if isinstance(text := _text(self._config.get(name)), str)}
+
+
+# ---- files of a folder
 
 
 def _check_sizes(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+    for name in FILES:
         path = folder / name
         if os.path.exists(path) and (size := os.path.getsize(path)) > MAX_FILE_BYTES:
             raise ModelNotFound(
@@ -112,16 +216,22 @@ def _check_sizes(folder: Path) -> None:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, and what special_tokens_map.json adds to an old one."""
+    config = _read_table(folder / "tokenizer_config.json")
+    return config if "added_tokens_decoder" in config else config | _read_table(folder / "special_tokens_map.json")
+
+
+def _read_table(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):  # transformers will say what is wrong, or do without the file
         return {}
-    return config if isinstance(config, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
     """The tokenizer in tokenizer.json; None if there is none, or if tokenizer_config.json asks for more than it has."""
-    if "eos_token" not in config or config.get("add_bos_token") or config.get("add_eos_token"):
+    if "eos_token" not in config:
         return None
     try:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -130,15 +240,57 @@ def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, Mapping) or any(str(_token_id(tokenizer, added[number])) != number for number in added):
         return None
+    if not _adds_what_is_asked(tokenizer, config):
+        return None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
+def _adds_what_is_asked(tokenizer: Tokenizer, config: Mapping[str, Any]) -> bool:
+    """Whether tokenizer.json alone begins and ends a prompt as tokenizer_config.json asks."""
+    asked = {name for name in ("bos_token", "eos_token") if config.get(f"add_{name}")}
+    if not asked:
+        return True
+    ids = tokenizer.encode("").ids
+    added = {
+        name
+        for name, at in (("bos_token", 0), ("eos_token", -1))
+        if ids and ids[at] == _token_id(tokenizer, config.get(name))
+    }
+    return config.get("tokenizer_class") in PLAIN_CLASSES and asked <= added
+
+
+def _text(token: Any) -> Any:
+    """A token's text, which files write as a string or as a table."""
+    return token.get("content") if isinstance(token, Mapping) else token
+
+
 def _token_id(tokenizer: Tokenizer, token: Any) -> int | None:
-    """The id of a token, which files write as a string or as a table; None if the tokenizer has no such token."""
-    text: Any = token.get("content") if isinstance(token, Mapping) else token
+    """The id of a token; None if the tokenizer has no such token."""
     try:
-        return tokenizer.token_to_id(text)
+        return tokenizer.token_to_id(_text(token))
     except (TypeError, UnicodeEncodeError):  # it is no text at all
         return None
+
+
+def _template_files(folder: Path) -> dict[str, str]:
+    """chat_template.jinja, and additional_chat_templates/NAME.jinja."""
+    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (single := folder / "chat_template.jinja").exists():
+        paths["default"] = single
+    try:
+        return {name: path.read_text(encoding="utf-8") for name, path in paths.items()}
+    except (OSError, ValueError) as error:
+        raise ModelNotFound(f"{folder} has a chat template that cannot be read: {error}") from error
+
+
+def _by_name(templates: Any) -> dict[str, str]:
+    """The templates of a config, which writes one as text and several as a list or a table."""
+    if isinstance(templates, str):
+        return {"default": templates}
+    if isinstance(templates, list):
+        templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
+    if not isinstance(templates, Mapping):
+        return {}
+    return {name: text for name, text in templates.items() if isinstance(name, str) and isinstance(text, str)}

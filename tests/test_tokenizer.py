@@ -1,19 +1,26 @@
-"""The tokenizer of a model folder: text to ids and back, chats, and nothing that is executed."""
+"""The tokenizer of a model, from a folder or a GGUF file: text to ids and back, chats, and nothing that is executed."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from nanoengine.errors import InvalidPrompt, ModelNotFound
-from nanoengine.tokenizer import HFTokenizer
+from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
+from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer
+from tests.engine.toys import FAST
+from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 
 END_OF_TEXT = 256
@@ -109,7 +116,9 @@ def test_text_that_a_tokenizer_has_no_tokens_for_is_a_named_error(tmp_path: Path
         loaded.encode("goodbye")
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "chat_template.jinja"]
+)
 def test_a_file_too_large_to_be_sound_is_never_read(tmp_path: Path, plain_folder: Path, name: str) -> None:
     folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
     with open(folder / name, "wb") as file:
@@ -174,6 +183,53 @@ def test_what_a_template_asks_for_is_passed_to_it(tmp_path: Path) -> None:
     assert loaded.decode(loaded.encode_chat([USER], {"thinking": True})) == "think: hello"
 
 
+def test_tools_are_passed_to_the_template_made_for_them(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = {"default": "plain", "tool_use": "{{ tools[0].name }}"}
+    tokenizer.save_pretrained(tmp_path)
+    loaded = HFTokenizer(tmp_path)
+    assert loaded.decode(loaded.encode_chat([USER])) == "plain"
+    assert loaded.decode(loaded.encode_chat([USER], tools=[{"name": "weather"}])) == "weather"
+    assert loaded.decode(loaded.encode_chat([USER], {"tools": [{"name": "sun"}]})) == "plain"
+
+
+@pytest.mark.parametrize("form", ["text", "list", "file", "folder"])
+def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: str) -> None:
+    template = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}"
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    if form == "text":
+        config["chat_template"] = template
+    elif form == "list":
+        config["chat_template"] = [{"name": "default", "template": template}, {"name": "rag", "template": "no"}]
+    else:
+        config["chat_template"] = "the files come first"
+        at = (
+            tmp_path / "chat_template.jinja"
+            if form == "file"
+            else tmp_path / "additional_chat_templates" / "default.jinja"
+        )
+        at.parent.mkdir(exist_ok=True)
+        at.write_text(template)
+    path.write_text(json.dumps(config))
+    loaded = HFTokenizer(tmp_path)
+    ids = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], add_generation_prompt=True)["input_ids"]
+    assert loaded.encode_chat([USER]) == ids
+    assert loaded.decode(ids) == "|||hello", "special tokens became their ids"
+
+
+def test_special_tokens_that_only_the_class_has_are_those_of_transformers(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ bos_token }}{{ unk_token }}{{ cls_token is defined }}"
+    tokenizer.save_pretrained(tmp_path)
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], tokenize=False)
+    loaded = HFTokenizer(tmp_path)
+    assert loaded.decode(loaded.encode_chat([USER])) == expected
+
+
 @pytest.mark.parametrize("text", ["\ud800", "a\udc80b"])
 def test_text_that_is_not_unicode_is_a_named_error(chatting: HFTokenizer, text: str) -> None:
     with pytest.raises(InvalidPrompt, match="not valid Unicode"):
@@ -182,7 +238,92 @@ def test_text_that_is_not_unicode_is_a_named_error(chatting: HFTokenizer, text: 
         chatting.encode_chat([{"role": "user", "content": text}])
 
 
+# ---- GGUF files
+
+
+@pytest.fixture(scope="module")
+def from_gguf() -> GGUFTokenizer:
+    metadata = sentencepiece(("<|im_end|>", CONTROL), **{"tokenizer.chat_template": "{{ bos_token }}" + TEMPLATE})
+    return GGUFTokenizer(metadata)
+
+
+def test_a_gguf_file_has_all_that_a_folder_has(from_gguf: GGUFTokenizer) -> None:
+    ids = from_gguf.encode("ab cd")
+    assert ids[0] == 1
+    assert from_gguf.decode(ids) == "ab cd"
+    assert (from_gguf.eos_token_id, from_gguf.eos_token_ids) == (2, [2, ids_of(from_gguf, "<|im_end|>")])
+    chat = from_gguf.encode_chat([USER])
+    assert chat.count(1) == 1, "the template has the first-of-text token, and it is not added again"
+    assert from_gguf.decode(chat) == "<user>hello\n<assistant>"
+
+
+def ids_of(tokenizer: GGUFTokenizer, token: str) -> int:
+    return int(tokenizer.hf.convert_tokens_to_ids(token))
+
+
+def test_the_same_gguf_tokenizer_as_an_object_of_transformers(from_gguf: GGUFTokenizer) -> None:
+    assert from_gguf.hf("ab cd")["input_ids"] == from_gguf.encode("ab cd")
+    assert from_gguf.hf.apply_chat_template([USER], add_generation_prompt=True)["input_ids"] == from_gguf.encode_chat(
+        [USER]
+    )
+    assert from_gguf.hf.eos_token_id == 2
+
+
+def test_a_gguf_file_without_a_template_says_what_to_do() -> None:
+    with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: use generate"):
+        GGUFTokenizer(bpe()).encode_chat([USER])
+
+
+def test_a_gguf_file_of_an_unknown_kind_is_a_named_error() -> None:
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model is 'rwkv'"):
+        GGUFTokenizer(bpe(**{"tokenizer.ggml.model": "rwkv"}))
+
+
+@FAST
+@given(st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)), st.booleans())
+def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(text: str, add_space: bool) -> None:
+    """SentencePiece drops the first space of a text, and only that, wherever the window of the stream begins."""
+    metadata = sentencepiece(**{"tokenizer.ggml.add_space_prefix": add_space})
+    for tokenizer in (GGUFTokenizer(metadata), GGUFTokenizer(bpe())):
+        ids = tokenizer.encode(text)
+        detokenizer = Detokenizer(tokenizer.decode)
+        for i in ids:
+            detokenizer.push(i)
+        detokenizer.finish()
+        assert detokenizer.text == tokenizer.decode(ids)
+
+
+def test_chats_and_prompts_need_no_transformers(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from nanoengine.tokenizer import HFTokenizer\n"
+        f"tokenizer = HFTokenizer(Path({str(tmp_path)!r}))\n"
+        f"tokenizer.decode(tokenizer.encode('a') + tokenizer.encode_chat([{USER!r}]))\n"
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # ---- folders
+
+
+@pytest.mark.parametrize("with_processor", [True, False])
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
+def test_a_first_token_that_the_config_asks_for_is_there_as_in_transformers(
+    tmp_path: Path, plain_folder: Path, with_processor: bool, kind: str
+) -> None:
+    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
+    if with_processor:
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        special_tokens = [("<|endoftext|>", END_OF_TEXT)]
+        tokenizer.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=special_tokens)
+        tokenizer.save(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer_config.json"
+    config = {"add_bos_token": True, "bos_token": "<|endoftext|>", "tokenizer_class": kind}
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    assert HFTokenizer(folder).encode("hello") == AutoTokenizer.from_pretrained(folder)("hello")["input_ids"]
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"version": "1.0"}', "[]"])

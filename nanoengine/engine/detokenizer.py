@@ -54,8 +54,8 @@ class Detokenizer:
             self._window_text = self._decode(self._window)
         elif new:
             self._window_text = complete
-        elif ends_whole:
-            self._window.pop()  # a token without text
+        elif ends_whole and not self._decode([token_id, token_id]):
+            self._window.pop()  # a token without text, and not a space that has none only because it is the first
         return self._append(new, match_stop)
 
     def finish(self) -> None:

@@ -125,6 +125,17 @@ def test_a_decoder_that_drops_the_first_space_keeps_the_others_after_a_token_wit
     assert detokenizer.text == "one two"
 
 
+@pytest.mark.parametrize("words", [["▁", "▁", "a"], ["▁", "▁a"], ["", "▁", "", "▁▁"], ["▁▁", "a"], ["a", "▁", "▁", "b"]])
+def test_a_decoder_that_drops_the_first_space_drops_only_one(words: list[str]) -> None:
+    """The first token may be that space alone: it has no text, but the next one must keep its own space."""
+    decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    detokenizer = Detokenizer(lambda ids: decoder.decode([words[i] for i in ids]))
+    for token in range(len(words)):
+        detokenizer.push(token)
+    detokenizer.finish()
+    assert detokenizer.text == "".join(words).replace("▁", " ").removeprefix(" ")
+
+
 def test_a_decoder_with_one_replacement_for_each_missing_byte_gives_whole_characters() -> None:
     """Tokenizers with byte fallback do so: an incomplete character looks like several."""
 

@@ -1,0 +1,148 @@
+"""Chat templates: a conversation to the text that a model was trained to continue, as transformers renders it.
+
+A template is a Jinja program that comes with a model. It runs in Jinja's sandbox, with what transformers gives it
+(https://huggingface.co/docs/transformers/chat_templating_writing) and without transformers, which takes longer to import than
+many prompts to render.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.environment import Template
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from nanoengine.errors import InvalidPrompt, shown
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names for what a model thought before it answered. The first is what templates read, except gpt-oss's: the second."""
+
+
+def render(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation.
+
+    Args:
+        template: the Jinja program.
+        messages: each with a role and a content (text, or a list of parts if the template takes one), and perhaps more,
+            such as tool_calls.
+        special_tokens: texts by the names that templates use, such as "bos_token".
+        tools: JSON schemas of functions that the model may call.
+        add_generation_prompt: end with the beginning of the model's answer.
+        template_kwargs: what else the template asks for; comes before all others but the messages.
+
+    Raises:
+        InvalidPrompt: messages or tools that are none, or that the template refuses, with its own words; or a broken template.
+    """
+    _check_messages(messages)
+    _check_tools(tools)
+    values = {
+        **special_tokens,
+        "tools": tools,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **(template_kwargs or {}),
+        # What is None counts as missing: templates would print it.
+        "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
+    }
+    try:
+        return _compiled(template).render(_plain(values))
+    except InvalidPrompt:
+        raise
+    except Exception as error:  # templates raise what their authors chose
+        raise InvalidPrompt(f"the chat template refused the messages: {error}") from error
+
+
+def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    if not messages:
+        raise InvalidPrompt("the conversation is empty: it must have at least one message")
+    for message in messages:
+        if not isinstance(message, Mapping) or "role" not in message or not _has_content(message):
+            raise InvalidPrompt(
+                f"a chat message must have a role and a content, or tool_calls in its place, not {shown(message)}"
+            )
+
+
+def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tools)}")
+    for tool in tools or ():
+        if not isinstance(tool, Mapping):
+            raise InvalidPrompt(f"a tool must be a table, the JSON schema of a function, not {shown(tool)}")
+
+
+def _has_content(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return isinstance(content, str | list | tuple) or (content is None and bool(message.get("tool_calls")))
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """What the model thought, under the names that templates read."""
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """A copy of nothing but JSON's types: other objects have methods that no sandbox knows to be dangerous."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):  # of a class of its own, such as an enum
+            return kind.__str__(value) if kind is str else kind(value)
+    raise InvalidPrompt(
+        f"messages, tools and what a template asks for must be text, numbers, lists and tables, not {shown(value)}"
+    )
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
+
+
+class _GenerationTag(Extension):
+    """{% generation %}: marks what a model said, for training. The text is the same without it."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As Jinja's filter, without escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,129 @@
+"""How a byte-level BPE cuts text into words before it merges: the patterns behind the names of `tokenizer.ggml.pre`.
+
+A GGUF file has the name only. The patterns are those of the tokenizer.json of the models that a name stands for; where these
+leave room, such as for the name `default`, those that llama.cpp uses (src/llama-vocab.cpp, llm_tokenizer_bpe).
+"""
+
+# ruff: noqa: RUF001 (these patterns are about characters that look like others)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+
+from nanoengine.errors import UnsupportedModel, shown
+
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str, *, contraction: str = _CONTRACTION + "|") -> str:
+    return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_SIGNS}[\r\n]*|{_LINES_AND_SPACES}"
+
+
+def _cased_words(digits: str, contraction: str) -> str:
+    """Words that also end where a small letter is followed by a capital."""
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        f"{start}{_UPPER}*{_LOWER}+{contraction}|{start}{_UPPER}+{_LOWER}*{contraction}|"
+        rf"{digits}|{_SIGNS}[\r\n/]*|{_LINES_AND_SPACES}"
+    )
+
+
+_DEEPSEEK_LETTERS = (  # the cased letters of scripts that have them, by an older Unicode; some have lookalikes
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛ"
+    "ὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-"
+    "ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+_HAN_AND_MORE = "[一-龥ࠀ-一가-퟿]+"
+_DEEPSEEK3_WORDS = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"""
+    + _LINES_AND_SPACES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """What a name in `tokenizer.ggml.pre` stands for.
+
+    Attributes:
+        patterns: each cuts the pieces of the one before into what it matches and what lies between.
+        ignore_merges: a piece that is a token is that token, whether or not merges lead there.
+        add_bos: prompts begin with the first-of-text token, unless the file says otherwise.
+        byte_level: tokens are spelled in GPT-2's letters for bytes; otherwise in plain text, with ▁ for a space.
+    """
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+    byte_level: bool = True
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """What is done to text before it is cut."""
+        return None if self.byte_level else normalizers.Replace(" ", "▁")
+
+    def build(self) -> pre_tokenizers.PreTokenizer:
+        """The same for the library."""
+        steps: list[pre_tokenizers.PreTokenizer] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
+        ]
+        if self.byte_level:
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        return pre_tokenizers.Sequence(steps)
+
+
+_KINDS = {
+    # Without a name: files from before names, cut as llama.cpp cuts them.
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+    "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat mellum a.x-4.0": PreTokenizer((_GPT2,)),
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": PreTokenizer((r"\p{N}", _GPT2)),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": PreTokenizer(
+        (_words(r"\p{N}{1,3}"),), ignore_merges=True, add_bos=True
+    ),
+    "dbrx smaug-bpe chatglm-bpe": PreTokenizer((_words(r"\p{N}{1,3}"),)),
+    "glm4 glm5": PreTokenizer((_words(r"\p{N}{1,3}"),), ignore_merges=True),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),
+    "qwen2 deepseek-r1-qwen stablelm2 hunyuan solar-open megrez kormo grok-2": PreTokenizer((_words(r"\p{N}"),)),
+    "qwen35": PreTokenizer(
+        (
+            rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}|"
+            rf" ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_LINES_AND_SPACES}",
+        )
+    ),
+    "tekken": PreTokenizer((_cased_words(r"\p{N}", ""),), ignore_merges=True, add_bos=True),
+    "gpt-4o llama4 kanana2 minimax-m2": PreTokenizer((_cased_words(r"\p{N}{1,3}", _CONTRACTION + "?"),)),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            _HAN_AND_MORE,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_MORE, r"\p{N}")),
+    "deepseek-v3 hunyuan-dense joyai-llm": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3_WORDS)),
+    "gemma4": PreTokenizer((r"[^\n]+|\n+",), add_bos=True, byte_level=False),
+}
+
+_BY_NAME = {name: kind for names, kind in _KINDS.items() for name in names.split()}
+
+
+def find_pre_tokenizer(name: str) -> PreTokenizer:
+    """What `name` stands for.
+
+    Raises:
+        UnsupportedModel: a name that is not in the table.
+    """
+    if name not in _BY_NAME:
+        raise UnsupportedModel(
+            f"tokenizer.ggml.pre is {shown(name)}, which this engine does not know: it knows {', '.join(sorted(_BY_NAME))};"
+            " give the model's tokenizer.json with the option tokenizer"
+        )
+    return _BY_NAME[name]

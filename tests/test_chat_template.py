@@ -1,0 +1,186 @@
+"""Chat templates: the same text as transformers renders, and errors that say what to change."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from nanoengine.chat_template import render
+from nanoengine.errors import InvalidPrompt
+from tests.vectors import vectors
+
+TRANSFORMERS = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), bos_token="<s>", eos_token="</s>")
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+WEATHER = {
+    "name": "weather",
+    "description": "Weather <of> a city & more",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": 'Wie wird\'s <morgen> & "so"?'}
+ASSISTANT = {"role": "assistant", "content": "Warm.\n"}
+CALLS = [{"id": "call00001", "type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}]
+CALL = {"role": "assistant", "content": None, "tool_calls": CALLS}
+BARE_CALL = {"role": "assistant", "tool_calls": CALLS}
+RESULT = {"role": "tool", "content": '{"t": 21}', "tool_call_id": "call00001", "name": "weather"}
+THOUGHT = {"role": "assistant", "content": "Yes", "reasoning": "Let me think"}
+PARTS = {"role": "user", "content": [{"type": "text", "text": "part one"}, {"type": "text", "text": "part two"}]}
+
+CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
+    ([USER], None),
+    ([SYSTEM, USER, ASSISTANT, USER], None),
+    ([SYSTEM, USER], TOOLS),
+    ([SYSTEM, USER, CALL, RESULT], TOOLS),
+    ([USER, BARE_CALL, RESULT, ASSISTANT, USER], TOOLS),
+    ([USER, THOUGHT, USER], None),
+    ([SYSTEM, PARTS], None),
+    ([{"role": "villain", "content": "x"}], None),
+]
+
+
+def ours(template: str, messages: Any, **options: Any) -> str:
+    return render(template, messages, **({"special_tokens": SPECIAL_TOKENS} | options))
+
+
+def outcome(rendering: Callable[[], Any]) -> tuple[str, str]:
+    try:
+        return "text", rendering()
+    except Exception as error:  # templates refuse with whatever they like
+        return "refused", str(error)
+
+
+def check_same(template: str, messages: Sequence[Mapping[str, Any]], tools: Any, **options: Any) -> None:
+    kind, text = outcome(
+        lambda: TRANSFORMERS.apply_chat_template(
+            copy.deepcopy(messages), tools, chat_template=template, tokenize=False, **options
+        )
+    )
+    own_kind, own_text = outcome(lambda: ours(template, messages, tools=tools, template_kwargs=options))
+    assert own_kind == kind
+    assert text in own_text if kind == "refused" else text == own_text
+
+
+# ---- the same text
+
+
+def test_llama_cpps_templates_give_transformers_texts() -> None:
+    for path in vectors("templates/*.jinja"):
+        template = path.read_text(encoding="utf-8")
+        for messages, tools in CHATS:
+            check_same(template, messages, tools, add_generation_prompt=True)
+        check_same(template, [USER], None, add_generation_prompt=False, enable_thinking=False)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\n    {{ m.content }}\n  {% endif %}\n{% endfor %}\nend\n",
+        "{{ tools | tojson }}{{ tools | tojson(indent=2) }}{{ messages | tojson(sort_keys=true) }}",
+        "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token is defined }}",
+        "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.role }}{% endfor %}",
+        "{% for m in messages %}{% generation %}\n{{ m.content }}{% set x = 1 %}{% endgeneration %}\n{% endfor %}{{ x }}",
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{{ dict(a=1) }}",
+        "{{ messages[0].reasoning_content }}{{ messages[1].thinking }}{{ messages[2].content is defined }}",
+        "{{ tools is none }}{{ documents is none }}{{ tools is defined }}",
+        "{{ raise_exception('no ' ~ messages[0].role) }}",
+        "{{ messages[0].content.nothing.more }}",
+        "{% for m in messages %}{{ m.content }",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_means_what_it_means_to_transformers(template: str) -> None:
+    for messages, tools in CHATS:
+        check_same(template, messages, tools, add_generation_prompt=True)
+    check_same(template, [THOUGHT, THOUGHT, CALL], TOOLS, add_generation_prompt=False)
+
+
+def test_what_the_template_asks_for_comes_before_special_tokens() -> None:
+    template = "{{ bos_token }}{{ eos_token }}{{ style }}"
+    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x"
+
+
+def test_the_date_is_todays() -> None:
+    before = datetime.now().strftime("%Y-%m-%d")
+    text = ours("{{ strftime_now('%Y-%m-%d') }}", [USER])
+    assert before <= text <= datetime.now().strftime("%Y-%m-%d")
+
+
+def test_the_generation_prompt_is_there_unless_refused() -> None:
+    template = "{{ messages[0].role }}{% if add_generation_prompt %}:{% endif %}"
+    assert ours(template, [USER]) == "user:"
+    assert ours(template, [USER], add_generation_prompt=False) == "user"
+
+
+def test_rendering_leaves_the_messages_as_they_were() -> None:
+    messages = [copy.deepcopy(CALL), copy.deepcopy(THOUGHT)]
+    ours("{% for m in messages %}{{ m.pop('role') if false else m.role }}{% endfor %}", messages)
+    assert messages == [CALL, THOUGHT]
+
+
+def test_a_template_sees_nothing_but_plain_values() -> None:
+    class Role(enum.StrEnum):
+        USER = "user"
+
+        def shout(self) -> str:
+            return "USER"
+
+    assert ours("{{ messages[0].role }}", [{"role": Role.USER, "content": "x"}]) == "user"
+    with pytest.raises(InvalidPrompt, match="has no attribute 'shout'"):
+        ours("{{ messages[0].role.shout() }}", [{"role": Role.USER, "content": "x"}])
+    with pytest.raises(InvalidPrompt, match=r"must be text, numbers, lists and tables, not .*Path"):
+        ours("{{ path }}", [USER], template_kwargs={"path": Path("x")})
+
+
+# ---- what is wrong
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *["hello", None, 3, ["user", "hello"], {}, {"content": "hello"}, {"role": "user"}],
+        *[{"role": "user", "content": None}, {"role": "user", "content": 3}],
+        *[
+            {"role": "assistant", "content": None, "tool_calls": []},
+            {"role": "assistant", "content": 3, "tool_calls": CALLS},
+        ],
+    ],
+)
+def test_messages_without_role_and_content_are_refused(message: Any) -> None:
+    with pytest.raises(InvalidPrompt, match="must have a role and a content, or tool_calls in its place"):
+        ours("", [USER, message])
+
+
+def test_an_empty_conversation_is_refused() -> None:
+    with pytest.raises(InvalidPrompt, match="the conversation is empty"):
+        ours("", [])
+
+
+@pytest.mark.parametrize("tools", [["weather"], [TOOLS], "weather", {"type": "function"}])
+def test_tools_that_are_no_schemas_are_refused(tools: Any) -> None:
+    with pytest.raises(InvalidPrompt, match=r"tools? must be a .*JSON schema"):
+        ours("", [USER], tools=tools)
+
+
+def test_what_a_template_refuses_is_told_in_its_own_words() -> None:
+    with pytest.raises(InvalidPrompt, match="the chat template refused the messages: no villains here"):
+        ours("{{ raise_exception('no villains here') }}", [USER])
+
+
+def test_messages_too_deep_for_a_template_are_refused() -> None:
+    content: list[Any] = []
+    for _ in range(100_000):
+        content = [content]
+    with pytest.raises(InvalidPrompt, match="recursion"):
+        ours("{{ messages }}", [{"role": "user", "content": content}])
