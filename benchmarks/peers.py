@@ -20,7 +20,9 @@ PAD = 0
 def load_in_transformers(path: Path, dtype: torch.dtype | str) -> Any:
     """The model at a path that `find_model` gave, in transformers."""
     file = {} if path.is_dir() else {"gguf_file": path.name}
-    return transformers.AutoModelForCausalLM.from_pretrained(path if path.is_dir() else path.parent, dtype=dtype, **file)
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path if path.is_dir() else path.parent, dtype=dtype, **file
+    )
 
 
 class Generate:

@@ -84,9 +84,7 @@ def _check_windows(config: EngineConfig, model: ModelConfig) -> None:
         )
 
 
-def _executor_in_this_process(
-    config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool
-) -> Executor:
+def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool) -> Executor:
     from nanoengine.runner.placement import check_room_for_weights, choose_dtype, find_device
     from nanoengine.runner.startup import start_runner
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from nanoengine import inventory as module
-from nanoengine.config import ModelConfig
 from nanoengine.fetch import DOWNLOADS, models_folder
 from nanoengine.inventory import Entry, inventory, table
+from nanoengine.model_config import ModelConfig
 from nanoengine.models.json_file import read_json
 from nanoengine.models.names import DEMO
 

@@ -16,8 +16,8 @@ from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
-from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.kernels.native_operations import why_not
+from nanoengine.models.checkpoint import TensorHeader
 
 
 class GGUFCheckpoint:

@@ -19,7 +19,7 @@ from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they often disagree, and each means it."""
+    """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it."""
 
     config: ModelConfig
     tokenizer: ModelTokenizer

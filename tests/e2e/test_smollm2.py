@@ -22,7 +22,9 @@ FILE = DOWNLOADS["smollm2"].path
 GOLDEN = Path(__file__).parent / "smollm2_sentences.json"
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
 
-pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="SmolLM2 is not here: `nanoengine fetch smollm2` gets it (98 MB)")
+pytestmark = pytest.mark.skipif(
+    not FILE.is_file(), reason="SmolLM2 is not here: `nanoengine fetch smollm2` gets it (98 MB)"
+)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from nanoengine.errors import UnsupportedModel
 from nanoengine.gguf.tokenizer import read_vocabulary
-from nanoengine.models.loader import DEMO
+from nanoengine.models.names import DEMO
 from tests.engine.toys import FAST
 from tests.vectors import read_metadata, vectors
 

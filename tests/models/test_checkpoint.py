@@ -25,9 +25,7 @@ def load(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = read_model_config(config_table(path))
     check_weights(config, open_checkpoint(path))
     model = build_model(config, TorchKernels(), TorchAttention(16), torch.float32, torch.device("cpu"))
-    places = {
-        name: cast(Tensor, getattr(place, "place", place)) for name, place in model.checkpoint_tensors().items()
-    }
+    places = {name: cast(Tensor, getattr(place, "place", place)) for name, place in model.checkpoint_tensors().items()}
     for tensor in places.values():
         tensor.fill_(float("nan"))
     load_weights(model.checkpoint_tensors(), open_checkpoint(path), torch.float32, use_tqdm=False)

@@ -29,7 +29,9 @@ def test_a_folder_is_described_by_its_tables(tiny: Path) -> None:
 
 
 def test_the_tokenizer_may_be_that_of_another_model(tiny: Path) -> None:
-    assert len(describe(tiny, DEMO).tokenizer.encode("import json")) < len(describe(tiny).tokenizer.encode("import json"))
+    assert len(describe(tiny, DEMO).tokenizer.encode("import json")) < len(
+        describe(tiny).tokenizer.encode("import json")
+    )
 
 
 @pytest.mark.parametrize("eos", ["0", [1.5], {"a": 1}, True], ids=str)
