@@ -164,7 +164,7 @@ def _rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> d
     factor = keys.number("rope.scaling.factor", default=keys.number("rope.scale_linear", default=0.0)) or 1.0
     original = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
     attention = keys.number("rope.scaling.attn_factor", default=1.0)
-    if ROPE_LONG in file.tensors and ROPE_SHORT in file.tensors and factor == 1.0:
+    if {ROPE_LONG, ROPE_SHORT} <= file.tensors.keys() and ROPE_FACTORS not in file.tensors and factor == 1.0:
         scaling = {"rope_type": "longrope", "original_max_position_embeddings": original}
         scaling |= {
             "long_factor": _divisors(file, ROPE_LONG, rotated),

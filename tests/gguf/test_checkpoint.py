@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import torch
 import xxhash
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from nanoengine.errors import InvalidWeights
+from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
+from nanoengine.gguf.file import GGUFFile
 from tests.gguf.written import ARCHITECTURES, F32, tiny_model, write_gguf
 
 KNOWN_TO_TRANSFORMERS = ["llama", "qwen2", "qwen3", "phi3"]
@@ -101,6 +105,22 @@ def test_rows_and_experts_are_found_in_every_format(
         assert torch.equal(found, expected.to(torch.bfloat16)), name
     dtypes = {header.dtype for header in checkpoint.headers()}
     assert dtypes == {"F32", kind.name} - {"Q4_0"}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
+    written: tuple[Any, dict[str, Tensor], Path], tmp_path: Path, data: st.DataObject
+) -> None:
+    content = bytearray(written[2].read_bytes())
+    header = min(record.offset for record in GGUFFile.open(written[2]).tensors.values())
+    for at in data.draw(st.lists(st.integers(0, header - 1), min_size=1, max_size=3)):
+        content[at] ^= data.draw(st.integers(1, 255))
+    (tmp_path / "model.gguf").write_bytes(content)
+    with suppress(InvalidWeights, UnsupportedModel):
+        checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
+        shapes = {name: shape for name, _, shape in checkpoint.headers()}
+        assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
 
 
 @pytest.fixture

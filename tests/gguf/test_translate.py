@@ -164,6 +164,11 @@ def test_long_and_short_factors(config: Config) -> None:
     assert "attention_factor" not in config("phi3", keys, LONG_AND_SHORT)["rope_parameters"]
 
 
+def test_factors_of_all_lengths_come_before_those_of_long_and_short(config: Config) -> None:
+    found = rope(config, tensors=LONG_AND_SHORT | {"rope_freqs.weight": FACTORS * 2})
+    assert (found["rope_type"], found["factors"]) == ("factors", (FACTORS * 2).tolist())
+
+
 def test_factors_divide_the_frequencies_as_those_of_llama_3_do(config: Config) -> None:
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
     theirs = AutoConfig.for_model(
