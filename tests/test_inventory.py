@@ -17,7 +17,7 @@ import pytest
 from nanoengine import inventory as module
 from nanoengine.fetch import DOWNLOADS, models_folder
 from nanoengine.inventory import Entry, inventory, table
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
 from nanoengine.models.json_file import read_json
 from nanoengine.models.names import DEMO
 
@@ -88,7 +88,7 @@ def found() -> dict[str, Entry]:
 def test_without_any_cache_there_is_the_demo_and_what_can_be_fetched() -> None:
     demo, *fetchable = inventory()
     assert (demo.name, demo.problem) == ("demo", "")
-    assert demo.config == ModelConfig.from_hf(read_json(DEMO, "config.json"))
+    assert demo.config == read_model_config(read_json(DEMO, "config.json"))
     assert demo.config.dtype == "bfloat16"
     assert demo.weight_bytes == 2 * demo.config.num_parameters()
     assert demo.disk_bytes == sum(file.stat().st_size for file in DEMO.rglob("*") if file.is_file())

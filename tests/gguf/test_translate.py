@@ -68,7 +68,7 @@ def test_defaults_are_those_of_llama_cpp(config: Config) -> None:
     assert config() == {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "dtype": "bfloat16",
+        "dtype": "float32",
         "hidden_act": "silu",
         "num_hidden_layers": 2,
         "max_position_embeddings": 4096,

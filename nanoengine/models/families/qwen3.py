@@ -22,9 +22,10 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     window = window_of_qwen(fields)
     if architecture == "Qwen3ForCausalLM":
         return read_decoder(fields, architecture, head_dim=HEAD_DIM, theta=THETA, window=window, **facts)
+    count = fields.integer("num_experts", fields.get("num_local_experts"))  # the second is what transformers 5 writes
     experts = ExpertsConfig(
-        num_experts=fields.integer("num_experts"),
-        num_chosen=fields.integer("num_experts_per_tok", most=fields.integer("num_experts")),
+        num_experts=count,
+        num_chosen=fields.integer("num_experts_per_tok", most=count),
         intermediate_size=fields.integer("moe_intermediate_size"),
         normalize=fields.flag("norm_topk_prob"),
     )
