@@ -31,6 +31,19 @@ class Weight(Protocol):
         ...
 
 
+class ExpertWeights(Protocol):
+    """A matrix [outputs, inputs] for each expert, in whatever order its kernels read them."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(experts, outputs, inputs)"""
+        ...
+
+    def expert(self, index: int) -> Destination:
+        """The matrix of one expert, to be filled from a checkpoint."""
+        ...
+
+
 class PlacedTokens(NamedTuple):
     """The new tokens of a step, and where they stand."""
 
@@ -88,6 +101,32 @@ class Kernels(Protocol):
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
     ) -> tuple[Tensor, Tensor]:
         """The same with `gated_linear` in place of the product."""
+        ...
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> ExpertWeights:
+        """A matrix with unset rows for each expert."""
+        ...
+
+    def experts(
+        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+    ) -> Tensor:
+        """A mixture of experts: sum over j of factors[i, j] * D_e (silu(G_e x_i) * (U_e x_i)), where e = chosen[i, j].
+
+        The sum is float32, and rounded once. It is added up in an order that no other row of x changes; a row that is not finite
+        spoils no other.
+
+        Args:
+            x: [num_tokens, hidden].
+            gate, up: matrices [size, hidden].
+            down: matrices [hidden, size].
+            chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
+            factors: [num_tokens, k] float32.
+
+        Returns:
+            [num_tokens, hidden].
+        """
         ...
 
     def place_tokens(

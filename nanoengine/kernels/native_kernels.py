@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, c_functions, operations
@@ -27,20 +27,33 @@ class Packed:
 
     def rows(self, first: int, count: int) -> PackedRows:
         assert first + count <= self.shape[0]
-        return PackedRows(self, first, count)
+        return PackedRows(self.dwords, self.dtype, first, count, self.shape[1])
+
+
+class PackedExperts:
+    """The weights of experts, each packed for itself, one behind the other."""
+
+    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype):
+        self.shape = torch.Size((experts, outputs, inputs))
+        self.dtype = dtype
+        size = c_functions().packed_size(DTYPES[dtype], outputs, inputs)
+        self.dwords = zeros_in_huge_pages([experts, size], torch.int32)
+
+    def expert(self, index: int) -> PackedRows:
+        return PackedRows(self.dwords[index], self.dtype, 0, *self.shape[1:])
 
 
 class PackedRows:
     """Rows [first, first + count) of a packed weight: `copy_` packs what it is given."""
 
-    def __init__(self, weight: Packed, first: int, count: int):
-        self.weight, self.first = weight, first
-        self.shape = torch.Size((count, weight.shape[1]))
+    def __init__(self, dwords: Tensor, dtype: torch.dtype, first: int, count: int, inputs: int):
+        self.dwords, self.dtype, self.first = dwords, dtype, first
+        self.shape = torch.Size((count, inputs))
 
     def copy_(self, source: Tensor) -> None:
         assert source.shape == self.shape
-        source = source.to(self.weight.dtype).contiguous()
-        addresses = source.data_ptr(), self.weight.dwords.data_ptr()
+        source = source.to(self.dtype).contiguous()
+        addresses = source.data_ptr(), self.dwords.data_ptr()
         c_functions().pack(DTYPES[source.dtype], *addresses, self.first, *self.shape)
 
 
@@ -56,6 +69,7 @@ class NativeKernels:
         keep_freed_memory()
         ops = torch.ops.nanoengine
         self._linear, self._gated_linear, self._embed = ops.linear.default, ops.gated_linear.default, ops.embed.default
+        self._experts = ops.experts.default
         self._rms_norm, self._draw_tokens = ops.rms_norm.default, ops.draw_tokens.default
         self.place_tokens = place_tokens
 
@@ -103,6 +117,21 @@ class NativeKernels:
             gate, up = self._product(x, residual, norm, eps, weight, None).chunk(2, dim=-1)
             return F.silu(gate) * up
         return self._gated_linear(x, residual, norm, eps, weight.dwords, size)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> PackedExperts:
+        assert device.type == "cpu"
+        return PackedExperts(experts, outputs, inputs, dtype)
+
+    def experts(
+        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+    ) -> Tensor:
+        assert isinstance(gate, PackedExperts)
+        assert isinstance(up, PackedExperts)
+        assert isinstance(down, PackedExperts)
+        assert gate.shape == up.shape == (len(down.dwords), down.shape[2], x.shape[1])
+        return self._experts(x, gate.dwords, up.dwords, down.dwords, chosen, factors, gate.shape[1])
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return self._product(hidden, None, None, 0.0, weight, None, to_float=True)

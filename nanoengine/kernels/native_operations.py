@@ -28,6 +28,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
     "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
     "gated_linear": ("linear", [INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
+    "experts": ("linear", [INT, *[POINTER] * 7, *[SIZE] * 5]),
     "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
     "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
     "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
@@ -125,6 +126,17 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         out = torch.empty(rows, size, dtype=x.dtype)
         inputs_at = x.data_ptr(), _address(residual), _address(norm), eps
         c.gated_linear(DTYPES[x.dtype], *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
+        return out
+
+    def experts(
+        x: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor, factors: Tensor, size: int
+    ) -> Tensor:
+        x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
+        out = torch.empty_like(x)
+        weights = gate.data_ptr(), up.data_ptr(), down.data_ptr()
+        choices = chosen.data_ptr(), factors.data_ptr()
+        sizes = *chosen.shape, len(gate), size, x.shape[1]
+        c.experts(DTYPES[x.dtype], x.data_ptr(), *weights, *choices, out.data_ptr(), *sizes)
         return out
 
     def embed(token_ids: Tensor, packed: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -236,7 +248,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, scale)
         return out
 
-    pure = embed, dequantize, draw_tokens, attention_decode, attention_prefill
+    pure = experts, embed, dequantize, draw_tokens, attention_decode, attention_prefill
     caches = ("k_cache", "v_cache")
     return {
         **dict.fromkeys(pure, ()),

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.kernels.gumbel import gumbel_noise
-from nanoengine.kernels.interface import PlacedTokens, Weight
+from nanoengine.kernels.interface import ExpertWeights, PlacedTokens, Weight
 from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 
@@ -24,6 +24,20 @@ class RowMajor:
 
     def rows(self, first: int, count: int) -> Tensor:
         return self.tensor[first : first + count]
+
+
+class RowMajorExperts:
+    """The weights of experts as one tensor [experts, outputs, inputs]."""
+
+    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
+        self.tensor = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def expert(self, index: int) -> Tensor:
+        return self.tensor[index]
 
 
 class TorchKernels(OneByOne):
@@ -64,6 +78,26 @@ class TorchKernels(OneByOne):
     def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
         gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> RowMajorExperts:
+        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+
+    def experts(
+        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+    ) -> Tensor:
+        assert isinstance(gate, RowMajorExperts)
+        assert isinstance(up, RowMajorExperts)
+        assert isinstance(down, RowMajorExperts)
+        total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for expert in chosen.unique().tolist():
+            tokens, choices = torch.where(chosen == expert)
+            rows = x[tokens]
+            gated = F.silu(F.linear(rows, gate.tensor[expert])) * F.linear(rows, up.tensor[expert])
+            results = F.linear(gated, down.tensor[expert]).float()
+            total.index_add_(0, tokens, results * factors[tokens, choices, None])
+        return total.to(x.dtype)
 
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.one_by_one import OneByOne
-from nanoengine.kernels.torch_kernels import RowMajor
+from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.activation import silu_and_multiply
+from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, product_of_few_rows
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
 from nanoengine.kernels.triton.place_tokens import place_tokens
@@ -78,6 +79,19 @@ class TritonKernels(OneByOne):
         if self._are_few(x):
             return self._product(x, weight, residual=residual, norm=norm, eps=eps, gated=True)
         return super().norm_gated_linear(x, residual, norm, eps, weight)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> RowMajorExperts:
+        return RowMajorExperts(experts, outputs, inputs, dtype, device)
+
+    def experts(
+        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+    ) -> Tensor:
+        assert isinstance(gate, RowMajorExperts)
+        assert isinstance(up, RowMajorExperts)
+        assert isinstance(down, RowMajorExperts)
+        return mixture(x, gate.tensor, up.tensor, down.tensor, chosen, factors)
 
     def _are_few(self, x: Tensor) -> bool:
         """A larger batch is multiplied by cuBLAS: its programs share what they read."""

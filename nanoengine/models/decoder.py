@@ -12,6 +12,7 @@ from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, At
 from nanoengine.kernels.interface import Destination, Kernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.embedding import Embedding, LMHead
+from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.linear import Linear
 from nanoengine.layers.norm import RMSNorm
@@ -98,6 +99,22 @@ class MLP:
         )
 
 
+class SparseMLP:
+    def __init__(self, config: ModelConfig, factory: Factory):
+        assert config.experts is not None
+        self.names, facts = config.names, config.experts
+        counts = facts.num_experts, facts.num_chosen
+        self.experts = Experts(factory, config.hidden_size, facts.intermediate_size, *counts, normalize=facts.normalize)
+
+    def __call__(self, norm: RMSNorm | None, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        assert norm is not None
+        assert residual is not None
+        return self.experts(norm, hidden, residual)
+
+    def checkpoint_tensors(self, name: str) -> dict[str, Destination]:
+        return self.experts.parts(f"{name}.{self.names.experts}", *self.names.expert_gate_up_down)
+
+
 class DecoderLayer:
     """Takes and returns (output of the last part, residual before it), as its parts do: the norm before the next adds the two,
     and may be one kernel with the product behind it.
@@ -117,7 +134,7 @@ class DecoderLayer:
         )
         self.before_mlp, self.after_mlp = norm(self.names.norm_before_mlp), norm(self.names.norm_after_mlp)
         self.self_attn = DecoderAttention(config, layer, spec, factory, backend)
-        self.mlp = MLP(config, factory)
+        self.mlp: MLP | SparseMLP = (SparseMLP if config.layer(layer).has_experts else MLP)(config, factory)
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata

@@ -19,6 +19,7 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.native_operations import DTYPES, SIGNATURES
+from tests.kernels.mixtures import Mixture
 
 TILE = 16
 
@@ -108,6 +109,13 @@ class Build:
         size, inputs = len(weight) // 2, weight.shape[1]
         result = torch.empty(len(x), size, dtype=x.dtype)
         self.call("gated_linear", DTYPES[x.dtype], x, None, None, 0.0, self.pack(weight), result, len(x), size, inputs)
+        return result
+
+    def experts(self, given: Mixture) -> Tensor:
+        result, code = torch.empty_like(given.x), DTYPES[given.x.dtype]
+        weights = [torch.cat([self.pack(one) for one in values]) for values in (given.gate, given.up, given.down)]
+        sizes = *given.chosen.shape, *given.gate.shape
+        self.call("experts", code, given.x, *weights, given.chosen, given.factors, result, *sizes)
         return result
 
     def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:

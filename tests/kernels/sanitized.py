@@ -33,8 +33,9 @@ def main(vectors: Path, tiles: Path) -> None:
     for inputs in (32, 33, 64):
         shapes.check_linear(in_tiles, inputs, outputs=33, rows=[1, 15, 31, 32, 33, 97])
     shapes.check_linear(build, 32, outputs=1, rows=[1, 5])
-    for check in (shapes.check_embed, shapes.check_norm, shapes.check_gated, shapes.check_draws):
+    for check in (shapes.check_embed, shapes.check_norm, shapes.check_gated, shapes.check_experts, shapes.check_draws):
         check(build)
+    shapes.check_experts(in_tiles)
     write_some(build)
     for each in (build, in_tiles):
         shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])

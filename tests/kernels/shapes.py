@@ -7,6 +7,7 @@ import torch
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
+from tests.kernels.mixtures import assert_mixture, mixture
 
 EPS = 1e-6
 ROWS = [*range(1, 38), 47, 48, 49, 63, 64, 65, 70, 96, 97, 130]
@@ -59,6 +60,18 @@ def check_gated(build: Build) -> None:
         gates = torch.cat((torch.linspace(-120, 120, 1018), torch.logspace(-30, 30, 99), -torch.logspace(-30, 30, 99)))
         weight = torch.cat((gates.to(dtype), random(len(gates), dtype=dtype)))[:, None]
         assert_gated(build.gated_linear(torch.ones(1, 1, dtype=dtype), weight), torch.ones(1, 1), weight)
+
+
+def check_experts(build: Build) -> None:
+    for dtype in DTYPES:
+        for rows, experts, per_row, hidden, size in (
+            (1, 9, 9, 33, 17),
+            (2, 3, 2, 64, 96),
+            (97, 1, 1, 32, 33),
+            (300, 4, 2, 31, 64),
+        ):
+            given = mixture(rows, experts, per_row, hidden, size, dtype)
+            assert_mixture(build.experts(given), given)
 
 
 def check_draws(build: Build) -> None:

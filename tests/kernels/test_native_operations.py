@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanoengine.kernels.compiler import SOURCES
-from nanoengine.kernels.native_kernels import Packed
+from nanoengine.kernels.native_kernels import Packed, PackedExperts
 from nanoengine.kernels.native_operations import (
     FLOAT,
     INT,
@@ -42,6 +42,10 @@ def declared(name: str) -> str:
             "(Tensor x, Tensor(a1!)? residual, Tensor? norm, float eps, Tensor packed, Tensor? bias, int outputs, "
             "bool to_float) -> Tensor",
         ),
+        (
+            "experts",
+            "(Tensor x, Tensor gate, Tensor up, Tensor down, Tensor chosen, Tensor factors, int size) -> Tensor",
+        ),
         ("embed", "(Tensor token_ids, Tensor packed, int inputs, ScalarType dtype) -> Tensor"),
         ("rms_norm", "(Tensor x, Tensor(a1!)? residual, Tensor weight, float eps) -> Tensor"),
         (
@@ -66,12 +70,14 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
     q, lens = torch.randn(3, 2 * HEADS, DIM), torch.tensor([1, 5, 20], dtype=torch.int32)
     starts, sizes = torch.tensor([0, 1, 2, 3], dtype=torch.int32), (HEADS, DIM, 16)
     packed = Packed(64, 8, torch.float32).dwords
+    experts = [PackedExperts(2, 8, 8, torch.float32).dwords for _ in range(3)]
     calls = [
         (ops.rms_norm, (torch.randn(3, 8), None, torch.rand(8), 1e-6)),
         (ops.rms_norm, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6)),
         (ops.linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, None, 5, False)),
         (ops.linear, (torch.randn(3, 8), None, None, 0.0, packed, torch.rand(5), 5, True)),
         (ops.gated_linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, 32)),
+        (ops.experts, (torch.randn(3, 8), *experts, torch.tensor([[1, 0]] * 3), torch.rand(3, 2), 8)),
         (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]))),
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),

@@ -110,6 +110,10 @@ def test_gates_in_tiles(emulated: Build) -> None:
     shapes.check_gated(emulated)
 
 
+def test_experts_in_tiles(emulated: Build) -> None:
+    shapes.check_experts(emulated)
+
+
 def test_prefill_in_tiles(emulated: Build) -> None:
     shapes.check_prefill(emulated)
 
@@ -151,6 +155,10 @@ def test_norm_of_a_portable_build(portable: Build) -> None:
 
 def test_gates_of_a_portable_build(portable: Build) -> None:
     shapes.check_gated(portable)
+
+
+def test_experts_of_a_portable_build(portable: Build) -> None:
+    shapes.check_experts(portable)
 
 
 def test_draws_of_a_portable_build(portable: Build) -> None:

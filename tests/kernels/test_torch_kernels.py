@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.kernels.torch_kernels import TorchKernels
+from tests.kernels.mixtures import TOLERANCE, assert_mixture, mixture
 
 
 def weight_of(kernels: TorchKernels, rows: torch.Tensor) -> object:
@@ -44,6 +45,13 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
     normed, after = kernels.add_rms_norm(x, residual, scale, 1e-6)
     check(after, total)
     check(normed, total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale.double())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(list(TOLERANCE)), st.data())
+def test_a_mixture_of_experts_is_its_formula(rows: int, experts: int, dtype: torch.dtype, data: st.DataObject) -> None:
+    drawn = mixture(rows, experts, data.draw(st.integers(1, experts)), 19, 12, dtype)
+    assert_mixture(drawn.by(TorchKernels()), drawn)
 
 
 def test_logits_are_float32_whatever_the_weights_are() -> None:

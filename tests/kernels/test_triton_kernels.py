@@ -20,6 +20,7 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.few_rows import product_of_few_rows
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
+from tests.kernels.mixtures import mixture
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -53,6 +54,13 @@ def test_every_operation_is_that_of_the_reference(dtype: torch.dtype) -> None:
     assert_near(KERNELS.rms_norm(x, scale, 1e-6), REFERENCE.rms_norm(x, scale, 1e-6), dtype)
     expected = REFERENCE.add_rms_norm(x, residual.clone(), scale, 1e-6)
     assert_near(KERNELS.add_rms_norm(x, residual, scale, 1e-6), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_a_mixture_of_experts_is_that_of_the_reference(dtype: torch.dtype) -> None:
+    given = mixture(6, 4, 2, 33, 20, dtype, DEVICE.type)
+    tolerance = 4 * TOLERANCE[dtype]  # each is off by less than half of that
+    torch.testing.assert_close(given.by(KERNELS), given.by(REFERENCE), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

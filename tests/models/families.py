@@ -118,6 +118,16 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Granite, biases": ("Granite", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.3}),
     "OLMo2": ("Olmo2", {"tie_word_embeddings": False}),
     "OLMo2, biases, no groups": ("Olmo2", {"attention_bias": True, "num_attention_heads": 3, "num_key_value_heads": 3}),
+    "Mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": None}),
+    "Mixtral, one of one": ("Mixtral", {"num_local_experts": 1, "num_experts_per_tok": 1, "intermediate_size": 36}),
+    "Qwen3-MoE": ("Qwen3Moe", {"head_dim": 32, "attention_bias": True} | EXPERTS),
+    "Qwen3-MoE, some layers dense": (
+        "Qwen3Moe",
+        {"num_hidden_layers": 5, "decoder_sparse_step": 2, "mlp_only_layers": [3], "head_dim": 16}
+        | EXPERTS
+        | {"norm_topk_prob": False, "num_experts_per_tok": 1},
+    ),
+    "Qwen3-MoE, all chosen": ("Qwen3Moe", {"head_dim": 32} | EXPERTS | {"num_experts_per_tok": 6}),
     "OLMo3, yarn where all is seen": (
         "Olmo3",
         {

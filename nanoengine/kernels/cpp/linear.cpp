@@ -1,87 +1,8 @@
-// Linear layers (with a norm before them and SwiGLU's gate behind them, if asked for) and embeddings over one packed weight.
-//
-// W [outputs][inputs] is cut into panels of COLUMNS outputs. In a panel stands, for each dword of inputs, that dword of all its
-// outputs. One row of x reads a panel from memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
-#include "norm.h"
-#include "product.h"
-#include <algorithm>
-#include <vector>
+// Linear layers (with a norm before them and SwiGLU's gate behind them, if asked for), embeddings and mixtures of experts, over
+// weights that are packed in panels (panels.h).
+#include "experts.h"
 
-constexpr size_t PANEL = COLUMNS;
-constexpr size_t LINE = 16;       // dwords of a cache line
-constexpr size_t ROW_BLOCK = 96;  // rows of x that are kept near
-
-static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
-
-// Dwords in a row of W.
-template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::PER_DWORD) / Dot<T>::PER_DWORD; }
-
-// Where dword d of an output is.
-static size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
-
-static INLINE Floats silu(Floats x) {
-    const Floats small = exp_negative(x < 0.0f ? x : -x);  // exp(-|x|): never too large
-    return x * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
-}
-
-// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
-template <class Out, class Value>
-static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, Value value) {
-    if (columns == PANEL) {
-        for (size_t m = 0; m < count; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) store_floats(out + m * stride + v * LANES, value(m, v));
-        return;
-    }
-    std::vector<Out> row(PANEL);  // not an array: a test demands that loops leave no vector on the stack
-    for (size_t m = 0; m < count; m++) {
-        for (int v = 0; v < WIDE; v++) store_floats(row.data() + v * LANES, value(m, v));
-        std::copy_n(row.data(), columns, out + m * stride);
-    }
-}
-
-// The input of a linear layer: x [rows][inputs], or its norm; see rms_norm for the residual.
-template <class T> struct Input {
-    const T* x;
-    T* residual;
-    const T* norm;  // the norm's weight, or null
-    float eps;
-    size_t rows, inputs;
-};
-
-// Some rows of an input as factors: [chunk of the inputs][row].
-template <class T> struct Block {
-    static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
-
-    size_t inputs, rows, depth = depth_of<T>(inputs);
-    Factors<T> factors{round_up(depth, CHUNK) / CHUNK * rows};
-
-    auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
-
-    // Row `from` of the input becomes this block's row `to`.
-    void take(const Input<T>& input, size_t from, size_t to) {
-        const T* x = input.x + from * inputs;
-        float scale = 1.0f;
-        if (input.norm) {
-            T* residual = input.residual ? input.residual + from * inputs : nullptr;
-            scale = inverse_rms(x, residual, inputs, input.eps);
-            if (residual) x = residual;
-        }
-        for (size_t d = 0; d < depth; d += CHUNK) {
-            const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
-            if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
-            else copy_factors<T>(x + first, count, at(to, d));
-            for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
-        }
-    }
-
-    // sums[row][0..PANEL) of the first `count` rows and the outputs of a panel.
-    void multiply(size_t count, const uint32_t* panel, float (*sums)[PANEL]) {
-        for (size_t d = 0; d < depth; d += CHUNK)
-            product<T, FROM_MEMORY>((int)count, at(0, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
-                                    PANEL, d > 0);
-    }
-};
+constexpr size_t LINE = 16;  // dwords of a cache line
 
 // For each panel and block of rows: use(column, block, first row, number of rows).
 template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
@@ -108,7 +29,7 @@ static void linear(const Input<T>& input, const uint32_t* packed, const T* bias,
         const size_t columns = std::min(PANEL, outputs - column);
         alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
         for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
-        block.multiply(count, packed + column * block.depth, sums);
+        block.multiply(0, count, packed + column * block.depth, sums);
         store_panel(out + first * outputs + column, outputs, count, columns,
                     [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
     });
@@ -117,12 +38,8 @@ static void linear(const Input<T>& input, const uint32_t* packed, const T* bias,
 // The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
 template <class T> static void gated_linear(const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
     for_panels(input, size, [&](size_t column, Block<T>& block, size_t first, size_t count) {
-        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
-        block.multiply(count, packed + column * block.depth, gates);
-        block.multiply(count, packed + (size + column) * block.depth, ups);
-        store_panel(out + first * size + column, size, count, PANEL, [&](size_t m, int v) {
-            return silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES);
-        });
+        const uint32_t *gate = packed + column * block.depth, *up = packed + (size + column) * block.depth;
+        block.multiply_gated(0, count, gate, up, out + first * size + column, size, PANEL);
     });
 }
 
@@ -203,5 +120,14 @@ void gated_linear(int dtype, const void* x, void* residual, const void* norm, fl
 void embed(int dtype, const int64_t* ids, const uint32_t* packed, void* out, size_t rows, size_t inputs) {
     if (dtype == FLOAT32) embed(ids, packed, (f32*)out, rows, inputs);
     else embed(ids, packed, (bf16*)out, rows, inputs);
+}
+
+// out [rows][hidden] = sum over j of factors[row][j] * D_e (silu(G_e x) * (U_e x)), where e = chosen[row][j], and there are `count`
+// experts: G and U [size][hidden], D [hidden][size] of each packed for itself, one behind the other.
+void experts(int dtype, const void* x, const uint32_t* gate, const uint32_t* up, const uint32_t* down, const int64_t* chosen,
+             const float* factors, void* out, size_t rows, size_t per_row, size_t count, size_t size, size_t hidden) {
+    const Choices choices{chosen, factors, rows, per_row};
+    if (dtype == FLOAT32) experts(choices, (const f32*)x, {gate, up, down, count, size, hidden}, (f32*)out);
+    else experts(choices, (const bf16*)x, {gate, up, down, count, size, hidden}, (bf16*)out);
 }
 }

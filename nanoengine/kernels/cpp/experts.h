@@ -1,0 +1,114 @@
+// A mixture of experts. Every choice of an expert by a row of x is a row of that expert's products: choices are sorted by expert,
+// and the rows of an expert are multiplied together, so that its weights are read once.
+#pragma once
+#include "panels.h"
+#include <span>
+
+constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts together
+
+// Row i of x chose the experts [i][0..per_row), and weighs what they say by factors [i][0..per_row).
+struct Choices {
+    const int64_t* experts;
+    const float* factors;
+    size_t rows, per_row;
+};
+
+// G and U [size][hidden], D [hidden][size] of each expert.
+struct ExpertWeights {
+    const uint32_t *gate, *up, *down;
+    size_t count, size, hidden;
+};
+
+// Some of the sorted choices, [first, first + count), all of one expert.
+struct Run {
+    size_t expert, first, count;
+};
+
+// Choices by expert, and of one expert in the order of rows; cut into runs of at most ROW_BLOCK, and these into waves.
+struct Sorted {
+    std::vector<size_t> choices;
+    std::vector<Run> runs;
+    std::vector<std::span<const Run>> waves;
+
+    Sorted(const Choices& all, size_t experts) : choices(all.rows * all.per_row) {
+        std::vector<size_t> starts(experts + 1);
+        for (size_t i = 0; i < choices.size(); i++) starts[all.experts[i] + 1]++;
+        for (size_t e = 0; e < experts; e++) {
+            const size_t count = starts[e + 1], pieces = round_up(count, ROW_BLOCK) / ROW_BLOCK;
+            for (size_t i = 0; i < pieces; i++) {  // of about as many rows each
+                const size_t first = count * i / pieces, end = count * (i + 1) / pieces;
+                runs.push_back({e, starts[e] + first, end - first});
+            }
+            starts[e + 1] += starts[e];
+        }
+        for (size_t i = 0; i < choices.size(); i++) choices[starts[all.experts[i]]++] = i;
+        for (size_t first = 0, end = 0; first < runs.size(); first = end) {
+            while (end < runs.size() && runs[end].first + runs[end].count <= runs[first].first + WAVE) end++;
+            waves.emplace_back(&runs[first], end - first);
+        }
+    }
+};
+
+// For each wave, by all threads: work(block, runs), where the block holds row_of(i) of x for each sorted choice i of the wave.
+template <class T, class Row, class Work>
+static void for_waves(const Sorted& sorted, const T* x, size_t inputs, Row row_of, Work work) {
+    const size_t most = std::min(sorted.choices.size(), WAVE);
+    const Input<T> input{x, nullptr, nullptr, 0.0f, 0, inputs};
+    Block<T> blocks[] = {{inputs, most}, {inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
+#pragma omp parallel
+    for (size_t i = 0; i < sorted.waves.size(); i++) {
+        const std::span<const Run> runs = sorted.waves[i];
+        const size_t first = runs.front().first, end = runs.back().first + runs.back().count;
+#pragma omp for schedule(static)
+        for (size_t choice = first; choice < end; choice++) blocks[i % 2].take(input, row_of(choice), choice - first);
+        work(blocks[i % 2], runs);
+    }
+}
+
+// to [count] = from [count], rounded.
+template <class T> static void round_floats(const float* from, size_t count, T* to) {
+    const size_t whole = count / LANES * LANES;
+    for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, load_floats(from + i));
+    for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
+}
+
+template <class T> static void experts(const Choices& all, const T* x, const ExpertWeights& weights, T* out) {
+    const size_t size = weights.size, hidden = weights.hidden;
+    const Sorted sorted(all, weights.count);
+
+    std::unique_ptr<T[]> gated(new T[sorted.choices.size() * size]);
+    for_waves(sorted, x, hidden, [&](size_t i) { return sorted.choices[i] / all.per_row; },
+              [&](Block<T>& block, std::span<const Run> runs) {
+#pragma omp for collapse(2) schedule(dynamic) nowait  // runs differ in length
+        for (size_t i = 0; i < runs.size(); i++)
+            for (size_t column = 0; column < size; column += PANEL) {
+                const Run& run = runs[i];
+                const size_t panel = (run.expert * round_up(size, PANEL) + column) * block.depth;
+                block.multiply_gated(run.first - runs[0].first, run.count, weights.gate + panel, weights.up + panel,
+                                     gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
+            }
+    });
+
+    // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
+    const size_t width = round_up(hidden, PANEL);
+    std::vector<float> totals(all.rows * width);
+    for_waves(sorted, gated.get(), size, [](size_t i) { return i; }, [&](Block<T>& block, std::span<const Run> runs) {
+        for (const Run& run : runs)
+#pragma omp for schedule(static) nowait
+            for (size_t column = 0; column < hidden; column += PANEL) {
+                alignas(64) float sums[ROW_BLOCK][PANEL];
+                const uint32_t* panel = weights.down + (run.expert * width + column) * block.depth;
+                block.multiply(run.first - runs[0].first, run.count, panel, sums);
+                for (size_t m = 0; m < run.count; m++) {
+                    const size_t choice = sorted.choices[run.first + m];
+                    float* total = totals.data() + choice / all.per_row * width + column;
+#pragma GCC unroll 4
+                    for (int v = 0; v < WIDE; v++)
+                        store(total + v * LANES, load<Floats>(total + v * LANES) +
+                                                     load<Floats>(sums[m] + v * LANES) * all.factors[choice]);
+                }
+            }
+    });
+#pragma omp parallel for schedule(static) if (all.rows > 16)
+    for (size_t row = 0; row < all.rows; row++) round_floats(totals.data() + row * width, hidden, out + row * hidden);
+}

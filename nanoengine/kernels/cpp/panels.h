@@ -1,0 +1,98 @@
+// A packed weight, and how rows are multiplied with it.
+//
+// W [outputs][inputs] is cut into panels of COLUMNS outputs. In a panel stands, for each dword of inputs, that dword of all its
+// outputs. One row of x reads a panel from memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
+#pragma once
+#include "norm.h"
+#include "product.h"
+#include <algorithm>
+#include <vector>
+
+constexpr size_t PANEL = COLUMNS;
+constexpr size_t ROW_BLOCK = 96;  // rows of x that are kept near
+
+static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
+
+// Dwords in a row of W.
+template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::PER_DWORD) / Dot<T>::PER_DWORD; }
+
+// Where dword d of an output is.
+static size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
+
+static INLINE Floats silu(Floats x) {
+    const Floats small = exp_negative(x < 0.0f ? x : -x);  // exp(-|x|): never too large
+    return x * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
+}
+
+// A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
+template <class Out, class Value>
+static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t columns, Value value) {
+    if (columns == PANEL) {
+        for (size_t m = 0; m < count; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) store_floats(out + m * stride + v * LANES, value(m, v));
+        return;
+    }
+    std::vector<Out> row(PANEL);  // not an array: a test demands that loops leave no vector on the stack
+    for (size_t m = 0; m < count; m++) {
+        for (int v = 0; v < WIDE; v++) store_floats(row.data() + v * LANES, value(m, v));
+        std::copy_n(row.data(), columns, out + m * stride);
+    }
+}
+
+// The input of a linear layer: x [rows][inputs], or its norm; see rms_norm for the residual.
+template <class T> struct Input {
+    const T* x;
+    T* residual;
+    const T* norm;  // the norm's weight, or null
+    float eps;
+    size_t rows, inputs;
+};
+
+// Some rows of an input as factors: [chunk of the inputs][row].
+template <class T> struct Block {
+    static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
+
+    size_t inputs, rows, depth = depth_of<T>(inputs);
+    Factors<T> factors{round_up(depth, CHUNK) / CHUNK * rows};
+
+    auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
+
+    // Row `from` of the input becomes this block's row `to`.
+    void take(const Input<T>& input, size_t from, size_t to) {
+        const T* x = input.x + from * inputs;
+        float scale = 1.0f;
+        if (input.norm) {
+            T* residual = input.residual ? input.residual + from * inputs : nullptr;
+            scale = inverse_rms(x, residual, inputs, input.eps);
+            if (residual) x = residual;
+        }
+        for (size_t d = 0; d < depth; d += CHUNK) {
+            const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
+            if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
+            else copy_factors<T>(x + first, count, at(to, d));
+            for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
+        }
+    }
+
+    // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
+    void multiply(size_t first, size_t count, const uint32_t* panel, float (*sums)[PANEL]) {
+        for (size_t d = 0; d < depth; d += CHUNK)
+            product<T, FROM_MEMORY>((int)count, at(first, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
+                                    PANEL, d > 0);
+    }
+
+    // out [count][stride] = silu(x G^T) * (x U^T) of these rows and the outputs of a panel of G and one of U.
+    void multiply_gated(size_t first, size_t count, const uint32_t* gate, const uint32_t* up, T* out, size_t stride,
+                        size_t columns) {
+        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+        multiply(first, count, gate, gates);
+        multiply(first, count, up, ups);
+        for (size_t m = 0; m < count; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++)
+                store(gates[m] + v * LANES,
+                      silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES));
+        store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
+    }
+};

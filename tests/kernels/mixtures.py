@@ -1,0 +1,75 @@
+"""Mixtures of experts to compute, and what they are in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.interface import ExpertWeights, Kernels
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+"""Of results of size 1: gates and the values behind them may be rounded to the dtype on the way."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """All that `Kernels.experts` is given; weights are [experts, outputs, inputs]."""
+
+    x: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    chosen: Tensor
+    factors: Tensor
+
+    def exact(self) -> Tensor:
+        """The formula, row by row and choice by choice, in float64."""
+        out = torch.zeros(self.x.shape, dtype=torch.float64, device=self.x.device)
+        for i, row in enumerate(self.x.double()):
+            for expert, factor in zip(self.chosen[i].tolist(), self.factors[i].double(), strict=True):
+                gate, up = self.gate[expert].double() @ row, self.up[expert].double() @ row
+                out[i] += factor * (self.down[expert].double() @ (gate * gate.sigmoid() * up))
+        return out
+
+    def rows(self, index: slice) -> Mixture:
+        """The same experts for some of the rows."""
+        return replace(self, x=self.x[index], chosen=self.chosen[index], factors=self.factors[index])
+
+    def by(self, kernels: Kernels) -> Tensor:
+        weights = [experts_of(kernels, values) for values in (self.gate, self.up, self.down)]
+        return kernels.experts(self.x, *weights, self.chosen, self.factors)
+
+
+def experts_of(kernels: Kernels, values: Tensor) -> ExpertWeights:
+    """Weights filled with these, the last expert's first."""
+    weights = kernels.new_experts(*values.shape, values.dtype, values.device)
+    for i in reversed(range(len(values))):
+        weights.expert(i).copy_(values[i])
+    return weights
+
+
+def mixture(
+    rows: int, experts: int, per_row: int, hidden: int, size: int, dtype: torch.dtype, device: str = "cpu"
+) -> Mixture:
+    """One that is always the same for the same arguments. Experts that no row chose are NaN: nobody may look at them."""
+    generator = torch.Generator().manual_seed(rows + 1000 * experts)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    weights = [draw(experts, size, hidden), draw(experts, size, hidden), draw(experts, hidden, size)]
+    factors, chosen = (2 * draw(rows, experts)).softmax(-1).topk(per_row)
+    unused = [i for i in range(experts) if i not in chosen]
+    for values in weights:
+        values /= values.shape[2] ** 0.5
+        values[unused] = torch.nan
+    tensors = draw(rows, hidden).to(dtype), *(values.to(dtype) for values in weights), chosen, factors
+    return Mixture(*(tensor.to(device) for tensor in tensors))
+
+
+def assert_mixture(result: Tensor, given: Mixture, looser: int = 1) -> None:
+    assert result.dtype == given.x.dtype
+    tolerance = TOLERANCE[result.dtype] * looser
+    torch.testing.assert_close(result.double(), given.exact(), atol=tolerance, rtol=tolerance)
