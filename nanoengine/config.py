@@ -45,7 +45,7 @@ class EngineConfig:
     """Every option of the engine; all are keyword arguments of `LLM`. Names follow vLLM and nano-vllm.
 
     Args:
-        model: "demo" (bundled), a local folder, or a hub name such as "Qwen/Qwen3-0.6B".
+        model: "demo" (bundled), "smollm2" (once fetched), a local folder, a .gguf file, or a hub name such as "Qwen/Qwen3-0.6B".
         tokenizer: a folder or hub name, if the tokenizer is not the model's own.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own where the device computes it natively,
             float32 otherwise.

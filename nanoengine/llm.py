@@ -31,7 +31,7 @@ class LLM:
     """A model, ready to generate.
 
     Args:
-        model: "demo" (bundled), a local folder, or a hub name such as "Qwen/Qwen3-0.6B".
+        model: "demo" (bundled), "smollm2" (once fetched), a local folder, a .gguf file, or a hub name such as "Qwen/Qwen3-0.6B".
         use_tqdm: show what start-up is doing: compiling kernels, loading weights, recording.
         options: the fields of `EngineConfig`.
 
@@ -79,13 +79,15 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
 
-        `chat_template_kwargs` are passed to the template, such as {"enable_thinking": False} for Qwen3. Otherwise as `generate`.
+        `tools` are JSON schemas of functions that the template tells the model about. `chat_template_kwargs` are passed to the
+        template, such as {"enable_thinking": False} for Qwen3. Otherwise as `generate`.
         """
         if not isinstance(messages, Sequence):
             raise InvalidPrompt(
@@ -95,7 +97,9 @@ class LLM:
             return []
         is_one = isinstance(messages[0], dict)
         conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
-        prompts = [self.tokenizer.encode_chat(conversation, chat_template_kwargs) for conversation in conversations]
+        prompts = [
+            self.tokenizer.encode_chat(conversation, chat_template_kwargs, tools) for conversation in conversations
+        ]
         return self.generate(prompts, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
 
     def beam_search(

@@ -97,6 +97,11 @@ class ModelConfig:
         return int(self.max_position_embeddings * stretch)
 
     @property
+    def rotates_by_length(self) -> bool:
+        """Whether angles depend on the longest sequence that there will be."""
+        return any(layer.rope.kind in ("dynamic", "longrope") for layer in self.layers if layer.rope is not None)
+
+    @property
     def narrowest_window(self) -> int | None:
         """Tokens that the layer which sees fewest sees; None if all see all."""
         return min((layer.window for layer in self.layers if layer.window is not None), default=None)

@@ -15,6 +15,7 @@ from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import EngineConfig
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall, ModelNotFound
+from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.runner import kv_sizing
 from nanoengine.runner import startup as module
 from nanoengine.runner.kv_cache import KVCache
@@ -315,7 +316,7 @@ def test_on_a_gpu_steps_overlap_unless_told(begin: MakeStartup, asked: bool | No
 
 
 def test_without_lower_tiers_nothing_is_taken_or_measured(make: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "weights_fingerprint", lambda _: pytest.fail("read"))
+    monkeypatch.setattr(SafetensorsFolder, "fingerprint", lambda _: pytest.fail("read"))
     monkeypatch.setattr(module.KVMover, "measure_copy_rate", lambda _: pytest.fail("measured"))
     info = make().info
     assert (info.num_host_blocks, info.copy_bytes_per_second, info.kv_fingerprint) == (0, None, None)
@@ -354,6 +355,17 @@ def test_the_fingerprint_is_of_all_that_kv_depends_on(make: MakeRunner, native_f
     assert all(re.fullmatch("[0-9a-f]{32}", name or "") for name in found)
     assert len(set(found)) == len(found)
     assert make(**disk, num_kv_blocks=7, max_num_seqs=3).info.kv_fingerprint == found[0]
+
+
+@pytest.mark.parametrize(("kind", "differs"), [("dynamic", True), ("linear", False)])
+def test_the_fingerprint_tells_lengths_apart_where_angles_depend_on_them(
+    make: MakeRunner, tmp_path: Path, kind: str, differs: bool
+) -> None:
+    model = {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0}}
+    lengths = (500, 600) if differs else (400, 500)  # of 512 that were trained
+    options = {"kv_disk_path": str(tmp_path), "kernels": "torch", "model": model}
+    short, long = (make(**options, max_model_len=length).info.kv_fingerprint for length in lengths)
+    assert (short != long) == differs
 
 
 def test_more_host_memory_than_there_is_is_refused(make: MakeRunner) -> None:
