@@ -125,7 +125,9 @@ def test_a_decoder_that_drops_the_first_space_keeps_the_others_after_a_token_wit
     assert detokenizer.text == "one two"
 
 
-@pytest.mark.parametrize("words", [["▁", "▁", "a"], ["▁", "▁a"], ["", "▁", "", "▁▁"], ["▁▁", "a"], ["a", "▁", "▁", "b"]])
+@pytest.mark.parametrize(
+    "words", [["▁", "▁", "a"], ["▁", "▁a"], ["", "▁", "", "▁▁"], ["▁▁", "a"], ["a", "▁", "▁", "b"]]
+)
 def test_a_decoder_that_drops_the_first_space_drops_only_one(words: list[str]) -> None:
     """The first token may be that space alone: it has no text, but the next one must keep its own space."""
     decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
