@@ -116,7 +116,8 @@ class ModelTokenizer(ABC):
         return self._encode(text, add_special_tokens=False)
 
     def _choose_template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        templates = self._chat_templates()
+        # Who asked for transformers' object may have given it another template.
+        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self._chat_templates()
         if tools is not None and "tool_use" in templates:
             return templates["tool_use"]
         if "default" not in templates:
@@ -191,8 +192,6 @@ class HFTokenizer(ModelTokenizer):
 
     @cached_property
     def _templates(self) -> Mapping[str, str]:
-        if not self._is_plain:
-            return _by_name(self.hf.chat_template)
         return _template_files(self.folder) or _by_name(self._config.get("chat_template"))
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:

@@ -269,6 +269,12 @@ def test_the_same_gguf_tokenizer_as_an_object_of_transformers(from_gguf: GGUFTok
     assert from_gguf.hf.eos_token_id == 2
 
 
+def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFTokenizer) -> None:
+    for tokenizer in (HFTokenizer(chatting.folder), GGUFTokenizer(bpe())):
+        tokenizer.hf.chat_template = "new"
+        assert tokenizer.decode(tokenizer.encode_chat([USER])) == "new"
+
+
 def test_a_gguf_file_without_a_template_says_what_to_do() -> None:
     with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: use generate"):
         GGUFTokenizer(bpe()).encode_chat([USER])
