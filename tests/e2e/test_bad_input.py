@@ -214,8 +214,8 @@ def test_a_file_that_is_broken_is_a_named_error(broken: Path, name: str, error: 
 
 
 def test_an_architecture_that_is_not_supported_is_a_named_error(broken: Path) -> None:
-    edit_json(broken / "config.json", architectures=["LlamaForCausalLM"])
-    with pytest.raises(UnsupportedModel, match="LlamaForCausalLM"):
+    edit_json(broken / "config.json", architectures=["GPT2LMHeadModel"])
+    with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel"):
         open_llm(broken)
 
 
@@ -234,7 +234,7 @@ def test_the_weights_of_an_unsupported_model_are_never_fetched(broken: Path, mon
     with open_llm(Path("someone/model")):
         assert [fetches_weights(patterns) for patterns in fetched] == [False, True]
     fetched.clear()
-    edit_json(broken / "config.json", architectures=["LlamaForCausalLM"])
+    edit_json(broken / "config.json", architectures=["GPT2LMHeadModel"])
     with pytest.raises(UnsupportedModel):
         open_llm(Path("someone/model"))
     assert [fetches_weights(patterns) for patterns in fetched] == [False]

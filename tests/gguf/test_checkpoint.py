@@ -119,7 +119,7 @@ def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
     (tmp_path / "model.gguf").write_bytes(content)
     with suppress(InvalidWeights, UnsupportedModel):
         checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
-        shapes = {name: shape for name, _, shape in checkpoint.headers()}
+        shapes = {name: shape for name, _, shape, _ in checkpoint.headers()}
         assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
 
 
