@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from nanoengine.runner.ram import available_ram
 
 COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")
 LONGEST_PROBLEM = 160
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ def _repositories() -> Iterator[tuple[str, str]]:
         name = repository.name.removeprefix("models--").replace("--", "/")
         try:
             commit = main.read_text(errors="replace")
-        except OSError:  # then no config.json will be found, and that is told
+        except OSError:  # as if nothing sound stood there
+            commit = ""
+        if not COMMIT.fullmatch(commit):  # then no config.json will be found below it, and that is told
             commit = ""
         folder = repository / "snapshots" / commit
         files = first_parts(folder.rglob("*.gguf"))

@@ -96,10 +96,12 @@ class ModelConfig:
         )
         return int(self.max_position_embeddings * stretch)
 
-    @property
-    def rotates_by_length(self) -> bool:
-        """Whether angles depend on the longest sequence that there will be."""
-        return any(layer.rope.kind in ("dynamic", "longrope") for layer in self.layers if layer.rope is not None)
+    def angles_of(self, max_len: int) -> tuple[int, ...]:
+        """What angles depend on beside the model, if `max_len` is the longest sequence that there will be."""
+        ropes = [layer.rope for layer in self.layers if layer.rope is not None]
+        lengths = {max(max_len, rope.trained_positions) for rope in ropes if rope.kind == "dynamic"}
+        are_long = {int(max_len > rope.trained_positions) for rope in ropes if rope.kind == "longrope"}
+        return *sorted(lengths), *sorted(are_long)
 
     @property
     def narrowest_window(self) -> int | None:

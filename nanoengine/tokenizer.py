@@ -289,7 +289,8 @@ def _by_name(templates: Any) -> dict[str, str]:
     if isinstance(templates, str):
         return {"default": templates}
     if isinstance(templates, list):
-        templates = {entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, Mapping)}
+        tables = [entry for entry in templates if isinstance(entry, Mapping) and isinstance(entry.get("name"), str)]
+        templates = {entry["name"]: entry.get("template") for entry in tables}
     if not isinstance(templates, Mapping):
         return {}
     return {name: text for name, text in templates.items() if isinstance(name, str) and isinstance(text, str)}

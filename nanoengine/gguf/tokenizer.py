@@ -22,6 +22,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 NAMES = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 """Special tokens, and their names in the keys. The format spells the separator so."""
 
+LONGEST_PIECE = 512
+"""Characters of a SentencePiece token; those of models have a tenth of it."""
+
 TEMPLATE_NAMES = ("bos", "eos", "unk", "sep", "pad")
 
 ENDS_OF_TURN = (
@@ -117,6 +120,10 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
     if np.isnan(scores).any():
         raise UnsupportedModel("tokenizer.ggml.scores has a score that is no number")
     add_space = _get(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+    if (longest := max(map(len, vocab))) > LONGEST_PIECE:  # all ways to cut it in two are looked at
+        raise UnsupportedModel(
+            f"tokenizer.ggml.tokens has one of {longest} characters: at most {LONGEST_PIECE} are read"
+        )
     by_score = np.argsort(-scores, kind="stable").tolist()
     tokens = list(vocab)
     merges = [

@@ -98,7 +98,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         UnsupportedModel: another architecture; a key that is missing, not known, or has a value that is not supported.
         InvalidWeights: a tensor that says something of the model is missing or misshapen.
     """
-    if (kind := file.metadata.get("general.type", "model")) != "model":
+    kind = file.metadata.get("general.type", "model")
+    if not isinstance(kind, str) or kind != "model":
         raise UnsupportedModel(f"{file.path} has general.type {shown(kind)}; only a model can be run")
     keys = Keys(file, [name for name in ARCHITECTURES if name != MIXTRAL])
     mixture = keys.architecture == "llama" and keys.number("expert_count", default=0) > 0
@@ -116,7 +117,9 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         config["sliding_window"] = config["sliding_window"] or None
     if ours.name == "GraniteForCausalLM":
         _complete_granite(file, config)
-    config["rope_parameters"] = _rope_parameters(file, keys, config)
+    config["rope_parameters"] = rope = _rope_parameters(file, keys, config)
+    if ours.name == "Phi3ForCausalLM":  # which reads it there alone
+        config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()
     _check_experts(file, config.get("num_local_experts", config.get("num_experts", 0)))
     return config | _special_tokens(file) | _from_tensors(file, ours.name)

@@ -11,11 +11,16 @@ from nanoengine.kernels.interface import Destination
 
 
 class Reordered:
-    """Row i of the place is row `order[i]` of what is copied to it."""
+    """Rows come in groups of as many as `order` has. Of the first `count` groups, row i is row `order[i]` of that group in what
+    is copied; rows behind them stay where they are.
+    """
 
-    def __init__(self, place: Destination, order: Sequence[int]):
-        self.place, self.order = place, order
+    def __init__(self, place: Destination, order: Sequence[int], count: int):
+        self.place, self.order, self.count = place, order, count
         self.shape = place.shape
 
     def copy_(self, source: Tensor) -> None:
-        self.place.copy_(source[torch.tensor(self.order, device=source.device)])
+        rows = torch.arange(len(source), device=source.device)
+        groups = rows[: self.count * len(self.order)].view(self.count, -1)
+        groups.copy_(groups[:, torch.tensor(self.order, device=source.device)])
+        self.place.copy_(source[rows])

@@ -9,6 +9,7 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families import granite, llama, mistral, mixtral, olmo, phi3, qwen2, qwen3, smollm3
+from nanoengine.models.families.common import layer_types_of
 
 FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
@@ -29,11 +30,8 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
         )
     fields = ConfigFields(table)
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
-    for key in (
-        "sliding_window",
-        "max_window_layers",
-        "layer_types",
-    ):  # of a window that is not used, or seen in `layers`
+    for key in ("sliding_window", "max_window_layers"):  # where a family does not read them, they are of no effect
         fields.get(key)
+    layer_types_of(fields)
     fields.refuse_others()
     return config

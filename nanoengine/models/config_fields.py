@@ -11,7 +11,7 @@ from nanoengine.config import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
 
 WITHOUT_EFFECT = re.compile(
-    r"_.*|architectures|model_type|.*_token_id|.*(_dropout|_pdrop|dropout|jitter_noise)|initializer_range|.*loss_coef|output_.*|"
+    r"_(name_or_path|commit_hash|class_name|diffusers_version|from_auto|.*implementation.*)|architectures|model_type|.*_token_id|.*(_dropout|_pdrop|dropout|jitter_noise)|initializer_range|.*loss_coef|output_(attentions|hidden_states|router_logits|scores|past)|"
     r"return_dict.*|use_cache|auto_map|pretraining_tp|(transformers|unsloth|torchscript|mlx).*|is_(decoder|encoder_decoder|"
     r"llama_config)|cross_attention_hidden_size|add_cross_attention|tie_encoder_decoder|chunk_size_feed_forward|pruned_heads|"
     r"id2label|label2id|problem_type|task_specific_params|tokenizer_class|prefix|finetuning_task|tf_legacy_loss|use_bfloat16|"
@@ -42,6 +42,14 @@ class ConfigFields:
         self.table, self.where = table, where
         self._read: set[str] = set()
 
+    def __contains__(self, key: str) -> bool:
+        return key in self.table
+
+    def default(self, key: str, value: Any) -> None:
+        """What holds if the file does not say it."""
+        if self.table.get(key) is None:
+            self.table = {**self.table, key: value}
+
     def get(self, key: str, default: Any = None) -> Any:
         """The value as it stands there; `default` if there is none, or null."""
         self._read.add(key)
@@ -57,23 +65,28 @@ class ConfigFields:
             raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be at most {most}")
         return value
 
-    def number(self, key: str, default: Any = REQUIRED) -> float:
-        """A positive number; a field that is there as null counts as wrong."""
+    def number(self, key: str, default: Any = REQUIRED, least: float = 0.0, most: float = sys.float_info.max) -> float:
+        """A positive number within bounds; a field that is there as null counts as wrong."""
         self._read.add(key)
         value = self.table.get(key, None if default is REQUIRED else default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
             raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive number")
+        if not least <= value <= most:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be from {least:g} to {most:g}")
         return float(value)
 
-    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+    def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """A list of so many positive numbers."""
         values = self.get(key)
         if not isinstance(values, list) or len(values) != count:
             raise UnsupportedModel(f"{key} is {shown(values)} in {self.where}: it must be a list of {count} numbers")
-        return tuple(ConfigFields({key: value}, self.where).number(key) for value in values)
+        return tuple(ConfigFields({key: value}, self.where).number(key, REQUIRED, least, most) for value in values)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return bool(self.get(key, default))
+        value = self.get(key, default)
+        if value not in (False, True):
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be true or false")
+        return bool(value)
 
     def table_of(self, key: str) -> Mapping[str, Any]:
         """A table; an empty one if there is none."""

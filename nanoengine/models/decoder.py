@@ -19,6 +19,7 @@ from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.reordered import Reordered
 from nanoengine.layers.rotary import Angles, RotaryEmbedding, rotary_order
 from nanoengine.model_config import ModelConfig, RopeConfig
+from nanoengine.models.checkpoint import EMBEDDING, HEAD
 
 
 def build_model(
@@ -76,10 +77,8 @@ class DecoderAttention:
 
     def _reordered(self, place: Destination, order: list[int]) -> Destination:
         """The heads of q and k in another order; those of v, behind them if all are one tensor, stay."""
-        size, config = self.config.head_dim, self.config
-        heads = min(place.shape[0] // size, config.num_heads + config.num_kv_heads)
-        rows = [head * size + i for head in range(heads) for i in order]
-        return Reordered(place, rows + list(range(len(rows), place.shape[0])))
+        heads = self.config.num_heads + self.config.num_kv_heads
+        return Reordered(place, order, min(place.shape[0] // self.config.head_dim, heads))
 
 
 class MLP:
@@ -202,11 +201,11 @@ class Decoder:
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
         tensors: dict[str, Destination] = {
-            "model.embed_tokens.weight": self.embed_tokens.rows(),
+            EMBEDDING: self.embed_tokens.rows(),
             "model.norm.weight": self.norm.weight,
         }
         if not self.config.tie_word_embeddings:
-            tensors["lm_head.weight"] = self.lm_head.rows()
+            tensors[HEAD] = self.lm_head.rows()
         for i, layer in enumerate(self.layers):
             tensors |= layer.checkpoint_tensors(f"model.layers.{i}")
         return tensors

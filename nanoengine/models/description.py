@@ -32,12 +32,14 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
     Raises:
         ModelNotFound, UnsupportedModel, InvalidWeights: files that are missing, not supported, or broken.
     """
-    table = config_table(path)
+    file = None if path.is_dir() else GGUFFile.open(path)
+    table = config_table(path) if file is None else hf_config(file)
     config = read_model_config(table)
     stated = [table.get("eos_token_id")]
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
         stated.append(read_json(path, "generation_config.json").get("eos_token_id"))
-    read = open_tokenizer(path if tokenizer is None else tokenizer)
+    own = None if tokenizer is not None or file is None else GGUFTokenizer(file.metadata)
+    read = own or _open_tokenizer(path if tokenizer is None else tokenizer)
     return Description(config, read, _end_tokens(config.vocab_size, *stated, read.eos_token_ids))
 
 
@@ -46,8 +48,7 @@ def config_table(path: Path) -> Mapping[str, Any]:
     return read_json(path, "config.json") if path.is_dir() else hf_config(GGUFFile.open(path))
 
 
-def open_tokenizer(path: Path) -> ModelTokenizer:
-    """The tokenizer in a folder or a GGUF file."""
+def _open_tokenizer(path: Path) -> ModelTokenizer:
     return HFTokenizer(path) if path.is_dir() else GGUFTokenizer(GGUFFile.open(path).metadata)
 
 

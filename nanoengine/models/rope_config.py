@@ -9,10 +9,13 @@ from typing import Any
 from nanoengine.config import MAX_POSITIONS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import RopeConfig
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import REQUIRED, ConfigFields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 RENAMED = {"su": "longrope"}
+
+THETAS, STRETCHES, SCALES = (1.001, 1e15), (1.0, 1e6), (1e-3, 1e6)
+"""From and to what numbers angles can be computed with: of models, thetas are 1e4 to 1e9, and no other is above 128."""
 
 
 def read_rope(fields: ConfigFields, head_dim: int, theta: float, *, may_be_partial: bool = False) -> RopeConfig:
@@ -42,8 +45,17 @@ def read_ropes(fields: ConfigFields, head_dim: int, theta: float) -> dict[str, R
             raise UnsupportedModel(
                 f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
             )
+    elif table and key == "rope_parameters":
+        raise UnsupportedModel(
+            f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
+        )
+    elif fields.number("rope_theta", theta) != theta:
+        stated = shown(fields.get("rope_theta"))
+        raise UnsupportedModel(
+            f"rope_theta is {stated}: rope_parameters, with a table for each type of layer, must say of which"
+        )
     else:
-        nested = {"full_attention": table, "sliding_attention": {} if key == "rope_scaling" else table}
+        nested = {"full_attention": table}
     return {name: _read_one(fields, key, nested.get(name, {}), head_dim, theta) for name in LAYER_TYPES}
 
 
@@ -63,7 +75,7 @@ def _read_one(
     kind = RENAMED.get(stated, stated) if isinstance(stated, str) else None
     if kind not in READERS:
         raise UnsupportedModel(f"rope_type is {shown(stated)}: supported are {', '.join(READERS)}")
-    fraction = fields.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0))
+    fraction = fields.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0), most=1.0)
     rotary_dim = int(head_dim * fraction)
     if fraction != 1.0 and not may_be_partial:
         raise UnsupportedModel(
@@ -74,7 +86,7 @@ def _read_one(
             f"partial_rotary_factor is {fraction}: of head_dim {head_dim} it must leave an even number of dimensions to rotate"
         )
     rope = RopeConfig(
-        theta=fields.number("rope_theta", outer.number("rope_theta", theta)),
+        theta=fields.number("rope_theta", outer.number("rope_theta", theta), *THETAS),
         rotary_dim=rotary_dim,
         kind=kind,
         **READERS[kind](fields, outer, rotary_dim),
@@ -91,21 +103,21 @@ def _default(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict
 
 
 def _linear(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
-    return {"factor": fields.number("factor")}
+    return {"factor": fields.number("factor", REQUIRED, *STRETCHES)}
 
 
 def _dynamic(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
     fields.get("original_max_position_embeddings")
     positions = outer.integer("max_position_embeddings", most=MAX_POSITIONS)
-    return {"factor": fields.number("factor"), "trained_positions": positions}
+    return {"factor": fields.number("factor", REQUIRED, *STRETCHES), "trained_positions": positions}
 
 
 def _llama3(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
-    low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
+    low, high = (fields.number(f"{end}_freq_factor", REQUIRED, *SCALES) for end in ("low", "high"))
     if high <= low:
         raise UnsupportedModel(f"high_freq_factor is {high}: it must be more than low_freq_factor ({low})")
     return {
-        "factor": fields.number("factor"),
+        "factor": fields.number("factor", REQUIRED, *STRETCHES),
         "trained_positions": _trained_positions(fields, outer),
         "low_freq_factor": low,
         "high_freq_factor": high,
@@ -117,7 +129,7 @@ def _yarn(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[st
     factor = _factor(fields, outer, trained)
     mscale, mscale_all = fields.get("mscale"), fields.get("mscale_all_dim")
     if mscale and mscale_all:
-        scales = fields.number("mscale"), fields.number("mscale_all_dim")
+        scales = [fields.number(key, REQUIRED, *SCALES) for key in ("mscale", "mscale_all_dim")]
         amplitude = _yarn_amplitude(factor, scales[0]) / _yarn_amplitude(factor, scales[1])
     else:
         amplitude = _yarn_amplitude(factor, 1.0)
@@ -143,13 +155,13 @@ def _longrope(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dic
         "factor": factor,
         "trained_positions": trained,
         "amplitude": _stated_or(fields, "attention_factor", amplitude),
-        "long_factors": fields.numbers("long_factor", rotary_dim // 2),
-        "short_factors": fields.numbers("short_factor", rotary_dim // 2),
+        "long_factors": fields.numbers("long_factor", rotary_dim // 2, *SCALES),
+        "short_factors": fields.numbers("short_factor", rotary_dim // 2, *SCALES),
     }
 
 
 def _factors(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
-    return {"long_factors": fields.numbers("factors", rotary_dim // 2)}
+    return {"long_factors": fields.numbers("factors", rotary_dim // 2, *SCALES)}
 
 
 READERS = {
@@ -175,4 +187,5 @@ def _factor(fields: ConfigFields, outer: ConfigFields, trained: int) -> float:
 
 
 def _stated_or(fields: ConfigFields, key: str, value: float) -> float:
-    return fields.number(key) if fields.get(key) is not None else value
+    bounds = STRETCHES if key == "factor" else SCALES
+    return fields.number(key, REQUIRED, *bounds) if fields.get(key) is not None else value

@@ -218,10 +218,9 @@ class Startup:
 
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
-        # The angles of some rotations depend on the longest sequence.
-        length = self.pool.max_model_len if self.model_config.rotates_by_length else None
-        weights = self.checkpoint.fingerprint()
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, self.model_config, length)
+        model, weights = self.model_config, self.checkpoint.fingerprint()
+        angles = model.angles_of(self.pool.max_model_len)
+        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, angles)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import UnsupportedModel
@@ -59,6 +60,101 @@ def test_every_architecture_is_tried() -> None:
 
 
 # ---- what a config.json says
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
+SIZES_OF = {
+    "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+}
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"sliding_window": 8},
+    {"sliding_window": None},
+    {"sliding_window": 8, "use_sliding_window": True},
+    {"use_sliding_window": True},
+    {"use_sliding_window": True, "max_window_layers": 2},
+    {"use_sliding_window": True, "max_window_layers": 4},
+    {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention"] * 4},
+    {"sliding_window": 8, "layer_types": ["full_attention"] * 4},
+    {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
+]
+
+
+def window_of_transformers(config: Any) -> int | None:
+    """The least that a layer sees, as the models of transformers look it up."""
+    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
+        return config.sliding_window
+    has_types = config.model_type in ("qwen2", "qwen3", "smollm3", "olmo3")
+    return config.sliding_window if has_types and "sliding_attention" in config.layer_types else None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(
+    architecture: str, changes: dict[str, Any]
+) -> None:
+    table = SIZES | SIZES_OF.get(architecture, {}) | changes
+    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**table)
+    stated = table | {"architectures": [architecture]}
+    if "use_sliding_window" in changes and not architecture.startswith(("Qwen", "SmolLM3")):
+        with pytest.raises(UnsupportedModel, match="'use_sliding_window' is True"):
+            read_model_config(stated)
+        return
+    ours = read_model_config(stated)
+    right = window_of_transformers(theirs)
+    # A window too many is refused with what to set; a window too few would be computed wrongly.
+    assert ours.narrowest_window == right or (
+        architecture == "MistralForCausalLM" and ours.narrowest_window is not None
+    )
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
+    ropes = theirs.rope_parameters
+    thetas = {layer.rope.theta for layer in ours.layers if layer.rope is not None}
+    assert thetas == {rope["rope_theta"] for rope in (ropes.values() if "rope_theta" not in ropes else [ropes])}
+    if ours.experts is not None:
+        assert ours.experts.normalize == getattr(theirs, "norm_topk_prob", True)
+
+
+@pytest.mark.parametrize("stated", [{}, {"original_max_position_embeddings": 2048}])
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 64}])
+def test_what_phi3_was_trained_on_stands_beside_its_rotation(stated: dict[str, Any], inner: dict[str, Any]) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    table = SIZES | stated | {"rope_scaling": {"type": "longrope"} | factors | inner}
+    theirs = transformers.Phi3Config(**table).rope_parameters["original_max_position_embeddings"]
+    rope = read_model_config(table | {"architectures": ["Phi3ForCausalLM"]}).layers[0].rope
+    assert rope is not None
+    assert rope.trained_positions == theirs
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn'"),
+        ("Olmo3ForCausalLM", {"rope_theta": 1e4}, "rope_theta is 10000.0"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters is"),
+        ("LlamaForCausalLM", {"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'.*true or false"),
+        ("LlamaForCausalLM", {"output_multiplier_scale": 0.3}, "output_multiplier_scale"),
+        ("LlamaForCausalLM", {"layer_types": ["linear_attention"] * 4}, "layer_types is"),
+        ("LlamaForCausalLM", {"head_dim": 2**20}, "head_dim is 1048576.*at most"),
+        ("MixtralForCausalLM", {"num_local_experts": 2**20}, "1048576 experts.*at most 65536"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5.*at most 4"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["1"]}, "mlp_only_layers is"),
+        ("LlamaForCausalLM", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
+        ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1.0 .*from 1.001 to"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e.308"),
+        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "factor is 0.5.*from 1 to"),
+        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1e308}}, "beta_fast"),
+    ],
+    ids=str,
+)
+def test_what_would_be_computed_otherwise_or_not_at_all_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_model_config(SIZES | SIZES_OF.get(architecture, {}) | changes | {"architectures": [architecture]})
 
 
 def test_qwen3_06b_in_the_schema_of_transformers_4() -> None:

@@ -36,7 +36,11 @@ def test_features_that_are_not_computed_are_refused_by_name(key: str, value: obj
 def test_a_sliding_window_counts_where_it_is_used() -> None:
     unused = read_model_config(QWEN3_06B | {"sliding_window": 4096, "use_sliding_window": False})
     assert unused.narrowest_window is None
-    assert read_model_config(QWEN3_06B | {"sliding_window": 4096, "use_sliding_window": True}).narrowest_window == 4096
+    used = QWEN3_06B | {"sliding_window": 4096, "use_sliding_window": True}
+    assert read_model_config(used).narrowest_window is None, (
+        "the first max_window_layers have none, and there are no others"
+    )
+    assert read_model_config(used | {"max_window_layers": 20}).narrowest_window == 4096
 
 
 @pytest.mark.parametrize("key", SIZES)
@@ -93,7 +97,12 @@ def test_without_a_head_dim_it_is_qwen3s_own_default(config: dict[str, Any]) -> 
     assert read_model_config(config | {"hidden_size": 512}).head_dim == 128
 
 
-INERT = {"auto_map": {"AutoModel": "modeling.Evil"}, "attention_dropout": 0.5, "_anything": object(), "max_length": 20}
+INERT = {
+    "auto_map": {"AutoModel": "modeling.Evil"},
+    "attention_dropout": 0.5,
+    "_name_or_path": object(),
+    "max_length": 20,
+}
 
 
 @pytest.mark.parametrize("off", [None, False, 0, 0.0, "", [], {}], ids=str)

@@ -194,7 +194,7 @@ def test_missing_tensors_are_named(copy: Path) -> None:
 
 
 def test_many_missing_tensors_are_counted_and_some_are_named(copy: Path) -> None:
-    edit_config(copy, num_hidden_layers=4)
+    edit_config(copy, num_hidden_layers=4, layer_types=None)
     with pytest.raises(InvalidWeights, match=r"missing \(\d\d\): model\.layers\.2\..* and \d+ more"):
         load(copy)
 
@@ -206,7 +206,7 @@ def test_unexpected_tensors_are_named(copy: Path) -> None:
 
 
 def test_layers_that_the_config_does_not_know_are_unexpected(copy: Path) -> None:
-    edit_config(copy, num_hidden_layers=1)
+    edit_config(copy, num_hidden_layers=1, layer_types=None)
     with pytest.raises(InvalidWeights, match=r"unexpected \(\d+\): model\.layers\.1\."):
         load(copy)
 

@@ -8,7 +8,11 @@ from nanoengine.config import DTYPES, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.rope_config import read_rope
+from nanoengine.models.rope_config import LAYER_TYPES, read_rope
+
+MAX_HEAD_DIM = 2**16
+MAX_EXPERTS = 2**16
+"""Of all layers together: each has tensors of its own."""
 
 
 def read_decoder(
@@ -63,6 +67,11 @@ def read_decoder(
         layers=layers,
         **facts,
     )
+    if config.experts is not None and config.num_layers * config.experts.num_experts > MAX_EXPERTS:
+        raise UnsupportedModel(
+            f"{config.num_layers} layers of {config.experts.num_experts} experts in {fields.where}: there must be at most "
+            f"{MAX_EXPERTS} experts"
+        )
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
             f"num_attention_heads is {config.num_heads}: it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
@@ -78,24 +87,29 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     """Dimensions of a head, as stated, or the family's default, or a share of the hidden size."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
-    size = fields.integer("head_dim", default)
+    size = fields.integer("head_dim", default, MAX_HEAD_DIM)
     if size % 2:
         raise UnsupportedModel(f"head_dim is {size}: rotary embeddings need an even one")
     return size
 
 
-def window_of_qwen(fields: ConfigFields) -> int | None:
-    """The window of the layers behind the first `max_window_layers`; it is taken to be that of all."""
-    fields.get("max_window_layers")
-    return window_of(fields) if fields.flag("use_sliding_window") else None
-
-
-def window_of(fields: ConfigFields) -> int | None:
-    """Tokens that a layer sees, if the file says so."""
-    types = fields.get("layer_types") or []
-    if isinstance(types, list) and types and all(kind == "full_attention" for kind in types):
-        return None
+def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
+    """Tokens that a layer sees; `default` if the file does not mention it, none if it says null."""
+    if "sliding_window" not in fields:
+        return default
     return fields.integer("sliding_window") if fields.get("sliding_window") is not None else None
+
+
+def layer_types_of(fields: ConfigFields) -> list[str] | None:
+    """What the file says of each layer: one of `LAYER_TYPES`; None if nothing."""
+    types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
+        raise UnsupportedModel(
+            f"layer_types is {shown(types)}: it must be a list of {count} of {', '.join(LAYER_TYPES)}"
+        )
+    return types
 
 
 def _dtype(fields: ConfigFields) -> str:

@@ -10,4 +10,4 @@ ARCHITECTURES = ("MistralForCausalLM",)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    return read_decoder(fields, architecture, window=window_of(fields))
+    return read_decoder(fields, architecture, window=window_of(fields, 4096))

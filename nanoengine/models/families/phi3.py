@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nanoengine.errors import UnsupportedModel
 from nanoengine.model_config import ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import read_decoder, window_of
@@ -12,5 +13,12 @@ ARCHITECTURES = ("Phi3ForCausalLM",)
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
         fields.expect(bias, False)
+    fields.default("original_max_position_embeddings", 4096)
     names = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
-    return read_decoder(fields, architecture, eps=1e-5, window=window_of(fields), may_be_partial=True, names=names)
+    config = read_decoder(fields, architecture, eps=1e-5, window=window_of(fields), may_be_partial=True, names=names)
+    rope = config.layers[0].rope
+    if rope is not None and rope.kind not in ("default", "longrope"):
+        raise UnsupportedModel(
+            f"rope_type is {rope.kind!r}: of this architecture, supported are 'default' and 'longrope'"
+        )
+    return config

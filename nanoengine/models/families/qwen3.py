@@ -8,7 +8,8 @@ from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder, window_of_qwen
+from nanoengine.models.families.common import head_dim_of, read_decoder, window_of
+from nanoengine.models.families.qwen2 import window_of_qwen
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
@@ -19,9 +20,11 @@ THETA = 10_000.0
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     bias = fields.flag("attention_bias")
     facts: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
-    window = window_of_qwen(fields)
     if architecture == "Qwen3ForCausalLM":
-        return read_decoder(fields, architecture, head_dim=HEAD_DIM, theta=THETA, window=window, **facts)
+        return read_decoder(
+            fields, architecture, head_dim=HEAD_DIM, theta=THETA, window=window_of_qwen(fields), **facts
+        )
+    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     count = fields.integer("num_experts", fields.get("num_local_experts"))  # the second is what transformers 5 writes
     experts = ExpertsConfig(
         num_experts=count,
@@ -31,10 +34,11 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
     rope = read_rope(fields, head_dim_of(fields), THETA)
     step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
-    if not isinstance(dense, list):
+    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
         raise UnsupportedModel(f"mlp_only_layers is {shown(dense)}: it must be a list of layers")
+    without = set(dense)
     layers = tuple(
-        LayerConfig(rope=rope, window=window, has_experts=i not in dense and (i + 1) % step == 0)
+        LayerConfig(rope=rope, window=window, has_experts=i not in without and (i + 1) % step == 0)
         for i in range(fields.integer("num_hidden_layers", most=MAX_LAYERS))
     )
     return read_decoder(fields, architecture, layers=layers, experts=experts, **facts)

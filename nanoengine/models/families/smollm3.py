@@ -6,7 +6,7 @@ from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder, window_of
+from nanoengine.models.families.common import head_dim_of, layer_types_of, read_decoder, window_of
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
@@ -21,7 +21,8 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         raise UnsupportedModel(
             f"no_rope_layers is {shown(rotates)}: it must be a list of {count} of 0 (no rotation) and 1"
         )
-    window = window_of(fields) if fields.flag("use_sliding_window") else None
+    types, is_used = layer_types_of(fields), fields.flag("use_sliding_window")
+    window = window_of(fields) if (is_used if types is None else "sliding_attention" in types) else None
     rope = read_rope(fields, head_dim_of(fields), 2e6)
     layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=window) for i in range(count))
     return read_decoder(
