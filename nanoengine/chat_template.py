@@ -2,7 +2,7 @@
 
 A template is a Jinja program that comes with a model. It runs in Jinja's sandbox, with what transformers gives it
 (https://huggingface.co/docs/transformers/chat_templating_writing) and without transformers, which takes longer to import than
-many prompts to render.
+many prompts to render. The sandbox keeps it from the machine; it may still take as much time and memory as it likes.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class DecoderAttention:
 
 class MLP:
     def __init__(self, config: ModelConfig, factory: Factory):
-        self.names, self.has_bias = config.names, config.mlp_bias
+        self.names = config.names
         width = config.intermediate_size
         self.gate_up_proj = Linear(factory, config.hidden_size, width, width, bias=config.mlp_bias)
         self.down_proj = Linear(factory, width, config.hidden_size, bias=config.mlp_bias)

@@ -24,7 +24,7 @@ def drawn_shapes() -> list[str]:
     return [*first.values(), *(shape for shape in shapes if shape not in first.values())][:DRAWN]
 
 
-@pytest.mark.parametrize(("number", "shape"), enumerate(drawn_shapes()))
+@pytest.mark.parametrize(("number", "shape"), list(enumerate(drawn_shapes())))
 def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int, shape: str) -> None:
     folder = family_checkpoint(tmp_path, shape, seed=number)
     options = draw_engine(100 + number)
