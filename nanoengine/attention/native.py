@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.kernels.native_operations import operations, why_not
+from nanoengine.kernels.native_operations import operation, why_not
 from nanoengine.model_config import ModelConfig
 
 TILE = 16
@@ -29,11 +29,11 @@ class NativeAttention(TwoKernels):
     block_major = True
 
     def __init__(self, block_size: int):
-        operations()
         self.block_size = block_size
-        ops = torch.ops.nanoengine
-        self._rotate_and_write, self._write = ops.attention_rotate_and_write.default, ops.attention_write.default
-        self._prefill, self._decode = ops.attention_prefill.default, ops.attention_decode.default
+        names = ("rotate_and_write", "write", "prefill", "decode")
+        self._rotate_and_write, self._write, self._prefill, self._decode = (
+            operation(f"attention_{name}") for name in names
+        )
 
     @staticmethod
     def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
-from nanoengine.kernels.native_operations import DTYPES, c_functions, operations
+from nanoengine.kernels.native_operations import DTYPES, c_functions, operation
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
 
@@ -58,19 +58,18 @@ class PackedRows:
 
 
 class NativeKernels:
-    """torch.ops.nanoengine. Results are new tensors, except that a residual is overwritten."""
+    """The native operations. Results are new tensors, except that a residual is overwritten."""
 
     name = "native"
     capturable = False
 
     def __init__(self) -> None:
-        operations()
+        names = ("linear", "gated_linear", "experts", "embed", "rms_norm", "draw_tokens")
+        self._linear, self._gated_linear, self._experts, self._embed, self._rms_norm, self._draw_tokens = map(
+            operation, names
+        )
         self.description = load_libraries().description
         keep_freed_memory()
-        ops = torch.ops.nanoengine
-        self._linear, self._gated_linear, self._embed = ops.linear.default, ops.gated_linear.default, ops.embed.default
-        self._experts = ops.experts.default
-        self._rms_norm, self._draw_tokens = ops.rms_norm.default, ops.draw_tokens.default
         self.place_tokens = place_tokens
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Packed:

@@ -1,4 +1,4 @@
-"""The native kernels as torch operations, `torch.ops.nanoengine.*`, so that profilers see them."""
+"""The native kernels as functions of tensors, and as torch operations, `torch.ops.nanoengine.*`, which profilers see."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,13 +82,35 @@ def operations() -> Library:
     Raises:
         CannotCompile: there is no compiler, or it failed.
     """
-    implementations = _operations(c_functions())
     library = Library("nanoengine", "DEF")
-    for operation, overwritten in implementations.items():
-        schema = infer_schema(operation, mutates_args=overwritten).replace("SymInt", "int")  # no shape is symbolic here
-        library.define(operation.__name__ + schema)
-        library.impl(operation.__name__, operation, "CPU")
+    for function, overwritten in _implementations().items():
+        schema = infer_schema(function, mutates_args=overwritten).replace("SymInt", "int")  # no shape is symbolic here
+        library.define(function.__name__ + schema)
+        library.impl(function.__name__, function, "CPU")
     return library
+
+
+def operation(name: str) -> Callable[..., Any]:
+    """The operation of that name, for positional arguments. Only while torch's profiler looks does it go by way of torch, which
+    takes as long as the smallest of them.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
+    """
+    operations()
+    registered = getattr(torch.ops.nanoengine, name).default
+    (function,) = (function for function in _implementations() if function.__name__ == name)
+    is_profiled = torch.autograd._profiler_enabled
+
+    def call(*arguments: Any) -> Any:
+        return registered(*arguments) if is_profiled() else function(*arguments)
+
+    return call
+
+
+@cache
+def _implementations() -> dict[Callable[..., Tensor | None], tuple[str, ...]]:
+    return _operations(c_functions())
 
 
 def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[str, ...]]:

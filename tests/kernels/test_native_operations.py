@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoengine.kernels.compiler import SOURCES
 from nanoengine.kernels.native_kernels import Packed, PackedExperts
@@ -16,6 +18,7 @@ from nanoengine.kernels.native_operations import (
     SIGNATURES,
     SIZE,
     c_functions,
+    operation,
     operations,
     why_not,
 )
@@ -85,8 +88,8 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.attention_decode, (q, *caches, tables, lens, HEADS, 16, 0.2)),
         (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2)),
     ]
-    for operation, arguments in calls:
-        torch.library.opcheck(operation.default, arguments, test_utils="test_schema")
+    for called, arguments in calls:
+        torch.library.opcheck(called.default, arguments, test_utils="test_schema")
 
 
 @needs_kernels
@@ -105,3 +108,23 @@ def test_signatures_are_those_of_the_sources(name: str) -> None:
     types = {"size_t": SIZE, "int": INT, "float": FLOAT}
     found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
     assert found == arguments
+
+
+@needs_kernels
+def test_an_operation_goes_by_way_of_torch_only_while_its_profiler_looks() -> None:
+    rms_norm = operation("rms_norm")
+    x, weight = torch.randn(3, 32), torch.rand(32)
+    with torch.profiler.profile() as profile:
+        seen = rms_norm(x, None, weight, 1e-6)
+    assert "nanoengine::rms_norm" in {event.key for event in profile.key_averages()}
+    assert torch.equal(seen, rms_norm(x, None, weight, 1e-6))
+    dispatched: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            dispatched.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        rms_norm(x, None, weight, 1e-6)
+    assert not [name for name in dispatched if "nanoengine" in name]
