@@ -1,0 +1,43 @@
+"""What families need of kernels, by those for GPUs: biases, norms of all heads, rotations of a part or none, scales, experts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from nanoengine import LLM
+from tests.models.families import family_checkpoint
+from tests.support import fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
+
+TOKENS = torch.randint(0, 250, (21,), generator=torch.Generator().manual_seed(0)).tolist()
+
+SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a power of two
+    "Llama, all biases": {"head_dim": 16},
+    "Phi3, partial, long factors": {},
+    "OLMo2, biases, no groups": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
+    "SmolLM3": {"num_hidden_layers": 4},
+    "Granite": {},
+    "Mixtral": {"head_dim": 16},
+    "Qwen3-MoE, some layers dense": {},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shape: str) -> None:
+    folder = family_checkpoint(tmp_path, shape, seed=1, **SHAPES[shape])
+    # Below the trained length of long factors, transformers takes the short ones.
+    max_len = 40 if "Phi3" in shape else None
+    options: dict[str, Any] = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 30}
+    with LLM(str(folder), device="cpu", dtype="float32", max_model_len=max_len, use_tqdm=False, **options) as llm:
+        runner = model_runner(llm)
+        assert (runner.kernels.name, runner.backend.name) == ("triton", "triton")
+        fill_kv_with_nan(llm)
+        logits = forced_logits(llm, TOKENS, num_prompt_tokens=17, chunk=10)
+    torch.testing.assert_close(logits, reference_logits(reference_model(folder), TOKENS), rtol=0, atol=1e-4)
