@@ -82,8 +82,9 @@ def operations() -> Library:
     Raises:
         CannotCompile: there is no compiler, or it failed.
     """
+    implementations = _implementations()
     library = Library("nanoengine", "DEF")
-    for function, overwritten in _implementations().items():
+    for function, overwritten in implementations.items():
         schema = infer_schema(function, mutates_args=overwritten).replace("SymInt", "int")  # no shape is symbolic here
         library.define(function.__name__ + schema)
         library.impl(function.__name__, function, "CPU")

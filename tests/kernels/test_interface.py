@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention import native as native_attention
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels import libraries, native_kernels, native_operations
+from nanoengine.kernels import libraries, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_operations import why_not
 from tests.support import QWEN3_06B, model_runner
@@ -37,10 +36,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
     monkeypatch.setattr(native_operations, "load_libraries", libraries.load_libraries.__wrapped__)
-    operations, c_functions = native_operations.operations.__wrapped__, native_operations.c_functions.__wrapped__
-    monkeypatch.setattr(native_operations, "c_functions", c_functions)
-    for module in (native_attention, native_kernels, native_operations):
-        monkeypatch.setattr(module, "operations", operations)
+    for name in ("c_functions", "_implementations", "operations"):
+        monkeypatch.setattr(native_operations, name, getattr(native_operations, name).__wrapped__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
