@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -30,11 +29,6 @@ class GGUFCheckpoint:
     def __init__(self, path: Path):
         self._file, self.place = GGUFFile.open(path), str(path)
         self.config = hf_config(self._file)
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """All keys of the file, as it has them."""
-        return self._file.metadata
 
     def headers(self) -> Iterator[TensorHeader]:
         """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from nanoengine.errors import InvalidWeights, ModelNotFound, shown
 from nanoengine.gguf.header import TensorRecord, read_header
 
-PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
+"""The name of one of several files of a model; the first has all that describes it."""
 
 
 class GGUFFile:

@@ -52,15 +52,17 @@ def load_weights(
             them, and nothing was copied); a tied model with a head of its own.
     """
     _compare({name: place.shape for name, place in tensors.items()}, checkpoint)
+    # A tied model may come with its head all the same; only then is the embedding needed a second time.
+    twice = HEAD not in tensors and any(header.name == HEAD for header in checkpoint.headers())
     tied: dict[str, Tensor] = {}
     with stage("Loading weights", len(tensors), "tensor", shown=use_tqdm) as advance:
         for name, source in checkpoint.tensors(dtype):
             if name in tensors:
                 tensors[name].copy_(source)
                 advance()
-            if name in (EMBEDDING, HEAD) and HEAD not in tensors:
+            if twice and name in (EMBEDDING, HEAD):
                 tied[name] = source
-    if HEAD in tied and not torch.equal(tied[HEAD].to(tied[EMBEDDING]), tied[EMBEDDING]):
+    if twice and not torch.equal(tied[HEAD].to(tied[EMBEDDING]), tied[EMBEDDING]):
         raise InvalidWeights(
             f"the weights in {checkpoint.place} have an lm_head.weight that is not the embedding, but tie_word_embeddings is "
             "true: correct one of the two"

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from nanoengine.errors import ModelNotFound, shown
 from nanoengine.fetch import DOWNLOADS
+from nanoengine.gguf.file import PART
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
 WEIGHT_FILES = ("*.safetensors",)
-
-PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
-"""How the name of one of several files of a model ends; the first has all that describes it."""
 
 HUB_FILE = re.compile(r"([^/:]+/[^/:]+)[/:](.+\.gguf)")
 """A file in a repository of the hub: org/name/file.gguf, or org/name:file.gguf."""
@@ -59,7 +57,7 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
 
 def first_parts(files: Iterable[Path]) -> list[Path]:
     """The models that .gguf files hold: parts of one count once, as its first."""
-    return sorted({file.with_name(PART.sub(r"-00001-of-\1.gguf", file.name)) for file in files})
+    return sorted({file.with_name(PART.sub(r"\g<stem>-00001-of-\g<count>.gguf", file.name)) for file in files})
 
 
 def _fetched(name: str) -> Path:
@@ -91,7 +89,7 @@ def _first_part(file: Path) -> Path:
 
 
 def _file_of_hub(repository: str, file: str) -> Path:
-    folder = _snapshot(repository, [PART.sub(r"-*-of-\1.gguf", file)])
+    folder = _snapshot(repository, [PART.sub(r"\g<stem>-*-of-\g<count>.gguf", file)])
     if not os.path.isfile(folder / file):
         raise ModelNotFound(
             f"{repository} on the hub has no {shown(file)} (or it was not fetched before, and HF_HUB_OFFLINE is set): "

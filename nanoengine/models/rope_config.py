@@ -40,15 +40,11 @@ def read_ropes(fields: ConfigFields, head_dim: int, theta: float) -> dict[str, R
     """How each type of layer rotates: in files of old, scaling (rope_scaling) is for the layers with full attention alone."""
     key, table = _rope_table(fields)
     nested = {name: table[name] for name in table if name in LAYER_TYPES}
-    if nested:
+    if nested or (table and key == "rope_parameters"):
         if len(nested) < len(table) or not all(isinstance(one, Mapping) for one in nested.values()):
             raise UnsupportedModel(
                 f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
             )
-    elif table and key == "rope_parameters":
-        raise UnsupportedModel(
-            f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
-        )
     elif fields.number("rope_theta", theta) != theta:
         stated = shown(fields.get("rope_theta"))
         raise UnsupportedModel(
