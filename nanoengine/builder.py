@@ -15,7 +15,7 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.metrics import EngineStats
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
-from nanoengine.errors import InvalidConfig, UnsupportedModel, shown
+from nanoengine.errors import InvalidConfig, shown
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.description import describe
 from nanoengine.models.names import WEIGHT_FILES, find_model
@@ -49,7 +49,6 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
     """
     other = None if config.tokenizer is None else find_model(str(config.tokenizer))
     model = describe(find_model(config.model), other)
-    _check_windows(config, model.config)
     path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     # torch is needed from here on, and not before: `import nanoengine` takes no time, and mistakes are told at once.
     from nanoengine.models.loader import check_weights, open_checkpoint
@@ -72,16 +71,6 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         runner.close()
         raise
     return Built(engine, model.config, model.tokenizer)
-
-
-def _check_windows(config: EngineConfig, model: ModelConfig) -> None:
-    """Layers with a window are computed as if they had none: right for sequences that the window covers, and for no others."""
-    length, window = config.max_model_len or model.max_position_embeddings, model.narrowest_window
-    if window is not None and window < length:
-        raise UnsupportedModel(
-            f"sliding_window is {window}, and max_model_len {length}: narrower windows are not computed; "
-            f"set max_model_len to {window} or less"
-        )
 
 
 def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool) -> Executor:

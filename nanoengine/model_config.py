@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class LayerConfig:
 
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
+    chunk: int | None = None  # a query sees from the last multiple of so many tokens up to itself; None: all
     has_experts: bool = False
 
 
@@ -103,14 +104,22 @@ class ModelConfig:
         are_long = {int(max_len > rope.trained_positions) for rope in ropes if rope.kind == "longrope"}
         return *sorted(lengths), *sorted(are_long)
 
-    @property
-    def narrowest_window(self) -> int | None:
-        """Tokens that the layer which sees fewest sees; None if all see all."""
-        return min((layer.window for layer in self.layers if layer.window is not None), default=None)
+    def within(self, max_len: int) -> ModelConfig:
+        """The same model for sequences of at most so many tokens: windows and chunks that hold any of them are none."""
+
+        def narrower(size: int | None) -> int | None:
+            return size if size is not None and size < max_len else None
+
+        layers = (replace(layer, window=narrower(layer.window), chunk=narrower(layer.chunk)) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V that one token takes in all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        """K and V in all layers."""
+        return self.num_layers * self.kv_bytes_of_layer(dtype_bytes)
+
+    def kv_bytes_of_layer(self, dtype_bytes: int) -> int:
+        """K and V of a token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def num_parameters(self) -> int:
         """Number of weights, from the shapes alone."""

@@ -194,4 +194,4 @@ def input_batch(runner: ModelRunner, plan: StepPlan) -> InputBatch:
     packed = pack(plan, runner.rows, runner.stream)
     shape = shape_of(plan, packed.layout, runner.block_size)
     numbers = packed.numbers.to(runner.stream.torch_device)
-    return unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache.layers, runner.block_size)
+    return unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache, runner.block_size)

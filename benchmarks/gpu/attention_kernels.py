@@ -80,7 +80,7 @@ def rotate_and_write(bench: Bench) -> None:
     with memory_for(bench, tokens_in_blocks(bench, [2 * max(bench.args.rows)])) as memory:
         for backend in backends(bench):
             cache = caches(bench, backend, memory)
-            layer = Attention(0, model.num_kv_heads, model.head_dim, AttentionSpec(1.0), backend, *norms)
+            layer = Attention(0, model.num_kv_heads, model.head_dim, AttentionSpec(1.0), backend, norms[0], norms[1])
             num_slots = cache[0].shape[0] * bench.args.block_size
             for rows in bench.args.rows:
                 qkv = bench.random(rows, bench.qkv_width)

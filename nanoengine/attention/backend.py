@@ -23,6 +23,7 @@ class AttentionSpec:
 
     scale: float  # factor of the scores, before the softmax
     window: int | None = None  # tokens that a query sees, its own included; None: all up to it
+    chunk: int | None = None  # a query sees its own chunk: from the last multiple of so many tokens up to itself
     sinks: bool = (
         False  # whether every query head has a score of its own, which takes weight from the tokens and adds no value
     )
@@ -39,7 +40,9 @@ class Runs:
 
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
-    block_tables: Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, any blocks of the pool
+    block_tables: (
+        Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, and before those seen, any blocks
+    )
     query_lens_list: list[int]
     seq_lens_list: list[int]
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
@@ -47,7 +50,7 @@ class Runs:
 
 @dataclass
 class AttentionMetadata:
-    """Where the K/V of one step are written, and what each of its runs reads.
+    """Where the K/V of one step are written, and what each of its runs reads, in the layers of one KV group.
 
     The leading runs are decodes: one new token each. The rest are chunks of any length. Most fields are those of `Runs`, for
     all runs of the step; `decodes` and `chunks` are its two parts, cut once per step.
@@ -163,9 +166,19 @@ class AttentionBackend(Protocol):
         ...
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """What each new token sees: q and the result are [num_tokens, num_heads, head_dim]; a padding row may get anything."""
+        """What each new token sees: q and the result are [num_tokens, num_heads, head_dim]; a padding row may get anything.
+
+        Args:
+            sinks: [num_heads] float32, the scores of `spec.sinks`. The scale and the soft cap do not touch them.
+        """
         ...
 
 

@@ -45,11 +45,27 @@ class FlashAttention(NHDLayout):
         reasons = [_why_not_version(version, device, block_size) for version in MODULES]
         return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec)
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec, sinks)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec)
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec, sinks)
 
     def _on(self, device: torch.device) -> _Version2 | _Version3:
         """The functions of the best version that runs on a device."""
@@ -69,7 +85,15 @@ class _Version:
     def __init__(self, module: ModuleType):
         self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         attended = self._with_cache(
             q[:, None],
             k_cache,
@@ -89,7 +113,15 @@ class _Version2(_Version):
         super().__init__(module)
         self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         return self._packed(
             q,
             k_cache,
@@ -107,7 +139,15 @@ class _Version2(_Version):
 class _Version3(_Version):
     table = "page_table"
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         return self._with_cache(
             q,
             k_cache,

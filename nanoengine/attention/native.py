@@ -65,10 +65,26 @@ class NativeAttention(TwoKernels):
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         self._write(k, v, k_cache, v_cache, slot_mapping, self.block_size)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         tables, lens = runs.block_tables, runs.seq_lens
         return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, spec.scale)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, spec.scale)

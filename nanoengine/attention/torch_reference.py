@@ -52,7 +52,15 @@ class TorchAttention(TwoKernels):
         k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
         v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Each sequence by itself: its new tokens against all that is in the cache up to them."""
         if runs.plan is None:
             runs.plan = [
@@ -74,7 +82,15 @@ class TorchAttention(TwoKernels):
             start += query_len
         return out
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """One query per sequence; sequences of like length at once, padded to the longest of them."""
         if runs.plan is None:
             runs.plan = self._plan_decode(runs)

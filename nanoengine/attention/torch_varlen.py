@@ -50,7 +50,15 @@ class TorchVarlenAttention(NHDLayout):
         reason = why_not_nhd(device, dtype, model)
         return reason if reason is not None else why_not_pages("torch's varlen_attn", block_size)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         return self._attend(
             q,
             k_cache,
@@ -67,7 +75,15 @@ class TorchVarlenAttention(NHDLayout):
             **self._unsplit,
         )
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """One query sees all of its sequence.
 
         Without a window, the query heads that share a K/V head stand where queries stand, and sequences are split rightly.

@@ -84,11 +84,27 @@ class TritonAttention(TwoKernels):
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         self._write(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slot_mapping)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
         return self._decode(q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(runs.query_lens_list)
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale)

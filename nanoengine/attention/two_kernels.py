@@ -19,22 +19,32 @@ class TwoKernels(ABC):
     features: frozenset[str] = frozenset()
 
     @abstractmethod
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
         """Attention of runs of one token each; a padding row may get anything."""
 
     @abstractmethod
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+    def prefill(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
         """Attention of runs of any length, each token over the tokens up to itself."""
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         decodes, chunks = metadata.decodes, metadata.chunks
         if decodes is None:
             assert chunks is not None, "a step without tokens"
-            return self.prefill(q, k_cache, v_cache, chunks, spec)
+            return self.prefill(q, k_cache, v_cache, chunks, spec, sinks)
         if chunks is None:
-            return self.decode(q, k_cache, v_cache, decodes, spec)
+            return self.decode(q, k_cache, v_cache, decodes, spec, sinks)
         count = metadata.num_decodes
-        decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec)
-        return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec)))
+        decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec, sinks)
+        return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec, sinks)))

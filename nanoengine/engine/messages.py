@@ -87,22 +87,15 @@ class Started(NamedTuple):
     sampling: RowSampling
 
 
-class Grown(NamedTuple):
-    """A block table gets longer."""
+class Entries(NamedTuple):
+    """Some entries of a block table change: it gets longer, a shared block is copied before it is written to, or blocks are
+    given back because nobody will look at them again (then they become the null block).
+    """
 
     row: int
     group: int
-    first: int  # how many blocks it had
+    first: int
     block_ids: list[int]
-
-
-class Replaced(NamedTuple):
-    """One entry of a block table changes: a shared block was copied before it is written to."""
-
-    row: int
-    group: int
-    entry: int
-    block_id: int
 
 
 class Decodes(NamedTuple):
@@ -132,8 +125,7 @@ class StepPlan:
     """
 
     started: list[Started] = field(default_factory=list)
-    grown: list[Grown] = field(default_factory=list)
-    replaced: list[Replaced] = field(default_factory=list)
+    tables: list[Entries] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # rows that nobody has any more
     masks: list[tuple[int, bytes | None]] = field(
         default_factory=list

@@ -21,7 +21,7 @@ from nanoengine.engine.beam_search import Choice
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import UNKNOWN, Chunk, Grown, Replaced, StepPlan, StepResult
+from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepResult
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status
@@ -281,10 +281,11 @@ class Scheduler:
         if self.outbox.restarts(seq):  # its whole table is told
             return True
         if growth.replaced is not None:
-            step.plan.replaced.append(Replaced(seq.row, 0, *growth.replaced))
+            entry, block = growth.replaced
+            step.plan.tables.append(Entries(seq.row, 0, entry, [block]))
         if growth.new:
             first = len(seq.block_table) - len(growth.new)
-            step.plan.grown.append(Grown(seq.row, 0, first, growth.new))
+            step.plan.tables.append(Entries(seq.row, 0, first, growth.new))
         return True
 
     def _preempt_newest(self) -> Sequence:

@@ -49,7 +49,7 @@ class PlacedTokens(NamedTuple):
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    slot_mapping: Tensor  # [num_tokens] int64; -1: nowhere
+    slot_mapping: Tensor  # [num_groups, num_tokens] int64: a slot in each KV group; -1: nowhere
     seq_lens: Tensor  # [num_seqs] int32: with the new tokens
 
 
@@ -142,7 +142,8 @@ class Kernels(Protocol):
     ) -> PlacedTokens:
         """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
 
-        The last row of `last_tokens` and `tables` is the padding row: sequences in it have length 0, and stand in no slot.
+        The last row of `last_tokens`, and of each group of `tables`, is the padding row: sequences in it have length 0, and
+        stand in no slot.
 
         Args:
             token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
@@ -150,7 +151,7 @@ class Kernels(Protocol):
             query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
             num_computed: [num_seqs] int32, tokens before them.
             last_tokens: [num_rows] int64.
-            tables: [num_rows, width] int32.
+            tables: [num_groups, num_rows, width] int32: the block tables of each KV group.
             max_query_len: most new tokens of a sequence.
         """
         ...

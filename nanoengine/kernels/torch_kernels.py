@@ -116,7 +116,7 @@ def place_tokens(
     max_query_len: int,
 ) -> PlacedTokens:
     """`Kernels.place_tokens`."""
-    is_padding = rows == len(tables) - 1
+    is_padding = rows == tables.shape[1] - 1
     rows, positions = rows.long(), num_computed.long()
     if max_query_len == 1:
         seq_lens, padding = num_computed + 1, is_padding
@@ -126,7 +126,7 @@ def place_tokens(
         is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # [num_tokens]: index of the sequence
         rows, padding = rows[is_of], is_padding[is_of]
         positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
-    blocks = tables[rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
+    blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
     slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
     input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)
     return PlacedTokens(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))

@@ -19,6 +19,7 @@ class Attention:
         backend: what computes it. Norms, rotations and the write are done one after the other, unless it offers them in one
             go, as this layer needs them.
         q_norm, k_norm: norms over each head of q and of k, or over all heads of each together, if there are any.
+        sinks: [num_heads] float32, if the spec asks for them.
     """
 
     def __init__(
@@ -30,10 +31,11 @@ class Attention:
         backend: AttentionBackend,
         q_norm: RMSNorm | None = None,
         k_norm: RMSNorm | None = None,
+        sinks: Tensor | None = None,
     ):
         self.layer = layer
         self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self.spec = spec
+        self.spec, self.sinks = spec, sinks
         self.backend = backend
         self.q_norm, self.k_norm = q_norm, k_norm
         self.wide_norms: tuple[RMSNorm, RMSNorm] | None = None
@@ -52,7 +54,7 @@ class Attention:
         """
         k_cache, v_cache = metadata.kv_cache[self.layer]
         q = self.write(qkv, angles, k_cache, v_cache, metadata.slot_mapping)
-        return self.backend.attend(q, k_cache, v_cache, metadata, self.spec)
+        return self.backend.attend(q, k_cache, v_cache, metadata, self.spec, self.sinks)
 
     def write(
         self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor

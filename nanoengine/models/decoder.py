@@ -5,6 +5,8 @@ Grouped-query attention with rotary embeddings, SwiGLU or a mixture of experts, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,8 @@ def build_model(
 def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     """What each layer of the model asks of attention; a backend is chosen by it before the model is built."""
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    return [AttentionSpec(scale)] * config.num_layers  # windows are as wide as any sequence: see `builder.py`
+    layers = map(config.layer, range(config.num_layers))
+    return [AttentionSpec(scale, window=layer.window, chunk=layer.chunk) for layer in layers]
 
 
 class DecoderAttention:
@@ -178,8 +181,12 @@ class Decoder:
         for rotary in self.rotary.values():
             rotary.prepare(max_len)
 
-    def forward(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """[num_tokens] ids and positions -> [num_tokens, hidden_size]."""
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
+        """[num_tokens] ids and positions -> [num_tokens, hidden_size].
+
+        Args:
+            metadata: one per layer; layers of one KV group have the same.
+        """
         hidden = self.embed_tokens(input_ids)
         if self.config.embedding_scale != 1.0:
             hidden = hidden * self.config.embedding_scale
@@ -188,8 +195,8 @@ class Decoder:
             rope: rotary(positions) for rope, rotary in self.rotary.items()
         }
         angles[None] = None
-        for layer in self.layers:
-            hidden, residual = layer(hidden, residual, angles[layer.rope], metadata)
+        for layer, seen in zip(self.layers, metadata, strict=True):
+            hidden, residual = layer(hidden, residual, angles[layer.rope], seen)
         assert residual is not None
         return self.norm.add_and_norm(hidden, residual)[0]
 

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata, KVLayer
+from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.kernels.interface import Kernels
+from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.stream import Stream
 
@@ -89,7 +90,7 @@ class InputBatch:
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
-    metadata: AttentionMetadata
+    metadata: list[AttentionMetadata]  # of each layer; layers of one KV group share it
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
     sampled_rows: Tensor  # [num_samples] int32: rows of `Rows`
     sampled_positions: Tensor  # [num_samples] int32: where each sampled token will stand in its sequence
@@ -172,7 +173,7 @@ def shape_of(plan: StepPlan, layout: Layout, block_size: int) -> StepShape:
 
 
 def unpack(
-    shape: StepShape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: list[KVLayer], block_size: int
+    shape: StepShape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
 ) -> InputBatch:
     """The tensors of a step, on the device.
 
@@ -181,18 +182,22 @@ def unpack(
     """
     parts = (numbers[section] for section in shape.layout.sections)
     row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = parts
-    (table,) = rows.tables
     placed = kernels.place_tokens(
-        token_ids, row, starts, computed, rows.last_tokens, table, block_size, max(shape.query_lens)
+        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, max(shape.query_lens)
     )
-    metadata = AttentionMetadata(
-        num_decodes=shape.num_decodes,
-        kv_cache=kv_cache,
-        query_start_loc=starts,
-        seq_lens=placed.seq_lens,
-        block_tables=table[:, : shape.num_blocks].index_select(0, row),
-        slot_mapping=placed.slot_mapping,
-        query_lens_list=shape.query_lens,
-        seq_lens_list=shape.seq_lens,
-    )
+    block_tables = rows.tables[:, :, : shape.num_blocks].index_select(1, row)
+    of_groups = [
+        AttentionMetadata(
+            num_decodes=shape.num_decodes,
+            kv_cache=kv_cache.layers,
+            query_start_loc=starts,
+            seq_lens=placed.seq_lens,
+            block_tables=tables,
+            slot_mapping=slots,
+            query_lens_list=shape.query_lens,
+            seq_lens_list=shape.seq_lens,
+        )
+        for tables, slots in zip(block_tables, placed.slot_mapping, strict=True)
+    ]
+    metadata = [of_groups[group] for group in kv_cache.groups]
     return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, KVLayer
+from nanoengine.engine.kv.groups import CHUNKED, WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.model_config import ModelConfig
+from nanoengine.model_config import LayerConfig, ModelConfig
 
 
 class KVCache:
     """K and V of every layer for `num_blocks` usable blocks and the null block.
 
-    `layers[i]` is (K, V) of layer i, each of the backend's shape. They begin as zeros, since there are kernels that multiply
-    what nobody wrote by 0; nothing else may read a slot before it was written.
+    A block has room for one layer after the other of any one group. So the layers that come first in their groups share tensors,
+    as do those that come second: what keeps them apart are the blocks.
+
+    `layers[i]` is (K, V) of layer i, each of the backend's shape; `groups[i]` is the number of its group; `places` has the
+    tensors one by one. They begin as zeros, since there are kernels that multiply what nobody wrote by 0; nothing else may read a
+    slot before it was written.
     """
 
     def __init__(
-        self, num_blocks: int, model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
+        self,
+        num_blocks: int,
+        model: ModelConfig,
+        groups: Sequence[KVGroup],
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
     ):
         _, *shape = backend.kv_shape(num_blocks + 1, model.num_kv_heads, model.head_dim)
+        count = max(len(group.layers) for group in groups)
         if backend.block_major:
-            pool = _new((num_blocks + 1, model.num_layers, 2, *shape), dtype, device)
-            self.layers: list[KVLayer] = [(pool[:, i, 0], pool[:, i, 1]) for i in range(model.num_layers)]
+            pool = _new((num_blocks + 1, count, 2, *shape), dtype, device)
+            self.places: list[KVLayer] = [(pool[:, i, 0], pool[:, i, 1]) for i in range(count)]
         else:
-            pool = _new((model.num_layers, 2, num_blocks + 1, *shape), dtype, device)
-            self.layers = [(pool[i, 0], pool[i, 1]) for i in range(model.num_layers)]
+            pool = _new((count, 2, num_blocks + 1, *shape), dtype, device)
+            self.places = [(pool[i, 0], pool[i, 1]) for i in range(count)]
+        where = {layer: (i, place) for i, group in enumerate(groups) for place, layer in enumerate(group.layers)}
+        self.groups = [where[layer][0] for layer in range(model.num_layers)]
+        self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]
 
     def fill(self, value: float) -> None:
         """Set every slot, the null block's too. Tests fill a pool with NaN to see that nobody reads what nobody wrote."""
-        for k, v in self.layers:
+        for k, v in self.places:
             k.fill_(value)
             v.fill_(value)
+
+
+def kv_specs(model: ModelConfig) -> list[KVSpec]:
+    """What each layer of a model remembers of a sequence."""
+    return [_spec_of(model.layer(number)) for number in range(model.num_layers)]
+
+
+def _spec_of(layer: LayerConfig) -> KVSpec:
+    if layer.window is not None:
+        return KVSpec(WINDOW, layer.window)
+    return KVSpec() if layer.chunk is None else KVSpec(CHUNKED, layer.chunk)
 
 
 def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

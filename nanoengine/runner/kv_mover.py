@@ -35,7 +35,7 @@ class KVMover:
     files it is the bytes of these rows, one behind the other.
 
     Args:
-        layers: K and V of every layer of the pool.
+        places: K and V of every place for a layer in a block.
         num_host_blocks: slots of the host tier.
 
     Attributes:
@@ -44,8 +44,8 @@ class KVMover:
             torch's own page-locked memory would be rounded up to a power of two.
     """
 
-    def __init__(self, layers: list[KVLayer], num_host_blocks: int):
-        self.pool: list[Tensor] = [tensor for layer in layers for tensor in layer]
+    def __init__(self, places: list[KVLayer], num_host_blocks: int):
+        self.pool: list[Tensor] = [tensor for place in places for tensor in place]
         self.device = self.pool[0].device
         self.block_bytes = sum(tensor[0].nbytes for tensor in self.pool)
         self.host = zeros_in_huge_pages((num_host_blocks, self.block_bytes), torch.uint8)

@@ -190,7 +190,7 @@ class ModelRunner:
     def _inputs(self, shape: StepShape) -> InputBatch:
         """The tensors of a step whose numbers have arrived."""
         assert self.kv_cache is not None
-        return unpack(shape, self._numbers, self.rows, self.kernels, self.kv_cache.layers, self.block_size)
+        return unpack(shape, self._numbers, self.rows, self.kernels, self.kv_cache, self.block_size)
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[PromptPart]:
         """Of the chunks of prompts that asked for them."""
@@ -238,7 +238,7 @@ class ModelRunner:
 
     def _longest_shape(self, layout: Layout, num_decodes: int, query_lens: list[int]) -> StepShape:
         """That of sequences of any length."""
-        width = self.rows.tables[0].shape[1]
+        width = self.rows.tables.shape[2]
         return StepShape(layout, num_decodes, query_lens, [width * self.block_size] * len(query_lens), width)
 
 
@@ -260,6 +260,6 @@ def drop_runs(plan: StepPlan, rows: Iterable[int]) -> tuple[StepPlan, list[int]]
 
 def _rows_of(plan: StepPlan) -> set[int]:
     """All rows that a plan starts, changes or computes."""
-    rows = {start.row for start in plan.started} | {grown.row for grown in plan.grown}
-    rows |= {replaced.row for replaced in plan.replaced} | set(plan.decodes.rows.tolist())
+    rows = {start.row for start in plan.started} | {entries.row for entries in plan.tables}
+    rows |= set(plan.decodes.rows.tolist())
     return rows.union(*((chunk.row, *chunk.samples) for chunk in plan.chunks))

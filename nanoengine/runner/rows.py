@@ -20,23 +20,24 @@ class Rows:
 
     Args:
         num_rows: most sequences that run at once.
-        widths: most blocks of a sequence in each KV group.
+        num_groups: KV groups.
+        width: most blocks of a sequence in any of them.
         stream: where work on them is done.
 
     Attributes:
         padding_row: the one behind the last.
         last_tokens: [num_rows + 1] int64.
-        tables: per KV group, [num_rows + 1, width] int32.
+        tables: [num_groups, num_rows + 1, width] int32: block tables.
         token_ids: on the host, of each row that was started: its tokens then, from which chunks take theirs.
         prompt_logprobs: of the rows that want log probabilities of their prompts, how many per token.
     """
 
-    def __init__(self, num_rows: int, widths: list[int], stream: Stream):
+    def __init__(self, num_rows: int, num_groups: int, width: int, stream: Stream):
         self.stream = stream
         self.padding_row = num_rows
         count, place = num_rows + 1, stream.torch_device
         self.last_tokens = torch.zeros(count, dtype=torch.int64, device=place)
-        self.tables = [torch.full((count, width), NULL_BLOCK, dtype=torch.int32, device=place) for width in widths]
+        self.tables = torch.full((num_groups, count, width), NULL_BLOCK, dtype=torch.int32, device=place)
         self.token_ids: dict[int, list[int]] = {}
         self.prompt_logprobs: dict[int, int] = {}
 
@@ -45,37 +46,31 @@ class Rows:
         for row in plan.ended:
             self.token_ids.pop(row, None)
             self.prompt_logprobs.pop(row, None)
-        if not (plan.started or plan.grown or plan.replaced):
+        if not (plan.started or plan.tables):
             return
         rows = [start.row for start in plan.started]
-        numbers = [*rows, *(start.token_ids[-1] for start in plan.started)]
-        counts = [len(rows), len(rows)]
-        for group, table in enumerate(self.tables):
-            cells, blocks = _cells(plan, group, table.shape[1])
-            numbers += [*cells, *blocks]
-            counts += [len(cells), len(blocks)]
-        pieces = send(np.array(numbers, dtype=np.int64), self.stream).split(counts)
+        cells = self._cells(plan)
+        counts = [len(rows), len(rows), len(cells), len(cells)]
+        numbers = [*rows, *(start.token_ids[-1] for start in plan.started), *cells, *cells.values()]
+        targets, tokens, places, blocks = send(np.array(numbers, dtype=np.int64), self.stream).split(counts)
         if rows:
-            self.last_tokens.index_copy_(0, pieces[0], pieces[1])
-        for table, cells_there, blocks_there in zip(self.tables, pieces[2::2], pieces[3::2], strict=True):
-            table.view(-1).index_copy_(0, cells_there, blocks_there.to(torch.int32))
+            self.last_tokens.index_copy_(0, targets, tokens)
+        self.tables.view(-1).index_copy_(0, places, blocks.to(torch.int32))
         for start in plan.started:
             self.token_ids[start.row] = start.token_ids
             self.prompt_logprobs.pop(start.row, None)
             if start.sampling.prompt_logprobs is not None:
                 self.prompt_logprobs[start.row] = start.sampling.prompt_logprobs
 
-
-def _cells(plan: StepPlan, group: int, width: int) -> tuple[list[int], list[int]]:
-    """Places in the tables of a group, row after row, and what stands there now."""
-    new: dict[int, int] = {}  # a later change of the same place wins
-    for row, _, tables, _ in plan.started:
-        new.update(zip(range(row * width, (row + 1) * width), tables[group], strict=False))
-    for grown in plan.grown:
-        if grown.group == group:
-            first = grown.row * width + grown.first
-            new.update(zip(range(first, first + len(grown.block_ids)), grown.block_ids, strict=True))
-    for replaced in plan.replaced:
-        if replaced.group == group:
-            new[replaced.row * width + replaced.entry] = replaced.block_id
-    return list(new), list(new.values())
+    def _cells(self, plan: StepPlan) -> dict[int, int]:
+        """Which places of the tables change, and what stands there now; a later change of the same place wins."""
+        _, num_rows, width = self.tables.shape
+        new: dict[int, int] = {}
+        for row, _, tables, _ in plan.started:
+            for group, table in enumerate(tables):
+                first = (group * num_rows + row) * width
+                new.update(zip(range(first, first + width), table, strict=False))
+        for row, group, entry, block_ids in plan.tables:
+            first = (group * num_rows + row) * width + entry
+            new.update(zip(range(first, first + len(block_ids)), block_ids, strict=True))
+        return new

@@ -12,6 +12,7 @@ import xxhash
 from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
+from nanoengine.engine.kv.groups import group_layers
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.model_config import ModelConfig
@@ -19,7 +20,7 @@ from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.loader import load_weights, open_checkpoint
 from nanoengine.progress import stage
 from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
-from nanoengine.runner.kv_cache import KVCache
+from nanoengine.runner.kv_cache import KVCache, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
 from nanoengine.runner.model_runner import ModelRunner, Parts
@@ -65,6 +66,7 @@ class Startup:
     def __init__(
         self, config: EngineConfig, model_config: ModelConfig, path: Path, stream: Stream | None, *, use_tqdm: bool
     ):
+        model_config = model_config.within(config.max_model_len or model_config.max_position_embeddings)
         self.config, self.model_config, self.use_tqdm = config, model_config, use_tqdm
         self.checkpoint = open_checkpoint(path)
         self.stream = open_stream(find_device(config.device)) if stream is None else stream
@@ -80,7 +82,9 @@ class Startup:
             attention, self.device, self.dtype, model_config, config.block_size, attention_specs(model_config)
         )
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
-        self.block_bytes = model_config.kv_bytes_per_token(self.dtype.itemsize) * config.block_size
+        self.groups = group_layers(kv_specs(model_config))
+        layers_per_block = max(len(group.layers) for group in self.groups)
+        self.block_bytes = model_config.kv_bytes_of_layer(self.dtype.itemsize) * layers_per_block * config.block_size
         self.model = self._load_model()
 
     def build(self) -> ModelRunner:
@@ -173,9 +177,9 @@ class Startup:
                 backend=self.backend,
                 model=self.model,
                 sampler=Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, self.stream),
-                rows=Rows(self.num_rows, [width], self.stream),
+                rows=Rows(self.num_rows, len(self.groups), width, self.stream),
                 kv_cache=kv_cache,
-                mover=KVMover(kv_cache.layers, num_host_blocks),
+                mover=KVMover(kv_cache.places, num_host_blocks),
                 block_size=config.block_size,
                 max_num_batched_tokens=config.max_num_batched_tokens,
             )
@@ -183,7 +187,7 @@ class Startup:
 
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
         try:
-            return KVCache(num_blocks, self.model_config, self.backend, self.dtype, self.device)
+            return KVCache(num_blocks, self.model_config, self.groups, self.backend, self.dtype, self.device)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
                 f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "

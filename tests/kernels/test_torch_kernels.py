@@ -87,13 +87,14 @@ def ints(values: list[int]) -> Tensor:
 def test_tokens_stand_where_the_formula_says(
     batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int
 ) -> None:
-    """Kernels.place_tokens against a loop, over tables of block ids beyond 32 bits of slots."""
+    """Kernels.place_tokens against a loop, over tables of two groups, of block ids beyond 32 bits of slots."""
     rng = random.Random(seed)
     num_rows = 8
-    tables = [[rng.randrange(1 << 30) for _ in range(70)] for _ in range(num_rows)]
+    tables = [[[rng.randrange(1 << 30) for _ in range(70)] for _ in range(num_rows)] for _ in range(2)]
     last_tokens = [rng.randrange(1000) for _ in range(num_rows)]
     rows = rng.sample(range(num_rows - 1), len(batch))
-    tokens, ids, positions, slots, seq_lens, starts = [], [], [], [], [], [0]
+    tokens, ids, positions, seq_lens, starts = [], [], [], [], [0]
+    slots: list[list[int]] = [[], []]
     for i, (before, count, is_padding) in enumerate(batch):
         count = 1 if is_decode else count
         rows[i] = row = num_rows - 1 if is_padding else rows[i]
@@ -101,8 +102,9 @@ def test_tokens_stand_where_the_formula_says(
             tokens.append(rng.choice([-1, rng.randrange(1000)]))
             ids.append(last_tokens[row] if tokens[-1] < 0 else tokens[-1])
             positions.append(position)
-            slot = tables[row][position // block_size] * block_size + position % block_size
-            slots.append(-1 if is_padding else slot)
+            for table, of_group in zip(tables, slots, strict=True):
+                slot = table[row][position // block_size] * block_size + position % block_size
+                of_group.append(-1 if is_padding else slot)
         starts.append(len(tokens))
         seq_lens.append(0 if is_padding else before + count)
     computed = [before for before, _, _ in batch]
@@ -127,7 +129,7 @@ def test_tokens_stand_where_the_formula_says(
 
 def test_a_last_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
     """So that nothing is read out of bounds before its sequence is ended."""
-    tables = torch.zeros(2, 4, dtype=torch.int32)
+    tables = torch.zeros(1, 2, 4, dtype=torch.int32)
     placed = TorchKernels().place_tokens(
         ints([-1]), ints([0]), ints([0, 1]), ints([3]), torch.tensor([-1, 0]), tables, 4, 1
     )
