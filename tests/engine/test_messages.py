@@ -143,6 +143,6 @@ def test_a_resumed_sequence_is_told_with_its_output() -> None:
     plan = pickle.loads(pickle.dumps(scheduler.schedule()))
     assert b.num_output_tokens > 0
     assert is_prefill(plan)
-    assert plan.started == [Started(b.row, b.token_ids, (b.block_table,), b.sampling)]
+    assert plan.started == [Started(b.row, b.token_ids, (b.block_tables[0],), b.sampling)]
     [(row, cached, new)] = runs_of(plan)
     assert (row, cached + new) == (b.row, b.num_known_tokens)

@@ -301,7 +301,7 @@ def test_abort_between_two_chunks() -> None:
     [seq] = add(scheduler, 10)
     step(scheduler)
     scheduler.finish(seq, "abort")
-    assert seq.block_table == []
+    assert seq.block_tables[0] == []
     assert_idle(scheduler)
 
 
