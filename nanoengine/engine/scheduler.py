@@ -286,8 +286,8 @@ class Scheduler:
     def _make_room_for_prompts(self, step: InFlight) -> None:
         """What of a prompt that was begun its next chunk sees no more, makes room for that chunk and what follows.
 
-        Admission has given it as many blocks as it needs at a time. But where others share those, more are needed: that is why this
-        comes before anything is put into the step, and the newest may give way.
+        Admission has given it as many blocks as it needs at a time. But where others share those, more are needed: so this comes
+        before anything is put into the step, and the newest may give way.
         """
         if self.block_manager.groups.forget:
             for seq in self.begun.copy():

@@ -33,7 +33,7 @@ def grow(manager: BlockManager, seq: Sequence, *tokens: int) -> None:
     """Append tokens one by one and compute each, as decode steps do."""
     for token in tokens:
         tell(seq, token)
-        assert manager.allocate_slots(seq)
+        assert manager.allocate_slots(seq) is not None
         seq.num_computed_tokens += 1
 
 
@@ -108,7 +108,7 @@ def test_of_all_who_share_a_block_all_but_one_copy_it(num_children: int) -> None
         grow(manager, seq, i)
     assert len(transfers(manager)) == num_children
     assert len({seq.block_tables[0][1] for seq in family}) == num_children + 1
-    assert family[-1].block_table[1] == shared
+    assert family[-1].block_tables[0][1] == shared
 
 
 def test_whoever_is_left_alone_with_a_block_writes_in_place() -> None:
@@ -158,7 +158,7 @@ def test_a_block_filled_since_it_was_last_published_can_be_forked() -> None:
     tell(parent, 0)
     child = fork(manager, parent, 1)
     for seq in (parent, child):
-        assert manager.allocate_slots(seq)
+        assert manager.allocate_slots(seq) is not None
     manager.free(parent)
     manager.free(child)
     manager.check()
@@ -172,7 +172,7 @@ def test_growth_that_finds_no_block_for_its_copy_changes_nothing(lookahead: int)
     child = fork(manager, parent, 1)
     tell(child, 7)
     before = snapshot(manager.pool), list(child.block_tables[0]), child.num_slots, repr(manager.stats)
-    assert not manager.allocate_slots(child, lookahead)
+    assert manager.allocate_slots(child, lookahead) is None
     assert (snapshot(manager.pool), child.block_tables[0], child.num_slots, repr(manager.stats)) == before
     assert transfers(manager) == []
 
@@ -183,9 +183,9 @@ def test_growth_that_needs_a_copy_and_a_block_takes_both_or_none() -> None:
     child = fork(manager, parent, 1)
     tell(child, 7)
     before = snapshot(manager.pool)
-    assert not manager.allocate_slots(child, 3)
+    assert manager.allocate_slots(child, 3) is None
     assert snapshot(manager.pool) == before
-    assert manager.allocate_slots(child, 2)
+    assert manager.allocate_slots(child, 2) is not None
 
 
 def test_freed_families_give_every_block_back_once() -> None:
@@ -245,7 +245,7 @@ def test_a_refork_of_beams_that_just_filled_a_block_publishes_it_for_its_own_tok
     manager.refork(family, [family[1], family[1]])
     for seq in family:
         seq.token_ids = [*[1] * 5, 6, 6, 6, 0]
-        assert manager.allocate_slots(seq)
+        assert manager.allocate_slots(seq) is not None
         manager.free(seq)
     assert hit(manager, [*[1] * 5, 5, 5, 5, 0]) == 2 * B
     assert hit(manager, [*[1] * 5, 6, 6, 6, 0]) == 2 * B
@@ -255,11 +255,11 @@ def test_beams_with_lookahead_slots_share_none_that_they_will_write() -> None:
     manager = BlockManager(20, B)
     family = beams(manager, 5, 6)
     for seq in family:
-        assert manager.allocate_slots(seq, 2 * B)
+        assert manager.allocate_slots(seq, 2 * B) is not None
     manager.refork(family, [family[0], family[0]])
     for seq in family:
         tell(seq, 1)
-        assert manager.allocate_slots(seq, 2 * B)
+        assert manager.allocate_slots(seq, 2 * B) is not None
     ahead = [seq.block_tables[0][seq.num_computed_tokens // B :] for seq in family]
     assert not set(ahead[0]) & set(ahead[1])
 
@@ -272,7 +272,7 @@ def test_lookahead_takes_the_blocks_that_its_tokens_would_need(lookahead: int, b
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 5)
     tell(seq, 2)
-    assert manager.allocate_slots(seq, lookahead)
+    assert manager.allocate_slots(seq, lookahead) is not None
     assert len(seq.block_tables[0]) == blocks
     assert seq.num_slots >= seq.num_tokens + lookahead
 
@@ -281,7 +281,7 @@ def test_trim_takes_back_what_no_token_needs_and_no_more() -> None:
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 5)
     tell(seq, 2)
-    assert manager.allocate_slots(seq, 10)
+    assert manager.allocate_slots(seq, 10) is not None
     tell(seq, 3, 3, 3)  # accepted: nine tokens
     seq.num_computed_tokens = 8
     table = list(seq.block_tables[0])
@@ -298,7 +298,7 @@ def test_lookahead_slots_are_never_published() -> None:
     manager = BlockManager(8, B)
     seq = run_prompt(manager, 0, [1] * 3)
     tell(seq, 2)
-    assert manager.allocate_slots(seq, 9)
+    assert manager.allocate_slots(seq, 9) is not None
     seq.num_computed_tokens = 4
     manager.publish(seq, 4)
     assert [manager.pool.contents[block] is not None for block in seq.block_tables[0]] == [True, False, False, False]
@@ -311,9 +311,9 @@ def test_a_lookahead_that_does_not_fit_changes_nothing_and_a_shorter_one_may_fit
     seq = run_prompt(manager, 0, [1] * 5)
     tell(seq, 2)
     before = snapshot(manager.pool), list(seq.block_tables[0]), seq.num_slots
-    assert not manager.allocate_slots(seq, 7)
+    assert manager.allocate_slots(seq, 7) is None
     assert (snapshot(manager.pool), seq.block_tables[0], seq.num_slots) == before
-    assert manager.allocate_slots(seq, 6)
+    assert manager.allocate_slots(seq, 6) is not None
 
 
 def test_trim_after_a_fork_keeps_the_look_for_shared_blocks() -> None:

@@ -10,7 +10,7 @@ from tests.engine.toys import make_sequence
 
 def running(row: int, *tokens: int) -> Sequence:
     seq = make_sequence(row, tokens)
-    seq.row, seq.block_tables[0] = row, [row + 10]
+    seq.row, seq.block_tables = row, [[row + 10]]
     return seq
 
 

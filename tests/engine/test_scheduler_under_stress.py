@@ -153,7 +153,7 @@ def test_who_gave_way_after_it_had_shared_what_was_not_written_samples_again() -
 
 
 def lose_a_block(scheduler: Scheduler) -> None:
-    scheduler.running[0].block_table.pop()
+    scheduler.running[0].block_tables[0].pop()
 
 
 def swap_running(scheduler: Scheduler) -> None:
