@@ -16,7 +16,7 @@ class ExecutorInfo:
     num_blocks: int
     """Usable blocks of the KV pool: the null block is one more."""
 
-    groups: tuple[KVSpec, ...]
+    groups: tuple[KVSpec, ...] = (KVSpec(),)
     """What the layers of each KV group remember."""
 
     num_host_blocks: int

@@ -9,7 +9,7 @@ from nanoengine.sampling_params import SamplingParams
 
 
 def largest_plans(
-    max_num_seqs: int, max_num_batched_tokens: int, max_len: int, block_size: int, num_groups: int
+    max_num_seqs: int, max_num_batched_tokens: int, max_len: int, block_size: int, num_groups: int = 1
 ) -> list[StepPlan]:
     """Prefills of the whole token budget, by few long prompts and by as many as may run, and a decode of as many.
 
