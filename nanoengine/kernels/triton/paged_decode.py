@@ -303,7 +303,7 @@ def paged_decode(
         num_sms: multiprocessors of the device, if they are not to be asked for.
         window, chunk: tokens that are seen: the last `window`, those from the last multiple of `chunk` on; all if both are None.
             In a block table, what stands before the first of them is not read.
-        sinks: [num_heads] float32, one more score for each head, which takes weight and has no value.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
 
     Returns:
@@ -386,8 +386,8 @@ def _constants(
 
 def launches() -> list[Launch]:
     """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
-    of other sizes, and the launch that does not wait for the one before. Then what some models ask for beside: Gemma 2, gpt-oss
-    and Llama 4.
+    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Llama 4, Gemma 2 and
+    gpt-oss.
     """
     tunings = [
         replace(DEFAULTS, decode_tile=tile, decode_warps=num_warps, decode_stages=num_stages)
@@ -399,10 +399,10 @@ def launches() -> list[Launch]:
         _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
         *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 256)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
+        _launch(torch.bfloat16, 128, group=5, chunk=8192),
         _launch(torch.bfloat16, 256, window=4096, soft_cap=50.0),
         _launch(torch.bfloat16, 64, group=8, window=128, sinks=True),
-        _launch(torch.bfloat16, 128, group=5, chunk=8192),
+        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
         _launch(torch.float32, 128, window=4096, sinks=True, soft_cap=50.0),
     ]
 

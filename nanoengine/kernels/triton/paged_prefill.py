@@ -203,7 +203,7 @@ def paged_prefill(
         scale: factor of the scores, before the softmax.
         window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
             In a block table, what stands before the first of them is not read.
-        sinks: [num_heads] float32, one more score for each head, which takes weight and has no value.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
 
     Returns:
