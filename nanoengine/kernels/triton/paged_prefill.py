@@ -63,9 +63,7 @@ def _walk(
         scores = capped(scores, SOFT_CAP)
         if MASKED:
             scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(
-            highest, tl.max(scores, axis=1)
-        )  # finite: every row sees a token of the first tile, or was LOWEST
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or every row sees the first token
         shrink = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
