@@ -1,6 +1,7 @@
 """Paged attention in plain torch: it runs on every device, and it is the oracle that other backends are tested against.
 
-Unwritten slots may hold anything, NaN included, so nothing here reads a slot that no token was written to.
+Unwritten slots may hold anything, NaN included, and so may those that a window has left behind: nothing here reads a slot that no
+query sees.
 """
 
 from __future__ import annotations
@@ -16,22 +17,24 @@ from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.model_config import ModelConfig
 
 MAX_SCORES = 1 << 24
-"""Most scores per head that a prefill computes at once: it bounds memory, however long the history."""
+"""Most scores that a prefill computes at once: of each head, or of all where torch keeps them. However long the history is."""
 
 MAX_GATHERED_TOKENS = 1 << 17
 """Most tokens of K/V that a decode copies out of the cache at once, padding included."""
 
 SHORT = 64
-"""Sequences up to this length are never worth a group of their own."""
+"""Sequences up to this length are never worth a group of their own, nor are so few queries a slice of theirs."""
 
 
 class TorchAttention(TwoKernels):
-    """The reference. It gathers K/V from their blocks, then calls `scaled_dot_product_attention`."""
+    """The reference. It gathers what is seen from its blocks, then calls `scaled_dot_product_attention`, or where that lacks
+    something, computes as the definition says."""
 
     name = "torch"
     description = "plain torch gather + scaled_dot_product_attention"
     capturable = False
     captures_prompts = False
+    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = False  # it looks tokens up in one flat list of slots
     rotate_and_write = None
 
@@ -59,26 +62,26 @@ class TorchAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Each sequence by itself: its new tokens against all that is in the cache up to them."""
+        """Each sequence by itself: its new tokens against what they see of the cache."""
         if runs.plan is None:
-            runs.plan = [
-                self._slots(table, torch.arange(seq_len, device=q.device))
-                for table, seq_len in zip(runs.block_tables, runs.seq_lens_list, strict=True)
-            ]
+            runs.plan = self._plan_prefill(runs, spec)
+        if sinks is not None:
+            sinks = sinks[:, None]  # the same for every query
         out = torch.empty_like(q)
         start = 0
-        for slots, query_len in zip(runs.plan, runs.query_lens_list, strict=True):
-            seq_len = len(slots)
+        for slots, query_len, seq_len in zip(runs.plan, runs.query_lens_list, runs.seq_lens_list, strict=True):
             k, v = (_gather(cache, slots[None]) for cache in (k_cache, v_cache))
-            for first, last in _slices(query_len, max(1, MAX_SCORES // max(1, seq_len))):
+            begin, history = seq_len - len(slots), seq_len - query_len  # positions of the first key and the first query
+            for first, last in _slices(query_len, _slice_size(len(slots), q.shape[1], spec)):
                 rows = slice(start + first, start + last)
-                visible = seq_len - query_len + last  # what the last query of the slice sees
-                attended = _causal_attention(
-                    q[rows].transpose(0, 1)[None], k[:, :, :visible], v[:, :, :visible], spec.scale
-                )
-                out[rows] = attended[0].transpose(0, 1)
+                visible = _visible(history + first, history + last, spec, q.device)
+                seen = slice(history + last - begin - visible.shape[1], history + last - begin)
+                ends = history + first, history + last - 1
+                is_causal = all(_first_seen(end, spec) == ends[0] for end in ends)  # they see each other, and no more
+                own = q[rows].transpose(0, 1)[None], k[:, :, seen], v[:, :, seen]
+                out[rows] = _attention(*own, visible, spec, sinks, is_causal=is_causal)[0].transpose(0, 1)
             start += query_len
         return out
 
@@ -89,33 +92,44 @@ class TorchAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """One query per sequence; sequences of like length at once, padded to the longest of them."""
+        """One query per sequence; those that see about as much at once, padded to the one that sees most."""
         if runs.plan is None:
-            runs.plan = self._plan_decode(runs)
+            runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)
         for rows, slots, visible in runs.plan:
             k, v = (_gather(cache, slots) for cache in (k_cache, v_cache))
             # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
             grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-            attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=visible, scale=spec.scale)
-            out[rows] = attended.flatten(1, 2)
+            own_sinks = None if sinks is None else sinks.unflatten(0, (k.shape[1], -1))
+            out[rows] = _attention(grouped, k, v, visible, spec, own_sinks).flatten(1, 2)
         return out
 
-    def _plan_decode(self, runs: Runs) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
+    def _plan_prefill(self, runs: Runs, spec: AttentionSpec) -> list[Tensor]:
+        """For each sequence: the slots of what its new tokens see."""
+        return [
+            self._slots(table, torch.arange(_first_seen(seq_len - query_len, spec), seq_len, device=table.device))
+            for table, query_len, seq_len in zip(
+                runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True
+            )
+        ]
+
+    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
         """For each group of sequences: its rows, the slots that it reads, and which of them each sequence sees."""
-        groups = list(_groups(runs.seq_lens_list))
+        device = runs.seq_lens.device
+        first_seen = [_first_seen(max(0, seq_len - 1), spec) for seq_len in runs.seq_lens_list]
+        counts = [seq_len - first for seq_len, first in zip(runs.seq_lens_list, first_seen, strict=True)]
+        groups, firsts = list(_groups(counts)), torch.tensor(first_seen, device=device)[:, None]
         plan: list[tuple[Tensor | slice, Tensor, Tensor]] = []
         for group in groups:
-            rows = torch.tensor(group, device=runs.seq_lens.device) if len(groups) > 1 else slice(None)
-            seq_lens = runs.seq_lens[rows][:, None]
-            positions = torch.arange(runs.seq_lens_list[group[-1]], device=seq_lens.device)
+            rows = torch.tensor(group, device=device) if len(groups) > 1 else slice(None)
+            positions = firsts[rows] + torch.arange(counts[group[-1]], device=device)
             # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN. A sequence of
             # length 0 is a padding row: it may get anything.
-            slots = self._slots(runs.block_tables[rows], torch.minimum(positions, (seq_lens - 1).clamp(min=0)))
-            visible = (positions < seq_lens)[:, None, None]  # [num_seqs, 1, 1, max_seq_len]
-            plan.append((rows, slots, visible))
+            last = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)
+            slots = self._slots(runs.block_tables[rows], torch.minimum(positions, last))
+            plan.append((rows, slots, (positions <= last)[:, None, None]))  # [num_seqs, 1, 1, most seen]
         return plan
 
     def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
@@ -130,13 +144,70 @@ def _gather(cache: Tensor, slots: Tensor) -> Tensor:
     return rows.unflatten(0, slots.shape).transpose(1, 2)
 
 
-def _causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """The last queries of a sequence over all of it: q is [1, num_heads, query_len, head_dim], k and v have seq_len instead."""
-    query_len, seq_len = q.shape[2], k.shape[2]
-    if query_len == seq_len:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
-    visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=q.device).tril(seq_len - query_len)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale, enable_gqa=True)
+def _first_seen(position: int, spec: AttentionSpec) -> int:
+    """The first position that the token at a position sees."""
+    first = 0 if spec.window is None else max(0, position - spec.window + 1)
+    return first if spec.chunk is None else max(first, position - position % spec.chunk)
+
+
+def _visible(first: int, last: int, spec: AttentionSpec, device: torch.device) -> Tensor:
+    """Which keys the queries at positions [first, last) see: [num_queries, num_keys], from the first that one of them sees."""
+    queries = torch.arange(first, last, device=device)[:, None]
+    keys = torch.arange(_first_seen(first, spec), last, device=device)
+    visible = keys <= queries
+    if spec.window is not None:
+        visible &= keys > queries - spec.window
+    if spec.chunk is not None:
+        visible &= keys >= queries - queries % spec.chunk
+    return visible
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    spec: AttentionSpec,
+    sinks: Tensor | None,
+    *,
+    is_causal: bool = False,
+) -> Tensor:
+    """Attention of gathered K/V.
+
+    Args:
+        q: [num_seqs, num_heads, num_queries, head_dim].
+        k, v: [num_seqs, num_kv_heads, num_keys, head_dim].
+        visible: which keys each query sees, to be broadcast to [num_seqs, 1, num_queries, num_keys].
+        sinks: to be broadcast to [num_heads, num_queries].
+        is_causal: there is a query for each key, and `visible` is what the one sees of its own key and those before.
+    """
+    if not _is_by_definition(spec):
+        mask, gqa = None if is_causal else visible, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=spec.scale, enable_gqa=gqa)
+    heads, wide = (k.shape[1], -1), torch.promote_types(q.dtype, torch.float32)
+    scores = torch.einsum("nhgqd,nhkd->nhgqk", q.unflatten(1, heads).to(wide), k.to(wide)) * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+    scores = scores.flatten(1, 2).masked_fill(~visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(scores.shape[:-1])[..., None].to(wide)), -1)
+    weights = scores.softmax(-1)[..., : k.shape[2]].unflatten(1, heads)
+    return torch.einsum("nhgqk,nhkd->nhgqd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
+
+
+def _is_by_definition(spec: AttentionSpec) -> bool:
+    """Whether torch's own function does not compute it."""
+    return spec.sinks or spec.soft_cap is not None
+
+
+def _slice_size(num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
+    """How many queries of a prefill are computed at once; with a window, few enough that they see most of each other's keys."""
+    most = MAX_SCORES // num_heads if _is_by_definition(spec) else MAX_SCORES
+    reach = min(num_keys, spec.window or num_keys, spec.chunk or num_keys)
+    if num_keys == reach:
+        return max(1, most // max(1, num_keys))
+    size = max(reach, SHORT)
+    return max(1, min(size, most // (size + reach)))
 
 
 def _slices(count: int, size: int) -> Iterator[tuple[int, int]]:

@@ -205,9 +205,15 @@ class Exact(TorchAttention):
         super().write_kv(k.to(self.dtype).double(), v, k_cache, v_cache, slot_mapping)
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return super().attend(q.to(self.dtype).double(), k_cache, v_cache, metadata, spec)
+        return super().attend(q.to(self.dtype).double(), k_cache, v_cache, metadata, spec, sinks)
 
 
 def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True) -> Pool:

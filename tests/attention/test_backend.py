@@ -104,13 +104,21 @@ def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.Monke
         choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
 
 
-ASKED = [{"window": 128}, {"sinks": True}, {"soft_cap": 30.0}]
+ASKED = [{"window": 128}, {"chunk": 64}, {"sinks": True}, {"soft_cap": 30.0}]
+
+
+def have(monkeypatch: pytest.MonkeyPatch, backend: type[AttentionBackend], *features: str) -> None:
+    monkeypatch.setattr(backend, "features", frozenset(features))
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
 @pytest.mark.parametrize("name", ["torch", "native", "auto"])
-def test_what_a_layer_asks_for_and_no_backend_has_is_refused_by_name(name: str, asked: dict[str, Any]) -> None:
+def test_what_a_layer_asks_for_and_no_backend_has_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, asked: dict[str, Any]
+) -> None:
     """One layer of several is enough."""
+    have(monkeypatch, TorchAttention)
+    have(monkeypatch, NativeAttention)
     specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
     ((field, value),) = asked.items()
     named = "torch" if name == "auto" else name
@@ -122,7 +130,8 @@ def test_what_a_layer_asks_for_and_no_backend_has_is_refused_by_name(name: str, 
 
 
 def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchAttention, "features", frozenset({"window"}))
+    have(monkeypatch, TorchAttention, "window")
+    have(monkeypatch, NativeAttention, "sinks")
     specs = [AttentionSpec(0.5, window=8)]
     backend, passed_over = choose_backend("auto", CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)
     assert backend.name == "torch"
@@ -130,6 +139,15 @@ def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monke
         assert passed_over == "native: it has no window, and a layer of the model asks for window=8"
     with pytest.raises(InvalidConfig, match="it has no soft_cap"):
         choose_backend("torch", CPU, torch.float32, TOY, 16, [*specs, AttentionSpec(0.5, window=8, soft_cap=2.0)])
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=str)
+@pytest.mark.parametrize("name", ["torch"])
+def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> None:
+    if name == "native" and REASON is not None:
+        pytest.skip(f"no native kernels: {REASON}")
+    specs = [AttentionSpec(0.5, **asked)]
+    assert choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)[0].name == name
 
 
 def test_a_scale_is_asked_of_all() -> None:

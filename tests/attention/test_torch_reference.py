@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import takewhile
 
 import pytest
 import torch
@@ -21,17 +22,35 @@ from tests.support import model_runner
 
 HEAD_DIM = 8
 SCALE = 0.3  # not head_dim ** -0.5: the factor that is passed counts
+PLAIN = AttentionSpec(SCALE)
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
-    """Query j stands at position first + j and sees the positions up to its own. One sequence, float64, head by head."""
+def first_seen(position: int, spec: AttentionSpec) -> int:
+    """Counted backwards from the token itself, one by one."""
+    first = position
+    while first > 0 and (spec.window is None or position - first + 1 < spec.window):
+        if spec.chunk is not None and first % spec.chunk == 0:
+            break
+        first -= 1
+    return first
+
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, first: int, spec: AttentionSpec = PLAIN, sinks: Tensor | None = None
+) -> Tensor:
+    """Query j stands at position first + j. One sequence, float64, token by token, head by head."""
     q, k, v = q.double(), k.double(), v.double()
     group = q.shape[1] // k.shape[1]
     out = torch.zeros_like(q)
     for j in range(q.shape[0]):
+        seen = slice(first_seen(first + j, spec), first + j + 1)
         for head in range(q.shape[1]):
-            keys, values = k[: first + j + 1, head // group], v[: first + j + 1, head // group]
-            out[j, head] = (keys @ q[j, head] * SCALE).softmax(0) @ values
+            scores = k[seen, head // group] @ q[j, head] * spec.scale
+            if spec.soft_cap is not None:
+                scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+            weights = scores.exp()
+            total = weights.sum() if sinks is None else weights.sum() + sinks[head].double().exp()
+            out[j, head] = weights / total @ v[seen, head // group]
     return out
 
 
@@ -39,7 +58,14 @@ class Paged:
     """Random sequences in a NaN-filled pool, at shuffled blocks."""
 
     def __init__(
-        self, seq_lens: list[int], block_size: int, *, num_heads: int = 4, num_kv_heads: int = 2, seed: int = 0
+        self,
+        seq_lens: list[int],
+        block_size: int,
+        *,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        seed: int = 0,
+        spec: AttentionSpec = PLAIN,
     ):
         generator = torch.Generator().manual_seed(seed)
         self.block_size = block_size
@@ -56,6 +82,8 @@ class Paged:
         self.v_cache = torch.full(shape, float("nan"))
         self.k = [torch.randn(n, num_kv_heads, HEAD_DIM, generator=generator) for n in seq_lens]
         self.v = [torch.randn(n, num_kv_heads, HEAD_DIM, generator=generator) for n in seq_lens]
+        self.spec = spec
+        self.sinks = torch.randn(num_heads, generator=generator) if spec.sinks else None
 
     def slots(self, i: int, start: int, end: int) -> list[int]:
         size = self.block_size
@@ -67,12 +95,22 @@ class Paged:
         slots = [slot for i, (start, end) in spans for slot in self.slots(i, start, end)]
         k = torch.cat([self.k[i][start:end] for i, (start, end) in spans])
         v = torch.cat([self.v[i][start:end] for i, (start, end) in spans])
-        self.backend.write_kv(k, v, self.k_cache, self.v_cache, torch.tensor(slots))
+        self.backend.write_kv(k, v, self.k_cache, self.v_cache, torch.tensor(slots, dtype=torch.int64))
         return slots
+
+    def forget(self, starts: list[int]) -> None:
+        """NaN in all that no token of sequence i sees from starts[i] on."""
+        for i, start in enumerate(starts):
+            slots = self.slots(i, 0, first_seen(start, self.spec))
+            for cache in (self.k_cache, self.v_cache):
+                cache.flatten(0, 1)[slots] = float("nan")
 
     def metadata(self, num_decodes: int, starts: list[int], ends: list[int], slots: list[int]) -> AttentionMetadata:
         lens = [end - start for start, end in zip(starts, ends, strict=True)]
         tables = [table[: math.ceil(end / self.block_size)] for table, end in zip(self.tables, ends, strict=True)]
+        for table, start in zip(tables, starts, strict=True):
+            unseen = first_seen(start, self.spec) // self.block_size
+            table[:unseen] = [0] * unseen
         width = max(map(len, tables))
         return AttentionMetadata(
             kv_cache=[(self.k_cache, self.v_cache)],
@@ -98,9 +136,10 @@ class Paged:
             torch.randn(end - start, self.num_heads, HEAD_DIM, generator=self.generator)
             for start, end in zip(starts, ends, strict=True)
         ]
-        out = self.backend.attend(torch.cat(queries), self.k_cache, self.v_cache, metadata, AttentionSpec(SCALE))
+        self.forget(starts)
+        out = self.backend.attend(torch.cat(queries), self.k_cache, self.v_cache, metadata, self.spec, self.sinks)
         expected = [
-            dense_attention(q, self.k[i][:end], self.v[i][:end], start)
+            dense_attention(q, self.k[i][:end], self.v[i][:end], start, self.spec, self.sinks)
             for i, (q, start, end) in enumerate(zip(queries, starts, ends, strict=True))
         ]
         return out, torch.cat(expected)
@@ -239,10 +278,7 @@ def test_narrow_dtypes_stay_what_they_are(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)
 
 
-# ---- bounded memory
-
-MIXED = [1, 3500, 2, 64, 65, 17, 700, 1, 129, 900, 1800, 30, 3499, 16]
-
+# ---- windows, chunks, sinks and soft caps
 
 Shape = tuple[int, int, int]
 
@@ -259,6 +295,70 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
     return calls
+
+
+def check_step(spec: AttentionSpec, block_size: int, lens: list[int], starts: list[int], seed: int = 0) -> None:
+    """One step, in which sequence i gets its tokens from starts[i] on; leading sequences that get one decode."""
+    paged = Paged(lens, block_size, spec=spec, seed=seed)
+    paged.write([0] * len(lens), starts)
+    num_decodes = len(list(takewhile(lambda i: starts[i] == lens[i] - 1, range(len(lens)))))
+    assert_equal(*paged.mixed(num_decodes, starts, lens))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 39, 40, 41, 1000])
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_windows_and_chunks_around_every_edge(kind: str, size: int, block_size: int) -> None:
+    spec = AttentionSpec(SCALE, **{kind: size})
+    check_step(spec, block_size, [40, 17, 1, 40], [39, 16, 0, 0])
+    check_step(spec, block_size, [40, 33, 41], [17, 0, 25])
+
+
+sizes = st.one_of(st.none(), st.integers(1, 64))
+
+
+@FAST
+@given(st.data(), sizes, sizes, st.booleans(), st.sampled_from([None, 0.5, 3.0, 50.0]), st.integers(0, 99))
+def test_any_step_of_any_attention(
+    data: st.DataObject, window: int | None, chunk: int | None, sinks: bool, soft_cap: float | None, seed: int
+) -> None:
+    spec = AttentionSpec(SCALE, window, chunk, sinks, soft_cap)
+    lens = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
+    num_decodes = data.draw(st.integers(0, len(lens)))
+    starts = [n - 1 if i < num_decodes else data.draw(st.integers(0, n - 1)) for i, n in enumerate(lens)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_reference, "SHORT", data.draw(st.sampled_from([1, 64])))
+        patch.setattr(torch_reference, "MAX_SCORES", data.draw(st.sampled_from([1, 300, 1 << 24])))
+        check_step(spec, data.draw(st.sampled_from([1, 4, 16])), lens, starts, seed)
+
+
+@pytest.mark.parametrize("decoding", [False, True])
+def test_a_sink_that_outweighs_all_tokens_leaves_nothing_of_them(decoding: bool) -> None:
+    paged = Paged([5], 4, spec=AttentionSpec(SCALE, sinks=True))
+    paged.sinks = torch.tensor([1e4, -1e4, 0.0, 1e4])
+    paged.write([0], [4])
+    out, _ = paged.mixed(int(decoding), [4], [5])
+    assert not out[:, [0, 3]].any()
+    assert out[:, [1, 2]].isfinite().all()
+    assert out[:, [1, 2]].any(-1).all()
+
+
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_what_is_gathered_follows_the_window(monkeypatch: pytest.MonkeyPatch, kind: str, attended: list[Shape]) -> None:
+    monkeypatch.setattr(torch_reference, "SHORT", 8)
+    spec = AttentionSpec(SCALE, **{kind: 20})
+    check_step(spec, 16, [600, 20, 500], [599, 19, 499])
+    assert attended
+    assert all(num_keys <= 20 for _, _, num_keys in attended)
+    attended.clear()
+    check_step(spec, 16, [200], [0])
+    assert sum(num_queries for _, num_queries, _ in attended) == 200
+    assert all(num_keys < num_queries + 20 and num_queries <= 20 for _, num_queries, num_keys in attended)
+
+
+# ---- bounded memory
+
+MIXED = [1, 3500, 2, 64, 65, 17, 700, 1, 129, 900, 1800, 30, 3499, 16]
 
 
 def decode(paged: Paged) -> tuple[Tensor, Tensor]:

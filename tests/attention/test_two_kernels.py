@@ -185,10 +185,10 @@ class Recorder(TwoKernels):
         self.calls: list[tuple[str, Tensor, Runs]] = []
         self.results: list[Tensor] = []
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:  # noqa: ARG002
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:  # noqa: ARG002
         return self._note("decode", q, runs, q + 1)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:  # noqa: ARG002
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:  # noqa: ARG002
         return self._note("prefill", q, runs, q + 2)
 
     def _note(self, kernel: str, q: Tensor, runs: Runs, result: Tensor) -> Tensor:
