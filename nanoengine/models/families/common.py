@@ -57,6 +57,8 @@ def read_decoder(
     if layers is None:
         rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
         layers = tuple(LayerConfig(rope=rope, window=window) for window in windows)
+    if len(set(layers)) == 1:
+        layers = layers[:1]
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
