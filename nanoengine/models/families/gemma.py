@@ -42,8 +42,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         tied=True,
         layers=tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True)),
         activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        # Where the file is Hugging Face's, weights of norms are what they have more than 1.
-        norm_offset=0.0 if fields.flag("norms_are_whole") else 1.0,
+        norm_offset=1.0,
         qkv_bias=bias,
         o_bias=bias,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
