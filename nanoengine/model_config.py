@@ -42,6 +42,7 @@ class ExpertsConfig:
     num_chosen: int  # for each token
     intermediate_size: int  # of each expert
     normalize: bool  # whether the factors of the chosen ones add up to 1
+    has_biases: bool = False  # of the router and of each expert's products
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,12 @@ class TensorNames:
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     experts: str = "mlp"
-    expert_gate_up_down: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    expert_gate_up_down: tuple[str, ...] = (
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )  # or two names: gate and up in turn, down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +85,16 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
+    norm_offset: float = 0.0  # of all norms: their weights are this much more than a checkpoint says
+    has_sinks: bool = False  # one more score for each head, which no token has
     qk_norm: str | None = None  # "head": over each head of q and k; "full": over all of them together
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what each part adds
     logits_divisor: float = 1.0
+    attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)
+    logits_soft_cap: float | None = None
     names: TensorNames = TensorNames()
 
     def layer(self, number: int) -> LayerConfig:
@@ -135,12 +146,14 @@ class ModelConfig:
         qk_norms = {None: 0, "head": 2, "full": self.num_heads + self.num_kv_heads}[self.qk_norm] * self.head_dim
         names = self.names
         norms = (names.norm_before_attention, names.norm_after_attention, names.norm_before_mlp, names.norm_after_mlp)
-        return weights + biases + qk_norms + self.hidden_size * sum(name is not None for name in norms)
+        sinks = self.num_heads * self.has_sinks
+        return weights + biases + sinks + qk_norms + self.hidden_size * sum(name is not None for name in norms)
 
     def _mlp_parameters(self, has_experts: bool) -> int:
         if has_experts:
             assert self.experts is not None
-            one = 3 * self.hidden_size * self.experts.intermediate_size
-            return self.experts.num_experts * (one + self.hidden_size)
+            size = self.experts.intermediate_size
+            biases = (2 * size + self.hidden_size + 1) * self.experts.has_biases
+            return self.experts.num_experts * (3 * self.hidden_size * size + self.hidden_size + biases)
         biases = (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
         return 3 * self.hidden_size * self.intermediate_size + biases

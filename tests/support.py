@@ -79,7 +79,9 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
-                parameter.uniform_(0.5, 1.5)
+                parameter.uniform_(0.5, 1.5).sub_(
+                    float(type(model).__name__.startswith("Gemma"))
+                )  # there it is 1 + the weight
             elif "bias" in name:
                 parameter.normal_(0, 0.5)
             else:
@@ -159,26 +161,26 @@ def fill_kv_with_nan(llm: LLM) -> None:
 def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, chunk: int) -> torch.Tensor:
     """[num_tokens, vocab_size]: what the engine predicts after each token of a given text.
 
-    The first `num_prompt_tokens` are prefilled in chunks, the others decoded one by one; the block table is a shuffled one.
+    The first `num_prompt_tokens` are prefilled in chunks, the others decoded one by one; the block tables are shuffled ones.
     """
     runner = model_runner(llm)
     assert runner.kv_cache is not None
     block_size = llm.config.block_size
     num_blocks = -(-len(token_ids) // block_size)
-    table = (
-        [1 + (7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks, 0, -1))
-    )
+    order = [(7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks))[::-1]
+    # Groups of layers have blocks of their own.
+    tables = tuple([1 + group * num_blocks + i for i in order] for group in range(max(runner.kv_cache.groups) + 1))
     how = RowSampling(SamplingParams(), seed=0, num_prompt_tokens=num_prompt_tokens)
     logits = []
     start = 0
     while start < len(token_ids):
         if start < num_prompt_tokens:
             count = min(chunk, num_prompt_tokens - start)
-            begun = [] if start else [Started(0, list(token_ids[:num_prompt_tokens]), (table,), how)]
+            begun = [] if start else [Started(0, list(token_ids[:num_prompt_tokens]), tables, how)]
             plan = StepPlan(started=begun, chunks=[Chunk(0, start, count, ())])
         else:  # begun anew, since nobody samples what was given
             count = 1
-            begun = [Started(0, list(token_ids[: start + 1]), (table,), how)]
+            begun = [Started(0, list(token_ids[: start + 1]), tables, how)]
             plan = StepPlan(started=begun, decodes=Decodes(np.array([0], np.int32), np.array([start], np.int32)))
         inputs = input_batch(runner, plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)

@@ -37,7 +37,7 @@ class GGUFCheckpoint:
             yield TensorHeader(tensor.name, dtype, _shape(record, tensor), self.place)
 
     def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Name and numbers of each tensor, rounded once to `dtype`. Those that are stored so lie in the mapped file.
+        """Name and numbers of each tensor, those of quantized ones rounded once to `dtype`; others lie in the mapped file.
 
         Args:
             native: use the native kernels, if they can run here.
@@ -52,7 +52,10 @@ class GGUFCheckpoint:
                 data = data.view(record.shape[0], -1)[tensor.expert]
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
-            yield tensor.name, dequantize(data, record.type, _shape(record, tensor), dtype, native=native)
+            # What is stored as it is stays so: norms are float32 in the model, too.
+            wanted = None if record.type in FLOATS else dtype
+            numbers = dequantize(data, record.type, _shape(record, tensor), wanted, native=native)
+            yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""

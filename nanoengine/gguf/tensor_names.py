@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nanoengine.errors import UnsupportedModel
-
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROPE_FACTORS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 """Tensors that belong to the config."""
@@ -29,7 +27,19 @@ LAYER = {
 }
 NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-"""Norms before attention and MLP, or of OLMo 2 after them: the middle one has one name at Hugging Face's."""
+NORMS_AROUND = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Norms before attention and MLP, of OLMo 2 after them, or of Gemma both: the middle one has one name at Hugging Face's."""
+
+GEMMA = {"Gemma2ForCausalLM", "Gemma3ForCausalLM"}
+"""Architectures whose norms are 1 + w at Hugging Face's, and w in these files."""
+
+NORMS: dict[str, dict[str, str]] = {"Olmo2ForCausalLM": NORMS_AFTER} | dict.fromkeys(GEMMA, NORMS_AROUND)
+"""Architecture -> what its layers' norms are called, if not as in NORMS_BEFORE."""
 
 OWN: dict[str, dict[str, str]] = {
     "MixtralForCausalLM": {
@@ -62,6 +72,9 @@ class HFTensor(NamedTuple):
     paired_heads: int = 0
     """If not 0, how many heads there are whose rows must be taken apart: 0, 2, 4, ..., then 1, 3, 5, ..."""
 
+    offset: float = 0.0
+    """What is added to its numbers."""
+
     expert: int | None = None
     """Which one of those along the first dimension, if the file has all experts in one tensor."""
 
@@ -74,17 +87,12 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
     Args:
         name: llama.cpp's.
         config: as `translate.hf_config` gives it.
-
-    Raises:
-        UnsupportedModel: weights of this architecture are not read.
     """
     architecture = config["architectures"][0]
-    if architecture == "Gemma3ForCausalLM":
-        raise UnsupportedModel(f"weights of {architecture} are not read from GGUF files")
     if name in (ROPE_FACTORS, ROPE_LONG, ROPE_SHORT):
         return []
     match = NAME.fullmatch(name)
-    norms = NORMS_AFTER if architecture == "Olmo2ForCausalLM" else NORMS_BEFORE
+    norms = NORMS.get(architecture, NORMS_BEFORE)
     known = OUTER if match is None or match["layer"] is None else LAYER | norms | OWN.get(architecture, {})
     if match is None or match["what"] not in known:
         return [HFTensor(name)]
@@ -94,4 +102,5 @@ def hf_tensor(name: str, config: Mapping[str, Any]) -> list[HFTensor]:
         experts = config["num_local_experts" if architecture == "MixtralForCausalLM" else "num_experts"]
         return [HFTensor(found.format(number), expert=number) for number in range(experts)]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    return [HFTensor(found, paired_heads=heads.get(what, 0) if architecture in PAIRED else 0)]
+    offset = -1.0 if architecture in GEMMA and found.endswith("norm.weight") else 0.0
+    return [HFTensor(found, heads.get(what, 0) if architecture in PAIRED else 0, offset)]

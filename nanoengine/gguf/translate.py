@@ -31,6 +31,9 @@ class Architecture(NamedTuple):
     fixed: Mapping[str, Any] = {}
     """What its files do not say, because it is always so."""
 
+    activation: Mapping[str, str] = {"hidden_act": "silu"}
+    """The field that names it at Hugging Face's, and its value there."""
+
 
 COMMON_KEYS = {
     "block_count": "num_hidden_layers",
@@ -49,11 +52,8 @@ GRANITE_KEYS = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-GEMMA_KEYS = {
-    "attention.sliding_window": "sliding_window",
-    "final_logit_softcapping": "final_logit_softcapping",
-    "rope.freq_base_swa": "rope_local_base_freq",
-}
+GEMMA_KEYS = {"attention.sliding_window": "sliding_window", "final_logit_softcapping": "final_logit_softcapping"}
+GEMMA_ACTIVATION = {"hidden_activation": "gelu_pytorch_tanh"}
 MIXTRAL = "llama with experts"
 ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama"),
@@ -69,9 +69,25 @@ ARCHITECTURES = {
     "phi3": Architecture("Phi3ForCausalLM", "phi3", {"attention.sliding_window": "sliding_window"}),
     "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
-    "gemma3": Architecture("Gemma3ForCausalLM", "gemma3_text", GEMMA_KEYS, {"hidden_act": "gelu_pytorch_tanh"}),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        "gemma2",
+        GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        activation=GEMMA_ACTIVATION,
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        GEMMA_KEYS | {"attention.sliding_window_pattern": "sliding_window_pattern"},
+        activation=GEMMA_ACTIVATION,
+    ),
 }
 """Architectures by llama.cpp's names."""
+
+ZERO_IS_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+
+GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
+"""How llama.cpp knows those whose scores are scaled by hidden_size / heads, and not by the size of a head."""
 
 BIASES = {
     "attention_bias": (".attn_q.bias", ".attn_k.bias", ".attn_v.bias", ".attn_output.bias"),
@@ -108,16 +124,24 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "architectures": [ours.name],
         "model_type": ours.model_type,
         "dtype": _dtype(file),
-        "hidden_act": "silu",
+        **ours.activation,
     }
     config |= {**ours.fixed} | {name: keys.number(key) for key, name in COMMON_KEYS.items()}
     config |= {name: keys.number(key) for key, name in ours.keys.items() if key in keys}
     config |= _heads(keys, config)
-    if "sliding_window" in config:
-        config["sliding_window"] = config["sliding_window"] or None
+    config |= {name: config[name] or None for name in ZERO_IS_NONE if name in config}
     if ours.name == "GraniteForCausalLM":
         _complete_granite(file, config)
+    if (layers_of_27b := GEMMA_27B_LAYERS.get(ours.name)) is not None:
+        is_27b = config["num_hidden_layers"] == layers_of_27b
+        shared = config["hidden_size"] // config["num_attention_heads"]
+        config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]
     config["rope_parameters"] = rope = _rope_parameters(file, keys, config)
+    if ours.name == "Gemma3ForCausalLM":  # layers with a window have a base of their own, and are not scaled
+        if not keys.number("attention.sliding_window"):
+            raise keys.unsupported("attention.sliding_window", 0, "a number of tokens")
+        local = {"rope_type": "default", "rope_theta": float(keys.number("rope.freq_base_swa", default=10000.0))}
+        config["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
     if ours.name == "Phi3ForCausalLM":  # which reads it there alone
         config["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     keys.check_rest()

@@ -44,6 +44,14 @@ class ExpertWeights(Protocol):
         ...
 
 
+class ExpertBiases(NamedTuple):
+    """What is added to the three products of each expert, float32."""
+
+    gate: Tensor  # [experts, size]
+    up: Tensor  # [experts, size]
+    down: Tensor  # [experts, hidden]
+
+
 class PlacedTokens(NamedTuple):
     """The new tokens of a step, and where they stand."""
 
@@ -78,16 +86,16 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension, computed in float32."""
+        """x / rms(x) * weight over the last dimension, computed in float32; weights of norms are float32, here and below."""
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual); the residual that is given may be overwritten."""
         ...
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """SwiGLU: silu(x G^T) * (x U^T), where the rows of the weight are G and then U: [num_tokens, inputs] -> [num_tokens,
-        outputs / 2]."""
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        """GATES[activation](x G^T, x U^T) (`gates.py`), where the rows of the weight are G and then U: [num_tokens, inputs] ->
+        [num_tokens, outputs / 2]."""
         ...
 
     def norm_linear(
@@ -98,7 +106,7 @@ class Kernels(Protocol):
         ...
 
     def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
         """The same with `gated_linear` in place of the product."""
         ...
@@ -110,9 +118,17 @@ class Kernels(Protocol):
         ...
 
     def experts(
-        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+        self,
+        x: Tensor,
+        gate: ExpertWeights,
+        up: ExpertWeights,
+        down: ExpertWeights,
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
-        """A mixture of experts: sum over j of factors[i, j] * D_e (silu(G_e x_i) * (U_e x_i)), where e = chosen[i, j].
+        """A mixture of experts: sum over j of factors[i, j] * (D_e GATES[activation](G_e x_i, U_e x_i)), where e = chosen[i, j].
 
         The sum is float32, and rounded once. It is added up in an order that no other row of x changes; a row that is not finite
         spoils no other.
@@ -123,6 +139,8 @@ class Kernels(Protocol):
             down: matrices [hidden, size].
             chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
             factors: [num_tokens, k] float32.
+            activation: one of `gates.py`.
+            biases: of the three products.
 
         Returns:
             [num_tokens, hidden].

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertWeights, Weight
+from nanoengine.kernels.gates import ACTIVATIONS, gated
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, c_functions, operation
@@ -84,13 +84,13 @@ class NativeKernels:
     ) -> tuple[Tensor, Tensor]:
         return self._product(x, residual, norm, eps, weight, bias), x if residual is None else residual
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        return self._gated_product(x, None, None, 0.0, weight)
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        return self._gated_product(x, None, None, 0.0, weight, activation)
 
     def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
-        return self._gated_product(x, residual, norm, eps, weight), x if residual is None else residual
+        return self._gated_product(x, residual, norm, eps, weight, activation), x if residual is None else residual
 
     def _product(
         self,
@@ -107,15 +107,14 @@ class NativeKernels:
         return self._linear(x, residual, norm, eps, weight.dwords, bias, weight.shape[0], to_float)
 
     def _gated_product(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight
+        self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
     ) -> Tensor:
         assert isinstance(weight, Packed)
         assert x.shape[1] == weight.shape[1]
         size = weight.shape[0] // 2
         if size % PANEL:  # the halves share a panel
-            gate, up = self._product(x, residual, norm, eps, weight, None).chunk(2, dim=-1)
-            return F.silu(gate) * up
-        return self._gated_linear(x, residual, norm, eps, weight.dwords, size)
+            return gated(self._product(x, residual, norm, eps, weight, None), activation)
+        return self._gated_linear(x, residual, norm, eps, weight.dwords, size, ACTIVATIONS.index(activation))
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
@@ -124,13 +123,23 @@ class NativeKernels:
         return PackedExperts(experts, outputs, inputs, dtype)
 
     def experts(
-        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+        self,
+        x: Tensor,
+        gate: ExpertWeights,
+        up: ExpertWeights,
+        down: ExpertWeights,
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         assert isinstance(gate, PackedExperts)
         assert isinstance(up, PackedExperts)
         assert isinstance(down, PackedExperts)
         assert gate.shape == up.shape == (len(down.dwords), down.shape[2], x.shape[1])
-        return self._experts(x, gate.dwords, up.dwords, down.dwords, chosen, factors, gate.shape[1])
+        weights = gate.dwords, up.dwords, down.dwords
+        number = ACTIVATIONS.index(activation)
+        return self._experts(x, *weights, *(biases or (None,) * 3), chosen, factors, gate.shape[1], number)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return self._product(hidden, None, None, 0.0, weight, None, to_float=True)

@@ -28,8 +28,8 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "packed_size": ("linear", [INT, SIZE, SIZE]),
     "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
     "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
-    "gated_linear": ("linear", [INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
-    "experts": ("linear", [INT, *[POINTER] * 7, *[SIZE] * 5]),
+    "gated_linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
+    "experts": ("linear", [INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
     "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
     "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
     "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
@@ -137,30 +137,47 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, outputs, dtype=torch.float32 if to_float else x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address(norm), eps
+        inputs_at = x.data_ptr(), _address(residual), _address_of_norm(norm), eps
         outputs_at = packed.data_ptr(), _address(bias), out.data_ptr()
         c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *inputs_at, *outputs_at, rows, outputs, inputs)
         return out
 
     def gated_linear(
-        x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, packed: Tensor, size: int
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor | None,
+        eps: float,
+        packed: Tensor,
+        size: int,
+        activation: int,
     ) -> Tensor:
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, size, dtype=x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address(norm), eps
-        c.gated_linear(DTYPES[x.dtype], *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
+        inputs_at = x.data_ptr(), _address(residual), _address_of_norm(norm), eps
+        c.gated_linear(DTYPES[x.dtype], activation, *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
         return out
 
     def experts(
-        x: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor, factors: Tensor, size: int
+        x: Tensor,
+        gate: Tensor,
+        up: Tensor,
+        down: Tensor,
+        gate_bias: Tensor | None,
+        up_bias: Tensor | None,
+        down_bias: Tensor | None,
+        chosen: Tensor,
+        factors: Tensor,
+        size: int,
+        activation: int,
     ) -> Tensor:
         x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
         out = torch.empty_like(x)
         weights = gate.data_ptr(), up.data_ptr(), down.data_ptr()
+        biases = _address(gate_bias), _address(up_bias), _address(down_bias)
         choices = chosen.data_ptr(), factors.data_ptr()
         sizes = *chosen.shape, len(gate), size, x.shape[1]
-        c.experts(DTYPES[x.dtype], x.data_ptr(), *weights, *choices, out.data_ptr(), *sizes)
+        c.experts(DTYPES[x.dtype], activation, x.data_ptr(), *weights, *biases, *choices, out.data_ptr(), *sizes)
         return out
 
     def embed(token_ids: Tensor, packed: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -180,7 +197,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         out, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
         c.rms_norm(
-            DTYPES[x.dtype], x.data_ptr(), _address(residual), weight.data_ptr(), out.data_ptr(), rows, size, eps
+            DTYPES[x.dtype], x.data_ptr(), _address(residual), _address_of_norm(weight), out.data_ptr(), rows, size, eps
         )
         return out
 
@@ -208,7 +225,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         weights: tuple[int | None, int | None] = (None, None)
         angles: tuple[int | None, int | None, int] = (None, None, 0)
         if q_weight is not None and k_weight is not None:
-            weights = q_weight.data_ptr(), k_weight.data_ptr()
+            weights = _address_of_norm(q_weight), _address_of_norm(k_weight)
         if cos is not None and sin is not None:
             if cos.stride(-1) != 1 or cos.stride() != sin.stride():
                 cos, sin = cos.contiguous(), sin.contiguous()
@@ -286,6 +303,12 @@ def _address(tensor: Tensor | None) -> int | None:
     """Of a tensor that may be missing, and else must be in one piece."""
     assert tensor is None or tensor.is_contiguous()
     return None if tensor is None else tensor.data_ptr()
+
+
+def _address_of_norm(weight: Tensor | None) -> int | None:
+    """Weights of norms are float32, whatever the dtype of what is normed."""
+    assert weight is None or weight.dtype is torch.float32
+    return _address(weight)
 
 
 def _heads_in_one_piece(x: Tensor) -> Tensor:

@@ -17,10 +17,16 @@ class OneByOne:
         return self.linear(normed, weight, bias), residual
 
     def norm_gated_linear(
-        self: Kernels, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+        self: Kernels,
+        x: Tensor,
+        residual: Tensor | None,
+        norm: Tensor,
+        eps: float,
+        weight: Weight,
+        activation: str = "silu",
     ) -> tuple[Tensor, Tensor]:
         normed, residual = _norm(self, x, residual, norm, eps)
-        return self.gated_linear(normed, weight), residual
+        return self.gated_linear(normed, weight, activation), residual
 
 
 def _norm(kernels: Kernels, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:

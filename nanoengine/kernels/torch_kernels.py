@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanoengine.kernels.gates import GATES, gated
 from nanoengine.kernels.gumbel import gumbel_noise
-from nanoengine.kernels.interface import ExpertWeights, PlacedTokens, Weight
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, PlacedTokens, Weight
 from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 
@@ -69,15 +70,14 @@ class TorchKernels(OneByOne):
         return F.embedding(token_ids, weight.tensor)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
-        return F.silu(gate) * up
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
+        return gated(self.linear(x, weight, None), activation)
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
@@ -85,7 +85,15 @@ class TorchKernels(OneByOne):
         return RowMajorExperts(experts, outputs, inputs, dtype, device)
 
     def experts(
-        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+        self,
+        x: Tensor,
+        gate: ExpertWeights,
+        up: ExpertWeights,
+        down: ExpertWeights,
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         assert isinstance(gate, RowMajorExperts)
         assert isinstance(up, RowMajorExperts)
@@ -94,8 +102,9 @@ class TorchKernels(OneByOne):
         for expert in chosen.unique().tolist():
             tokens, choices = torch.where(chosen == expert)
             rows = x[tokens]
-            gated = F.silu(F.linear(rows, gate.tensor[expert])) * F.linear(rows, up.tensor[expert])
-            results = F.linear(gated, down.tensor[expert]).float()
+            of_gate, of_up, of_down = (None,) * 3 if biases is None else (bias[expert].to(x.dtype) for bias in biases)
+            values = F.linear(rows, gate.tensor[expert], of_gate), F.linear(rows, up.tensor[expert], of_up)
+            results = F.linear(GATES[activation](*values), down.tensor[expert], of_down).float()
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 

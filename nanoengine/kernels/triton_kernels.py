@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertWeights, Weight
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
-from nanoengine.kernels.triton.activation import silu_and_multiply
+from nanoengine.kernels.triton.activation import gate_and_multiply
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, product_of_few_rows
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
@@ -60,11 +60,11 @@ class TritonKernels(OneByOne):
         assert isinstance(weight, RowMajor)
         return F.embedding(token_ids, weight.tensor)
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         assert isinstance(weight, RowMajor)
         if self._are_few(x):
-            return self._product(x, weight, gated=True)[0]
-        return silu_and_multiply(F.linear(x, weight.tensor))
+            return self._product(x, weight, activation=activation)[0]
+        return gate_and_multiply(F.linear(x, weight.tensor), activation)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
@@ -74,11 +74,11 @@ class TritonKernels(OneByOne):
         return super().norm_linear(x, residual, norm, eps, weight, bias)
 
     def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
         if self._are_few(x):
-            return self._product(x, weight, residual=residual, norm=norm, eps=eps, gated=True)
-        return super().norm_gated_linear(x, residual, norm, eps, weight)
+            return self._product(x, weight, residual=residual, norm=norm, eps=eps, activation=activation)
+        return super().norm_gated_linear(x, residual, norm, eps, weight, activation)
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
@@ -86,12 +86,20 @@ class TritonKernels(OneByOne):
         return RowMajorExperts(experts, outputs, inputs, dtype, device)
 
     def experts(
-        self, x: Tensor, gate: ExpertWeights, up: ExpertWeights, down: ExpertWeights, chosen: Tensor, factors: Tensor
+        self,
+        x: Tensor,
+        gate: ExpertWeights,
+        up: ExpertWeights,
+        down: ExpertWeights,
+        chosen: Tensor,
+        factors: Tensor,
+        activation: str = "silu",
+        biases: ExpertBiases | None = None,
     ) -> Tensor:
         assert isinstance(gate, RowMajorExperts)
         assert isinstance(up, RowMajorExperts)
         assert isinstance(down, RowMajorExperts)
-        return mixture(x, gate.tensor, up.tensor, down.tensor, chosen, factors)
+        return mixture(x, gate.tensor, up.tensor, down.tensor, chosen, factors, activation, biases)
 
     def _are_few(self, x: Tensor) -> bool:
         """A larger batch is multiplied by cuBLAS: its programs share what they read."""

@@ -1,17 +1,22 @@
 """A sparse MLP: a router chooses experts for every token, and their outputs are added up by how likely it thinks them.
 
-Mixtral (Jiang et al., 2024) and Qwen3-MoE (Qwen3 technical report, 2025), in the numerics and tensor names of transformers.
+Mixtral (Jiang et al., 2024), Qwen3-MoE (Qwen3 technical report, 2025) and gpt-oss (OpenAI, 2025), in the numerics and tensor
+names of transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination
+from nanoengine.kernels.interface import Destination, ExpertBiases
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
 from nanoengine.layers.linear import Linear
 from nanoengine.layers.norm import RMSNorm
+from nanoengine.model_config import ExpertsConfig
 
 
 class Experts:
@@ -22,28 +27,23 @@ class Experts:
     Args:
         factory: makes the weights.
         hidden_size: width of a token.
-        intermediate_size: width of one expert.
-        num_experts, num_chosen: experts that there are, and those that a token has.
-        normalize: whether the factors of a token are divided by their sum.
+        facts: experts that there are, those that a token has, their width and biases, and whether the factors of a token are
+            divided by their sum.
+        activation: of their gates, one of `kernels/gates.py`.
     """
 
-    def __init__(
-        self,
-        factory: Factory,
-        hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
-        num_chosen: int,
-        *,
-        normalize: bool,
-    ):
-        self.kernels = factory.kernels
-        self.num_experts, self.num_chosen, self.normalize = num_experts, num_chosen, normalize
-        self.router = Linear(factory, hidden_size, num_experts)
+    def __init__(self, factory: Factory, hidden_size: int, facts: ExpertsConfig, activation: str = "silu"):
+        self.kernels, self.facts, self.activation = factory.kernels, facts, activation
+        count, width = facts.num_experts, facts.intermediate_size
+        self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
         new, placed = factory.kernels.new_experts, (factory.dtype, factory.device)
-        self.gate = new(num_experts, intermediate_size, hidden_size, *placed)
-        self.up = new(num_experts, intermediate_size, hidden_size, *placed)
-        self.down = new(num_experts, hidden_size, intermediate_size, *placed)
+        self.gate = new(count, width, hidden_size, *placed)
+        self.up = new(count, width, hidden_size, *placed)
+        self.down = new(count, hidden_size, width, *placed)
+        self.biases: ExpertBiases | None = None
+        if facts.has_biases:
+            widths = (width, width, hidden_size)
+            self.biases = ExpertBiases(*(torch.empty(count, size, device=factory.device) for size in widths))
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.
@@ -52,20 +52,30 @@ class Experts:
         """
         x, residual = norm.add_and_norm(hidden, residual)
         chosen, factors = self.route(x)
-        return self.kernels.experts(x, self.gate, self.up, self.down, chosen, factors), residual
+        weights = self.gate, self.up, self.down
+        return self.kernels.experts(x, *weights, chosen, factors, self.activation, self.biases), residual
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors."""
         probabilities = self.router(x).softmax(-1, dtype=torch.float32)
-        factors, chosen = probabilities.topk(self.num_chosen)
-        if self.normalize:
+        factors, chosen = probabilities.topk(self.facts.num_chosen)
+        if self.facts.normalize:
             factors = factors / factors.sum(-1, keepdim=True)
         return chosen, factors
 
-    def parts(self, prefix: str, gate: str, up: str, down: str) -> dict[str, Destination]:
-        """Checkpoint name -> place: of the router, `prefix.gate`, and of each expert's matrices, `prefix.experts.i.name`."""
-        places = self.router.parts(prefix, "gate")
-        for name, weights in ((gate, self.gate), (up, self.up), (down, self.down)):
-            for i in range(self.num_experts):
+    def parts(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, Destination]:
+        """Checkpoint name -> place: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
+
+        With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
+        """
+        places = self.router.parts(prefix, router)
+        if len(names) == 2:
+            both, down = (f"{prefix}.experts.{name}" for name in names)
+            places |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
+            if self.biases is not None:
+                places |= {f"{both}_bias": InterleavedColumns(self.biases[:2]), f"{down}_bias": self.biases.down}
+            return places
+        for name, weights in zip(names, (self.gate, self.up, self.down), strict=True):
+            for i in range(self.facts.num_experts):
                 places[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
         return places

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from nanoengine.kernels.gates import gated
 from nanoengine.kernels.interface import Destination
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
@@ -42,16 +42,17 @@ class Linear:
             return self(residual), residual
         return self.kernels.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias)
 
-    def gated_after_norm(self, norm: RMSNorm | None, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """silu(first projection) * second projection, for two of like width, in the same way: [num_tokens, width]."""
+    def gated_after_norm(
+        self, norm: RMSNorm | None, x: Tensor, residual: Tensor | None, activation: str
+    ) -> tuple[Tensor, Tensor]:
+        """The second of two projections of like width, gated by the first (`gates.py`), in the same way: [num_tokens, width]."""
         if self.bias is not None:
             both, residual = self.after_norm(norm, x, residual)
-            gate, up = both.chunk(2, dim=-1)
-            return F.silu(gate) * up, residual
+            return gated(both, activation), residual
         if norm is None:
             residual = x if residual is None else x + residual
-            return self.kernels.gated_linear(residual, self.weight), residual
-        return self.kernels.norm_gated_linear(x, residual, norm.weight, norm.eps, self.weight)
+            return self.kernels.gated_linear(residual, self.weight, activation), residual
+        return self.kernels.norm_gated_linear(x, residual, norm.weight, norm.eps, self.weight, activation)
 
     def parts(self, prefix: str, *names: str) -> dict[str, Destination]:
         """Checkpoint name -> place of its rows, for projections that a checkpoint calls `prefix.name`; one name has them all."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from nanoengine.kernels.interface import Destination
 from nanoengine.layers.factory import Factory
+from nanoengine.layers.shifted import Shifted
 
 
 class RMSNorm:
@@ -13,7 +15,11 @@ class RMSNorm:
     def __init__(self, factory: Factory, size: int, eps: float):
         self.eps = eps
         self.kernels = factory.kernels
-        self.weight = factory.vector(size)
+        self.weight = factory.norm_weight(size)
+
+    def place(self, offset: float = 0.0) -> Destination:
+        """Of the weight, to be filled from a checkpoint whose weights are `offset` less."""
+        return self.weight if offset == 0.0 else Shifted(self.weight, offset)
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
         return self.kernels.rms_norm(x, self.weight, self.eps)

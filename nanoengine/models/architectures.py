@@ -8,10 +8,22 @@ from typing import Any
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families import granite, llama, mistral, mixtral, olmo, phi3, qwen2, qwen3, smollm3
-from nanoengine.models.families.common import layer_types_of
+from nanoengine.models.families import (
+    gemma,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
+from nanoengine.models.families.windows import layer_types_of
 
-FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo)
+FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo, gemma, gpt_oss)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 

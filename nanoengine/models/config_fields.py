@@ -12,7 +12,7 @@ from nanoengine.errors import UnsupportedModel, shown
 
 WITHOUT_EFFECT = re.compile(
     r"_(name_or_path|commit_hash|class_name|diffusers_version|from_auto|.*implementation.*)|architectures|model_type|.*_token_id|"
-    r".*(dropout|_pdrop|jitter_noise)|initializer_range|.*loss_coef|output_(attentions|hidden_states|router_logits|scores|past)|"
+    r".*(dropout|_pdrop|jitter_noise)|initializer_range|cache_implementation|.*loss_coef|output_(attentions|hidden_states|router_logits|scores|past)|"
     r"return_dict.*|use_cache|auto_map|pretraining_tp|(transformers|unsloth|torchscript|mlx).*|is_(decoder|encoder_decoder|"
     r"llama_config)|cross_attention_hidden_size|add_cross_attention|tie_encoder_decoder|chunk_size_feed_forward|pruned_heads|"
     r"id2label|label2id|problem_type|task_specific_params|tokenizer_class|prefix|finetuning_task|tf_legacy_loss|use_bfloat16|"

@@ -1,10 +1,12 @@
 """Decoder: the transformer that all supported families share, built from the facts of a `ModelConfig`.
 
-Grouped-query attention with rotary embeddings, SwiGLU or a mixture of experts, RMSNorm before or behind each part.
+Grouped-query attention with rotary embeddings, over all tokens or those of a window; SwiGLU, GeGLU or a mixture of experts;
+RMSNorm before each part, behind it, or both.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -35,7 +37,14 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     """What each layer of the model asks of attention; a backend is chosen by it before the model is built."""
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     layers = map(config.layer, range(config.num_layers))
-    return [AttentionSpec(scale, window=layer.window, chunk=layer.chunk) for layer in layers]
+    return [
+        AttentionSpec(scale, layer.window, layer.chunk, sinks=config.has_sinks, soft_cap=config.attention_soft_cap)
+        for layer in layers
+    ]
+
+
+NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
+"""Tensors whose rows are dimensions of the heads of q and k."""
 
 
 class DecoderAttention:
@@ -52,7 +61,8 @@ class DecoderAttention:
             widths = (q_size, kv_size) if config.qk_norm == "full" else (config.head_dim, config.head_dim)
             self.q_norm, self.k_norm = (RMSNorm(factory, width, config.rms_norm_eps) for width in widths)
         heads = config.num_kv_heads, config.head_dim
-        self.attention = Attention(layer, *heads, spec, backend, self.q_norm, self.k_norm)
+        self.sinks = factory.sinks(config.num_heads) if config.has_sinks else None
+        self.attention = Attention(layer, *heads, spec, backend, self.q_norm, self.k_norm, self.sinks)
 
     def __call__(
         self,
@@ -69,12 +79,15 @@ class DecoderAttention:
         config = self.config
         tensors = self.qkv_proj.parts(name, *config.names.qkv) | self.o_proj.parts(name, "o_proj")
         if self.q_norm is not None and self.k_norm is not None:
-            tensors |= {f"{name}.q_norm.weight": self.q_norm.weight, f"{name}.k_norm.weight": self.k_norm.weight}
+            norms = {"q_norm": self.q_norm, "k_norm": self.k_norm}
+            tensors |= {f"{name}.{key}.weight": norm.place(config.norm_offset) for key, norm in norms.items()}
+        if self.sinks is not None:
+            tensors[f"{name}.sinks"] = self.sinks
         if self.rope is None or self.rope.rotary_dim == config.head_dim:
             return tensors
         order = rotary_order(config.head_dim, self.rope.rotary_dim)
         return {
-            key: place if ".v_proj." in key or ".o_proj." in key else self._reordered(place, order)
+            key: self._reordered(place, order) if NAMES_OF_Q_AND_K.search(key) else place
             for key, place in tensors.items()
         }
 
@@ -86,13 +99,13 @@ class DecoderAttention:
 
 class MLP:
     def __init__(self, config: ModelConfig, factory: Factory):
-        self.names = config.names
+        self.names, self.activation = config.names, config.activation
         width = config.intermediate_size
         self.gate_up_proj = Linear(factory, config.hidden_size, width, width, bias=config.mlp_bias)
         self.down_proj = Linear(factory, width, config.hidden_size, bias=config.mlp_bias)
 
     def __call__(self, norm: RMSNorm | None, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        gated, residual = self.gate_up_proj.gated_after_norm(norm, hidden, residual)
+        gated, residual = self.gate_up_proj.gated_after_norm(norm, hidden, residual, self.activation)
         return self.down_proj(gated), residual
 
     def checkpoint_tensors(self, name: str) -> dict[str, Destination]:
@@ -105,8 +118,7 @@ class SparseMLP:
     def __init__(self, config: ModelConfig, factory: Factory):
         assert config.experts is not None
         self.names, facts = config.names, config.experts
-        counts = facts.num_experts, facts.num_chosen
-        self.experts = Experts(factory, config.hidden_size, facts.intermediate_size, *counts, normalize=facts.normalize)
+        self.experts = Experts(factory, config.hidden_size, facts, config.activation)
 
     def __call__(self, norm: RMSNorm | None, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         assert norm is not None
@@ -114,7 +126,7 @@ class SparseMLP:
         return self.experts(norm, hidden, residual)
 
     def checkpoint_tensors(self, name: str) -> dict[str, Destination]:
-        return self.experts.parts(f"{name}.{self.names.experts}", *self.names.expert_gate_up_down)
+        return self.experts.parts(f"{name}.{self.names.experts}", self.names.router, self.names.expert_gate_up_down)
 
 
 class DecoderLayer:
@@ -128,7 +140,7 @@ class DecoderLayer:
         def norm(name: str | None) -> RMSNorm | None:
             return None if name is None else RMSNorm(factory, config.hidden_size, config.rms_norm_eps)
 
-        self.names, self.residual_scale = config.names, config.residual_scale
+        self.names, self.residual_scale, self.norm_offset = config.names, config.residual_scale, config.norm_offset
         self.rope = config.layer(layer).rope
         self.before_attention, self.after_attention = (
             norm(self.names.norm_before_attention),
@@ -158,7 +170,7 @@ class DecoderLayer:
             (self.names.norm_after_mlp, self.after_mlp),
         )
         places: dict[str, Destination] = {
-            f"{name}.{called}.weight": norm.weight for called, norm in norms if norm is not None
+            f"{name}.{called}.weight": norm.place(self.norm_offset) for called, norm in norms if norm is not None
         }
         return places | self.self_attn.checkpoint_tensors(f"{name}.self_attn") | self.mlp.checkpoint_tensors(name)
 
@@ -169,6 +181,9 @@ class Decoder:
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         self.config = config
         self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden_size)
+        self.embedding_scale = torch.tensor(
+            config.embedding_scale, dtype=factory.dtype
+        ).item()  # rounded as transformers does
         specs = attention_specs(config)
         self.layers = [DecoderLayer(config, layer, spec, factory, backend) for layer, spec in enumerate(specs)]
         ropes = dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None)
@@ -188,8 +203,8 @@ class Decoder:
             metadata: one per layer; layers of one KV group have the same.
         """
         hidden = self.embed_tokens(input_ids)
-        if self.config.embedding_scale != 1.0:
-            hidden = hidden * self.config.embedding_scale
+        if self.embedding_scale != 1.0:
+            hidden = hidden * self.embedding_scale
         residual: Tensor | None = None
         angles: dict[RopeConfig | None, Angles | None] = {
             rope: rotary(positions) for rope, rotary in self.rotary.items()
@@ -202,14 +217,16 @@ class Decoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] in float32; call it with the rows that are sampled only."""
-        logits = self.lm_head(hidden)
-        return logits if self.config.logits_divisor == 1.0 else logits.div_(self.config.logits_divisor)
+        logits, cap = self.lm_head(hidden), self.config.logits_soft_cap
+        if self.config.logits_divisor != 1.0:
+            logits.div_(self.config.logits_divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def checkpoint_tensors(self) -> dict[str, Destination]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
         tensors: dict[str, Destination] = {
             EMBEDDING: self.embed_tokens.rows(),
-            "model.norm.weight": self.norm.weight,
+            "model.norm.weight": self.norm.place(self.config.norm_offset),
         }
         if not self.config.tie_word_embeddings:
             tensors[HEAD] = self.lm_head.rows()

@@ -33,11 +33,24 @@ def read_rope(fields: ConfigFields, head_dim: int, theta: float, *, may_be_parti
     key, table = _rope_table(fields)
     if any(isinstance(value, Mapping) for value in table.values()):
         raise UnsupportedModel(f"{key} has a table for each of {shown(list(table))}: one for all layers is supported")
-    return _read_one(fields, key, table, head_dim, theta, may_be_partial)
+    return _read_one(fields, key, table, head_dim, fields.number("rope_theta", theta, *THETAS), may_be_partial)
 
 
-def read_ropes(fields: ConfigFields, head_dim: int, theta: float) -> dict[str, RopeConfig]:
-    """How each type of layer rotates: in files of old, scaling (rope_scaling) is for the layers with full attention alone."""
+def read_ropes(
+    fields: ConfigFields, head_dim: int, theta: float, *, local_theta: float | None = None
+) -> dict[str, RopeConfig]:
+    """How each type of layer rotates: in files of old, scaling (rope_scaling) is for the layers with full attention alone.
+
+    Args:
+        fields, head_dim, theta: as for `read_rope`.
+        local_theta: base of layers with a window, if the file has none (rope_local_base_freq); without it there is one for all.
+
+    Raises:
+        UnsupportedModel: as `read_rope`.
+    """
+    thetas = dict.fromkeys(LAYER_TYPES, fields.number("rope_theta", theta, *THETAS))
+    if local_theta is not None:
+        thetas["sliding_attention"] = fields.number("rope_local_base_freq", local_theta, *THETAS)
     key, table = _rope_table(fields)
     nested = {name: table[name] for name in table if name in LAYER_TYPES}
     if nested or (table and key == "rope_parameters"):
@@ -45,14 +58,14 @@ def read_ropes(fields: ConfigFields, head_dim: int, theta: float) -> dict[str, R
             raise UnsupportedModel(
                 f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
             )
-    elif fields.number("rope_theta", theta) != theta:
+    elif local_theta is None and fields.number("rope_theta", theta) != theta:
         stated = shown(fields.get("rope_theta"))
         raise UnsupportedModel(
             f"rope_theta is {stated}: rope_parameters, with a table for each type of layer, must say of which"
         )
     else:
         nested = {"full_attention": table}
-    return {name: _read_one(fields, key, nested.get(name, {}), head_dim, theta) for name in LAYER_TYPES}
+    return {name: _read_one(fields, key, nested.get(name, {}), head_dim, thetas[name]) for name in LAYER_TYPES}
 
 
 def _rope_table(fields: ConfigFields) -> tuple[str, Mapping[str, Any]]:
@@ -82,7 +95,7 @@ def _read_one(
             f"partial_rotary_factor is {fraction}: of head_dim {head_dim} it must leave an even number of dimensions to rotate"
         )
     rope = RopeConfig(
-        theta=fields.number("rope_theta", outer.number("rope_theta", theta), *THETAS),
+        theta=fields.number("rope_theta", theta, *THETAS),
         rotary_dim=rotary_dim,
         kind=kind,
         **READERS[kind](fields, outer, rotary_dim),

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from gguf import MODEL_ARCH, get_tensor_name_map
 
-from nanoengine.errors import UnsupportedModel
-from nanoengine.gguf.tensor_names import LAYER, NORMS_AFTER, NORMS_BEFORE, OUTER, OWN, HFTensor, hf_tensor
+from nanoengine.gguf.tensor_names import LAYER, NORMS_AFTER, NORMS_AROUND, NORMS_BEFORE, OUTER, OWN, HFTensor, hf_tensor
 
 ARCHES = {
     "LlamaForCausalLM": MODEL_ARCH.LLAMA,
@@ -19,6 +18,8 @@ ARCHES = {
     "Phi3ForCausalLM": MODEL_ARCH.PHI3,
     "GraniteForCausalLM": MODEL_ARCH.GRANITE,
     "Olmo2ForCausalLM": MODEL_ARCH.OLMO2,
+    "Gemma2ForCausalLM": MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": MODEL_ARCH.GEMMA3,
 }
 
 
@@ -34,7 +35,7 @@ def names(name: str, architecture: str = "LlamaForCausalLM") -> list[str]:
 @pytest.mark.parametrize("architecture", ARCHES)
 def test_names_are_those_that_the_converters_translate(architecture: str) -> None:
     table = get_tensor_name_map(ARCHES[architecture], 3)
-    layer = LAYER | NORMS_BEFORE | NORMS_AFTER | OWN.get(architecture, {})
+    layer = LAYER | NORMS_BEFORE | NORMS_AFTER | NORMS_AROUND | OWN.get(architecture, {})
     translated = set()
     for theirs in [f"{base}.weight" for base in [*OUTER, *(f"blk.2.{base}" for base in layer)]]:
         for ours in names(theirs, architecture):
@@ -73,6 +74,7 @@ def test_experts_come_one_by_one() -> None:
         ("Qwen2ForCausalLM", False),
         ("Qwen3ForCausalLM", False),
         ("Olmo2ForCausalLM", False),
+        ("Gemma3ForCausalLM", False),
     ],
 )
 def test_rows_are_paired_where_llama_cpp_rotates_neighbours(architecture: str, paired: bool) -> None:
@@ -108,6 +110,13 @@ def test_unknown_names_stay_as_they_are(name: str) -> None:
     assert hf_tensor(name, config("LlamaForCausalLM")) == [HFTensor(name)]
 
 
-def test_weights_of_gemma_are_not_read() -> None:
-    with pytest.raises(UnsupportedModel, match="Gemma3ForCausalLM"):
-        hf_tensor("token_embd.weight", config("Gemma3ForCausalLM"))
+def test_norms_of_gemma_have_1_less_at_hugging_faces() -> None:
+    layer = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "attn_q_norm", "attn_k_norm", "attn_q")
+    found = {
+        tensor.name.split(".")[-2]: tensor.offset
+        for name in ("output_norm.weight", "token_embd.weight", *(f"blk.0.{name}.weight" for name in layer))
+        for tensor in hf_tensor(name, config("Gemma3ForCausalLM"))
+    }
+    norms = ("norm", "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
+    norms += ("post_feedforward_layernorm", "q_norm", "k_norm")
+    assert found == dict.fromkeys(norms, -1.0) | {"embed_tokens": 0.0, "q_proj": 0.0}

@@ -233,10 +233,39 @@ def test_a_window_of_0_is_none(config: Config) -> None:
     assert config("phi3", {"attention.sliding_window": 9})["sliding_window"] == 9
 
 
-def test_gemma3_is_translated_for_those_who_refuse_it(config: Config) -> None:
-    found = config("gemma3", {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 9})
+GEMMA = {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 9}
+
+
+def test_gemma3_scales_the_layers_that_see_all(config: Config) -> None:
+    keys = GEMMA | {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base": 1e6}
+    found = config("gemma3", keys)
     assert found["architectures"] == ["Gemma3ForCausalLM"]
-    assert (found["head_dim"], found["sliding_window"], found["hidden_act"]) == (32, 9, "gelu_pytorch_tanh")
+    assert (found["head_dim"], found["sliding_window"], found["hidden_activation"]) == (32, 9, "gelu_pytorch_tanh")
+    assert found["rope_parameters"] == {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    own = config("gemma3", keys | {"rope.freq_base_swa": 2e4, "attention.sliding_window_pattern": 3})
+    assert own["rope_parameters"]["sliding_attention"]["rope_theta"] == 2e4
+    assert own["sliding_window_pattern"] == 3
+
+
+@pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_the_largest_gemmas_scale_scores_by_the_hidden_size(config: Config, architecture: str, layers: int) -> None:
+    assert config(architecture, GEMMA)["query_pre_attn_scalar"] == 32
+    assert config(architecture, GEMMA | {"block_count": layers})["query_pre_attn_scalar"] == 256 // 4
+
+
+def test_a_soft_cap_of_0_is_none(config: Config) -> None:
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 0.0}
+    found = config("gemma2", GEMMA | caps)
+    assert (found["attn_logit_softcapping"], found["final_logit_softcapping"]) == (50.0, None)
+
+
+@pytest.mark.parametrize("window", [None, 0])
+def test_a_gemma3_without_a_window_is_refused(config: Config, window: int | None) -> None:
+    with pytest.raises(UnsupportedModel, match=r"gemma3\.attention\.sliding_window"):
+        config("gemma3", GEMMA | {"attention.sliding_window": window})
 
 
 def test_experts_must_be_as_many_as_the_tensors_have(config: Config) -> None:

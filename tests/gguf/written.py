@@ -25,6 +25,8 @@ ARCHITECTURES = {
     "phi3": MODEL_ARCH.PHI3,
     "granite": MODEL_ARCH.GRANITE,
     "olmo2": MODEL_ARCH.OLMO2,
+    "gemma2": MODEL_ARCH.GEMMA2,
+    "gemma3_text": MODEL_ARCH.GEMMA3,
 }
 """Hugging Face's model types, and llama.cpp's architecture of each."""
 
@@ -49,6 +51,14 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 20},
     "granite": {"attention_multiplier": 0.22, "embedding_multiplier": 12.0, "residual_multiplier": 0.3}
     | {"logits_scaling": 8.0},
+    "gemma2": {
+        "tie_word_embeddings": True,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 20,
+        "attn_logit_softcapping": 5.0,
+    },
+    "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20},
 }
 """What the types have besides."""
 
@@ -57,7 +67,9 @@ def tiny_model(model_type: str, folder: Path, **options: Any) -> tuple[Any, dict
     """A random model, and its tensors under the names of its checkpoint, which is left in `folder`."""
     torch.manual_seed(0)
     rope = options.pop("rope_parameters", {"rope_type": "default", "rope_theta": 5000.0})
-    options = SHAPE | OWN.get(model_type, {}) | {"tie_word_embeddings": False} | options
+    if model_type == "gemma3_text":
+        rope = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    options = SHAPE | {"tie_word_embeddings": False} | OWN.get(model_type, {}) | options
     config = AutoConfig.for_model(model_type, **options, rope_parameters=rope, dtype="float32")
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -94,6 +106,8 @@ def write_gguf(
     for name, tensor in _paired(_stacked(tensors), config).items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
+        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+            tensor = tensor + 1
         _add(writer, found, tensor, kind if tensor.ndim > 1 else F32)
     for name, tensor in (more_tensors or {}).items():
         _add(writer, name, tensor, F32)
@@ -113,7 +127,7 @@ def _metadata(config: Any) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
+        "rope.freq_base": config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"],
     }
     if head_dim := getattr(config, "head_dim", None):
         values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
@@ -124,7 +138,9 @@ def _metadata(config: Any) -> dict[str, Any]:
         values |= {"expert_count": experts, "expert_used_count": config.num_experts_per_tok}
     if config.model_type == "qwen3_moe":
         values["expert_feed_forward_length"] = config.moe_intermediate_size
-    if config.model_type == "phi3":
+    if config.model_type == "gemma2":
+        values |= {name: getattr(config, name) for name in ("attn_logit_softcapping", "final_logit_softcapping")}
+    if config.model_type in ("phi3", "gemma2", "gemma3_text"):
         values["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type == "granite":
         values |= {

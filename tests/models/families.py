@@ -128,6 +128,75 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"norm_topk_prob": False, "num_experts_per_tok": 1},
     ),
     "Qwen3-MoE, all chosen": ("Qwen3Moe", {"head_dim": 32} | EXPERTS | {"num_experts_per_tok": 6}),
+    # Windows below, at and beyond a block of 16, prompts of 40 and 57, and all of 75 tokens; full layers first, last, none.
+    "Mistral, a window": ("Mistral", {"sliding_window": 13, "head_dim": 16}),
+    "Mistral, a window of the token alone": ("Mistral", {"sliding_window": 1, "head_dim": 16}),
+    "Mixtral, a window": (
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 40, "head_dim": 16},
+    ),
+    "Phi3, a window of a block": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 512,
+            "sliding_window": 16,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        }
+        | partial(0.5),
+    ),
+    "Qwen2, the first full": (
+        "Qwen2",
+        {"num_hidden_layers": 3, "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 20},
+    ),
+    "Qwen3, the last full": (
+        "Qwen3",
+        {"num_hidden_layers": 3, "head_dim": 16, "use_sliding_window": True, "sliding_window": 33}
+        | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    ),
+    "Qwen3, a window of all but one": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 74},
+    ),
+    "Qwen3-MoE, a window": (
+        "Qwen3Moe",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 17} | EXPERTS,
+    ),
+    "SmolLM3, windows where nothing rotates": (
+        "SmolLM3",
+        {"num_hidden_layers": 4, "head_dim": 16, "use_sliding_window": True, "sliding_window": 10}
+        | {"no_rope_layers": [0, 1, 1, 0]},
+    ),
+    "OLMo3, windows": ("Olmo3", {"num_hidden_layers": 5, "sliding_window": 9}),
+    "Gemma2": (
+        "Gemma2",
+        {"num_hidden_layers": 3, "head_dim": 32, "sliding_window": 11, "query_pre_attn_scalar": 24}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+    ),
+    "Gemma2, no caps, biases": (
+        "Gemma2",
+        {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}
+        | {"sliding_window": 50, "tie_word_embeddings": False},
+    ),
+    "Gemma3": (
+        "Gemma3",
+        {"num_hidden_layers": 7, "head_dim": 32, "sliding_window": 20, "query_pre_attn_scalar": 20}
+        | {"rope_parameters": {"full_attention": ROPES["linear"], "sliding_attention": {"rope_type": "default"}}},
+    ),
+    "Gemma3, a cap, odd sizes, no full layer": (
+        "Gemma3",
+        {"head_dim": 10, "intermediate_size": 53, "sliding_window": 5, "final_logit_softcapping": 6.0},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {"num_hidden_layers": 3, "head_dim": 16, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 18}
+        | {"intermediate_size": 36},
+    ),
+    "gpt-oss, full layers, no biases": (
+        "GptOss",
+        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 4, "layer_types": ["full_attention"] * 2}
+        | {"attention_bias": False, "tie_word_embeddings": False, "swiglu_limit": 7.0},
+    ),
     "OLMo3, yarn where all is seen": (
         "Olmo3",
         {
@@ -152,5 +221,5 @@ def family_checkpoint(folder: Path, shape: str, seed: int = 0, **overrides: Any)
     } | options
     merged |= {"dtype": "float32", "pad_token_id": None} | overrides
     merged.pop("tests_max_len", None)
-    config = getattr(transformers, f"{family}Config")(**merged)
-    return save_random(getattr(transformers, f"{family}ForCausalLM")(config).eval(), folder)
+    model = getattr(transformers, f"{family}ForCausalLM")
+    return save_random(model(model.config_class(**merged)).eval(), folder)

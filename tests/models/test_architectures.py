@@ -65,6 +65,7 @@ SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidd
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 8192}
 SIZES_OF = {
     "MixtralForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
 CHANGES: list[dict[str, Any]] = [
@@ -82,12 +83,18 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def window_of_transformers(config: Any) -> int | None:
-    """The least that a layer sees, as the models of transformers look it up."""
-    if config.model_type in ("mistral", "mixtral", "phi3", "qwen3_moe"):
-        return config.sliding_window
-    has_types = config.model_type in ("qwen2", "qwen3", "smollm3", "olmo3")
-    return config.sliding_window if has_types and "sliding_attention" in config.layer_types else None
+WINDOW_IN_ALL_LAYERS = ("mistral", "mixtral", "phi3", "qwen3_moe")
+WINDOW_BY_TYPE = ("qwen2", "qwen3", "smollm3", "olmo3", "gemma2", "gemma3_text", "gpt_oss")
+
+
+def windows_of_transformers(config: Any) -> list[int | None]:
+    """What each layer sees, as the models of transformers look it up."""
+    types = ["full_attention"] * config.num_hidden_layers
+    if config.model_type in WINDOW_IN_ALL_LAYERS:
+        types = ["sliding_attention"] * config.num_hidden_layers
+    elif config.model_type in WINDOW_BY_TYPE:
+        types = config.layer_types
+    return [config.sliding_window if kind == "sliding_attention" else None for kind in types]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -96,26 +103,39 @@ def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(
     architecture: str, changes: dict[str, Any]
 ) -> None:
     table = SIZES | SIZES_OF.get(architecture, {}) | changes
-    theirs = getattr(transformers, architecture.replace("ForCausalLM", "Config"))(**table)
+    theirs = getattr(transformers, architecture).config_class(**table)
     stated = table | {"architectures": [architecture]}
     if "use_sliding_window" in changes and not architecture.startswith(("Qwen", "SmolLM3")):
         with pytest.raises(UnsupportedModel, match="'use_sliding_window' is True"):
             read_model_config(stated)
         return
     ours = read_model_config(stated)
-    right = window_of_transformers(theirs)
-    # A window too many is refused with what to set; a window too few would be computed wrongly.
-    assert ours.narrowest_window == right or (
-        architecture == "MistralForCausalLM" and ours.narrowest_window is not None
-    )
+    assert [ours.layer(i).window for i in range(ours.num_layers)] == windows_of_transformers(theirs)
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or SIZES["hidden_size"] // SIZES["num_attention_heads"])
     ropes = theirs.rope_parameters
     thetas = {layer.rope.theta for layer in ours.layers if layer.rope is not None}
-    assert thetas == {rope["rope_theta"] for rope in (ropes.values() if "rope_theta" not in ropes else [ropes])}
+    assert thetas == {
+        rope["rope_theta"] for rope in ([ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types))
+    }
     if ours.experts is not None:
         assert ours.experts.normalize == getattr(theirs, "norm_topk_prob", True)
+
+
+def test_gemma3_in_the_schema_of_transformers_4_scales_what_all_is_seen_of() -> None:
+    stated = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    stated |= {"sliding_window_pattern": 2, "cache_implementation": "hybrid"}
+    theirs = transformers.Gemma3TextConfig(**SIZES, **stated)
+    ours = read_model_config(SIZES | stated | {"architectures": ["Gemma3ForCausalLM"]})
+    for layer, kind in enumerate(theirs.layer_types):
+        rope, right = ours.layer(layer).rope, theirs.rope_parameters[kind]
+        assert rope is not None
+        assert (rope.theta, rope.kind, rope.factor) == (
+            right["rope_theta"],
+            right["rope_type"],
+            right.get("factor", 1.0),
+        )
 
 
 @pytest.mark.parametrize("stated", [{}, {"original_max_position_embeddings": 2048}])
@@ -142,8 +162,15 @@ def test_what_phi3_was_trained_on_stands_beside_its_rotation(stated: dict[str, A
         ("MixtralForCausalLM", {"num_local_experts": 2**20}, "1048576 experts.*at most 65536"),
         ("MixtralForCausalLM", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5.*at most 4"),
         ("Qwen3MoeForCausalLM", {"mlp_only_layers": ["1"]}, "mlp_only_layers is"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ("Gemma3ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu': only 'gelu_pytorch_tanh'"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping' is 50.0"),
+        ("Gemma3ForCausalLM", {"rope_local_base_freq": 1e308}, "rope_local_base_freq is 1e.308"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ("GptOssForCausalLM", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
+        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4.*dequantize=True"),
         ("LlamaForCausalLM", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
-        ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1.0 .*from 1.001 to"),
+        ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1 .*from 1.001 to"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e.308"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "factor is 0.5.*from 1 to"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1e308}}, "beta_fast"),
@@ -189,7 +216,7 @@ def test_other_dtypes_are_refused_by_name() -> None:
     "architectures",
     [
         ["GPT2LMHeadModel"],
-        ["Gemma3ForCausalLM", 7],
+        ["Gemma3ForConditionalGeneration", 7],
         [],
         None,
         "Qwen3Model",
@@ -202,7 +229,7 @@ def test_other_dtypes_are_refused_by_name() -> None:
     ids=str,
 )
 def test_other_architectures_are_refused_with_the_supported_ones(architectures: object) -> None:
-    with pytest.raises(UnsupportedModel, match="supported are GraniteForCausalLM, Llama"):
+    with pytest.raises(UnsupportedModel, match="supported are Gemma2ForCausalLM, Gemma3ForCausalLM, GptOss"):
         read_model_config(QWEN3_06B | {"architectures": architectures})
 
 

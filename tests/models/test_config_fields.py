@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import UnsupportedModel
+from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from tests.models.configs import QWEN3_06B, without
 
@@ -35,12 +36,14 @@ def test_features_that_are_not_computed_are_refused_by_name(key: str, value: obj
 
 def test_a_sliding_window_counts_where_it_is_used() -> None:
     unused = read_model_config(QWEN3_06B | {"sliding_window": 4096, "use_sliding_window": False})
-    assert unused.narrowest_window is None
+    assert windows_of(unused) == [None] * 28
     used = QWEN3_06B | {"sliding_window": 4096, "use_sliding_window": True}
-    assert read_model_config(used).narrowest_window is None, (
-        "the first max_window_layers have none, and there are no others"
-    )
-    assert read_model_config(used | {"max_window_layers": 20}).narrowest_window == 4096
+    assert windows_of(read_model_config(used)) == [None] * 28, "the first max_window_layers have none"
+    assert windows_of(read_model_config(used | {"max_window_layers": 20})) == [None] * 20 + [4096] * 8
+
+
+def windows_of(config: ModelConfig) -> list[int | None]:
+    return [config.layer(i).window for i in range(config.num_layers)]
 
 
 @pytest.mark.parametrize("key", SIZES)

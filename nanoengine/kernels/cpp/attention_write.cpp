@@ -6,7 +6,7 @@
 
 // x / rms(x) * weight, then the rotation of the pairs (x[i], x[i + head_dim / 2]) by the token's angles; what is null is left out.
 template <class T>
-static void norm_and_rotate(const T* x, const T* weight, float eps, const float* cosine, const float* sine, size_t head_dim,
+static void norm_and_rotate(const T* x, const float* weight, float eps, const float* cosine, const float* sine, size_t head_dim,
                             T* out) {
     if (!weight && !cosine) {
         std::copy_n(x, head_dim, out);
@@ -41,7 +41,7 @@ template <class T> struct Projected {
 };
 
 template <class T>
-static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_weight, const T* k_weight, float eps,
+static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
                   const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, T* k_cache,
                   T* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
     constexpr size_t n = Dot<T>::PER_DWORD;
@@ -79,13 +79,13 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const T* q_wei
 // and k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads
 // is 0.
 extern "C" void attention_write(int dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
-                                size_t v_stride, const void* q_weight, const void* k_weight, float eps, const float* cosines,
+                                size_t v_stride, const float* q_weight, const float* k_weight, float eps, const float* cosines,
                                 const float* sines, size_t angle_stride, const int64_t* slots, void* q_out, void* k_cache,
                                 void* v_cache, size_t tokens, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                 size_t block_stride) {
     const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
     auto write_as = [&]<class T>(T*) {
-        write<T>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, (const T*)q_weight, (const T*)k_weight,
+        write<T>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, q_weight, k_weight,
                  eps, cosines, sines, angle_stride, slots, (T*)q_out, (T*)k_cache, (T*)v_cache, tokens, q_heads, kv);
     };
     if (dtype == FLOAT32) write_as((f32*)nullptr);

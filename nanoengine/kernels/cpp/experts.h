@@ -13,9 +13,10 @@ struct Choices {
     size_t rows, per_row;
 };
 
-// G and U [size][hidden], D [hidden][size] of each expert.
+// G and U [size][hidden], D [hidden][size] of each expert, and the biases of all three, or null.
 struct ExpertWeights {
     const uint32_t *gate, *up, *down;
+    const float *gate_bias, *up_bias, *down_bias;
     size_t count, size, hidden;
 };
 
@@ -72,7 +73,8 @@ template <class T> static void round_floats(const float* from, size_t count, T* 
     for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
 }
 
-template <class T> static void experts(const Choices& all, const T* x, const ExpertWeights& weights, T* out) {
+template <class T>
+static void experts(Activation activation, const Choices& all, const T* x, const ExpertWeights& weights, T* out) {
     const size_t size = weights.size, hidden = weights.hidden;
     const Sorted sorted(all, weights.count);
 
@@ -84,7 +86,10 @@ template <class T> static void experts(const Choices& all, const T* x, const Exp
             for (size_t column = 0; column < size; column += PANEL) {
                 const Run& run = runs[i];
                 const size_t panel = (run.expert * round_up(size, PANEL) + column) * block.depth;
-                block.multiply_gated(run.first - runs[0].first, run.count, weights.gate + panel, weights.up + panel,
+                const size_t bias = run.expert * size + column;
+                const Gate gate = weights.gate_bias ? Gate{activation, weights.gate_bias + bias, weights.up_bias + bias}
+                                                    : Gate{activation, nullptr, nullptr};
+                block.multiply_gated(gate, run.first - runs[0].first, run.count, weights.gate + panel, weights.up + panel,
                                      gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
             }
     });
@@ -96,7 +101,9 @@ template <class T> static void experts(const Choices& all, const T* x, const Exp
         for (const Run& run : runs)
 #pragma omp for schedule(static) nowait
             for (size_t column = 0; column < hidden; column += PANEL) {
-                alignas(64) float sums[ROW_BLOCK][PANEL];
+                alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
+                if (weights.down_bias)
+                    std::copy_n(weights.down_bias + run.expert * hidden + column, std::min(PANEL, hidden - column), biases);
                 const uint32_t* panel = weights.down + (run.expert * width + column) * block.depth;
                 block.multiply(run.first - runs[0].first, run.count, panel, sums);
                 for (size_t m = 0; m < run.count; m++) {
@@ -104,8 +111,9 @@ template <class T> static void experts(const Choices& all, const T* x, const Exp
                     float* total = totals.data() + choice / all.per_row * width + column;
 #pragma GCC unroll 4
                     for (int v = 0; v < WIDE; v++)
-                        store(total + v * LANES, load<Floats>(total + v * LANES) +
-                                                     load<Floats>(sums[m] + v * LANES) * all.factors[choice]);
+                        store(total + v * LANES,
+                              load<Floats>(total + v * LANES) +
+                                  (load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES)) * all.factors[choice]);
                 }
             }
     });

@@ -1,4 +1,4 @@
-// Linear layers (with a norm before them and SwiGLU's gate behind them, if asked for), embeddings and mixtures of experts, over
+// Linear layers (with a norm before them and a gate behind them, if asked for), embeddings and mixtures of experts, over
 // weights that are packed in panels (panels.h).
 #include "experts.h"
 
@@ -36,10 +36,10 @@ static void linear(const Input<T>& input, const uint32_t* packed, const T* bias,
 }
 
 // The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
-template <class T> static void gated_linear(const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
+template <class T> static void gated_linear(Activation activation, const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
     for_panels(input, size, [&](size_t column, Block<T>& block, size_t first, size_t count) {
         const uint32_t *gate = packed + column * block.depth, *up = packed + (size + column) * block.depth;
-        block.multiply_gated(0, count, gate, up, out + first * size + column, size, PANEL);
+        block.multiply_gated({activation, nullptr, nullptr}, 0, count, gate, up, out + first * size + column, size, PANEL);
     });
 }
 
@@ -98,22 +98,23 @@ void pack(int dtype, const void* weight, uint32_t* packed, size_t first, size_t 
 
 // out [rows][outputs] = x [rows][inputs] W^T + bias. Null: bias, if there is none; norm [inputs], or else x is first replaced as by
 // rms_norm, with its residual, which needs a norm.
-void linear(int dtype, int out_dtype, const void* x, void* residual, const void* norm, float eps, const uint32_t* packed,
+void linear(int dtype, int out_dtype, const void* x, void* residual, const float* norm, float eps, const uint32_t* packed,
             const void* bias, void* out, size_t rows, size_t outputs, size_t inputs) {
     if (dtype == FLOAT32)
-        return linear(Input<f32>{(const f32*)x, (f32*)residual, (const f32*)norm, eps, rows, inputs}, packed, (const f32*)bias,
+        return linear(Input<f32>{(const f32*)x, (f32*)residual, norm, eps, rows, inputs}, packed, (const f32*)bias,
                       (f32*)out, outputs);
-    const Input<bf16> input{(const bf16*)x, (bf16*)residual, (const bf16*)norm, eps, rows, inputs};
+    const Input<bf16> input{(const bf16*)x, (bf16*)residual, norm, eps, rows, inputs};
     if (out_dtype == FLOAT32) linear(input, packed, (const bf16*)bias, (f32*)out, outputs);
     else linear(input, packed, (const bf16*)bias, (bf16*)out, outputs);
 }
 
-// out [rows][size] = silu(x G^T) * (x U^T), where W is G [size][inputs] and under it U; size is a multiple of 32. x as for linear.
-void gated_linear(int dtype, const void* x, void* residual, const void* norm, float eps, const uint32_t* packed, void* out,
-                  size_t rows, size_t size, size_t inputs) {
+// out [rows][size] = gated(x G^T, x U^T), where W is G [size][inputs] and under it U; size is a multiple of 32. x as for linear.
+void gated_linear(int dtype, int activation, const void* x, void* residual, const float* norm, float eps, const uint32_t* packed,
+                  void* out, size_t rows, size_t size, size_t inputs) {
+    const Activation gate = (Activation)activation;
     if (dtype == FLOAT32)
-        gated_linear(Input<f32>{(const f32*)x, (f32*)residual, (const f32*)norm, eps, rows, inputs}, packed, (f32*)out, size);
-    else gated_linear(Input<bf16>{(const bf16*)x, (bf16*)residual, (const bf16*)norm, eps, rows, inputs}, packed, (bf16*)out, size);
+        gated_linear(gate, Input<f32>{(const f32*)x, (f32*)residual, norm, eps, rows, inputs}, packed, (f32*)out, size);
+    else gated_linear(gate, Input<bf16>{(const bf16*)x, (bf16*)residual, norm, eps, rows, inputs}, packed, (bf16*)out, size);
 }
 
 // out [rows][inputs] = the rows of W at `ids`.
@@ -122,12 +123,15 @@ void embed(int dtype, const int64_t* ids, const uint32_t* packed, void* out, siz
     else embed(ids, packed, (bf16*)out, rows, inputs);
 }
 
-// out [rows][hidden] = sum over j of factors[row][j] * D_e (silu(G_e x) * (U_e x)), where e = chosen[row][j], and there are `count`
-// experts: G and U [size][hidden], D [hidden][size] of each packed for itself, one behind the other.
-void experts(int dtype, const void* x, const uint32_t* gate, const uint32_t* up, const uint32_t* down, const int64_t* chosen,
-             const float* factors, void* out, size_t rows, size_t per_row, size_t count, size_t size, size_t hidden) {
+// out [rows][hidden] = sum over j of factors[row][j] * (D_e gated(G_e x, U_e x)), where e = chosen[row][j], and there are `count`
+// experts: G and U [size][hidden], D [hidden][size] of each packed for itself, one behind the other. To each of the three products
+// its bias is added, [count][size] twice and [count][hidden]; or all three are null.
+void experts(int dtype, int activation, const void* x, const uint32_t* gate, const uint32_t* up, const uint32_t* down,
+             const float* gate_bias, const float* up_bias, const float* down_bias, const int64_t* chosen, const float* factors,
+             void* out, size_t rows, size_t per_row, size_t count, size_t size, size_t hidden) {
     const Choices choices{chosen, factors, rows, per_row};
-    if (dtype == FLOAT32) experts(choices, (const f32*)x, {gate, up, down, count, size, hidden}, (f32*)out);
-    else experts(choices, (const bf16*)x, {gate, up, down, count, size, hidden}, (bf16*)out);
+    const ExpertWeights weights{gate, up, down, gate_bias, up_bias, down_bias, count, size, hidden};
+    if (dtype == FLOAT32) experts((Activation)activation, choices, (const f32*)x, weights, (f32*)out);
+    else experts((Activation)activation, choices, (const bf16*)x, weights, (bf16*)out);
 }
 }

@@ -2,7 +2,7 @@
 #include "norm.h"
 
 template <class T>
-static void norm(const T* x, T* residual, const T* weight, T* out, size_t rows, size_t size, float eps) {
+static void norm(const T* x, T* residual, const float* weight, T* out, size_t rows, size_t size, float eps) {
 #pragma omp parallel for schedule(static) if (rows > 4)
     for (size_t first = 0; first < rows * size; first += size) {
         T* total = residual ? residual + first : nullptr;
@@ -11,9 +11,10 @@ static void norm(const T* x, T* residual, const T* weight, T* out, size_t rows, 
     }
 }
 
-// out = norm(x) * weight; with a residual (else null): residual += x, out = norm(residual) * weight. All [rows][size].
-extern "C" void rms_norm(int dtype, const void* x, void* residual, const void* weight, void* out, size_t rows, size_t size,
+// out = norm(x) * weight; with a residual (else null): residual += x, out = norm(residual) * weight. All [rows][size], but for the
+// weight, [size], which is float32 so that it may be 1 + a small number.
+extern "C" void rms_norm(int dtype, const void* x, void* residual, const float* weight, void* out, size_t rows, size_t size,
                          float eps) {
-    if (dtype == FLOAT32) norm((const f32*)x, (f32*)residual, (const f32*)weight, (f32*)out, rows, size, eps);
-    else norm((const bf16*)x, (bf16*)residual, (const bf16*)weight, (bf16*)out, rows, size, eps);
+    if (dtype == FLOAT32) norm((const f32*)x, (f32*)residual, weight, (f32*)out, rows, size, eps);
+    else norm((const bf16*)x, (bf16*)residual, weight, (bf16*)out, rows, size, eps);
 }

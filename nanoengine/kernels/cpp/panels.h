@@ -19,10 +19,29 @@ template <class T> static size_t depth_of(size_t inputs) { return round_up(input
 // Where dword d of an output is.
 static size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
 
-static INLINE Floats silu(Floats x) {
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };  // as the callers number them
+
+// factor / (1 + exp(-x)).
+static INLINE Floats times_sigmoid(Floats factor, Floats x) {
     const Floats small = exp_negative(x < 0.0f ? x : -x);  // exp(-|x|): never too large
-    return x * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
+    return factor * (x < 0.0f ? small : splat(1.0f)) / (small + 1.0f);
 }
+
+// What a gate makes of the value beside it (gates.py).
+static INLINE Floats gated(Activation activation, Floats gate, Floats up) {
+    if (activation == SILU) return times_sigmoid(gate, gate) * up;
+    if (activation == GELU_TANH)  // (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
+        return times_sigmoid(gate, gate * (gate * gate * 0.044715f + 1.0f) * 1.59576912f) * up;
+    gate = gate > 7.0f ? splat(7.0f) : gate;
+    up = up > 7.0f ? splat(7.0f) : up < -7.0f ? splat(-7.0f) : up;
+    return times_sigmoid(gate, gate * 1.702f) * (up + 1.0f);
+}
+
+// A kind of gate, and the biases of a panel of gates and of the values beside them; null: none.
+struct Gate {
+    Activation activation;
+    const float *bias, *up_bias;
+};
 
 // A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
 template <class Out, class Value>
@@ -44,7 +63,7 @@ static INLINE void store_panel(Out* out, size_t stride, size_t count, size_t col
 template <class T> struct Input {
     const T* x;
     T* residual;
-    const T* norm;  // the norm's weight, or null
+    const float* norm;  // the norm's weight, or null
     float eps;
     size_t rows, inputs;
 };
@@ -82,17 +101,20 @@ template <class T> struct Block {
                                     PANEL, d > 0);
     }
 
-    // out [count][stride] = silu(x G^T) * (x U^T) of these rows and the outputs of a panel of G and one of U.
-    void multiply_gated(size_t first, size_t count, const uint32_t* gate, const uint32_t* up, T* out, size_t stride,
-                        size_t columns) {
-        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
-        multiply(first, count, gate, gates);
-        multiply(first, count, up, ups);
+    // out [count][stride] = gated(x G^T + bias, x U^T + bias) of these rows and the outputs of a panel of G and one of U.
+    void multiply_gated(const Gate& gate, size_t first, size_t count, const uint32_t* panel, const uint32_t* up_panel, T* out,
+                        size_t stride, size_t columns) {
+        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL], biases[2][PANEL] = {};
+        if (gate.bias) std::copy_n(gate.bias, columns, biases[0]);
+        if (gate.up_bias) std::copy_n(gate.up_bias, columns, biases[1]);
+        multiply(first, count, panel, gates);
+        multiply(first, count, up_panel, ups);
         for (size_t m = 0; m < count; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++)
                 store(gates[m] + v * LANES,
-                      silu(load<Floats>(gates[m] + v * LANES)) * load<Floats>(ups[m] + v * LANES));
+                      gated(gate.activation, load<Floats>(gates[m] + v * LANES) + load<Floats>(biases[0] + v * LANES),
+                            load<Floats>(ups[m] + v * LANES) + load<Floats>(biases[1] + v * LANES)));
         store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
     }
 };

@@ -1,4 +1,4 @@
-"""The gate of SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020), element by element."""
+"""The gate of SwiGLU and its kin (`kernels/gates.py`), element by element."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton.launch import Launch
 
 BLOCK = 1024
@@ -15,8 +16,26 @@ NUM_WARPS = 4
 
 
 @triton.jit
-def _silu_and_multiply_kernel(
-    gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, stride: tl.tensor, BLOCK: tl.constexpr
+def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+    """What a gate makes of the value beside it, both float32; activations are numbered as in ACTIVATIONS."""
+    slope = gate
+    if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
+        slope = gate * (gate * gate * 0.044715 + 1.0) * 1.59576912
+    if ACTIVATION == 2:
+        gate = tl.where(gate > 7.0, 7.0, gate)  # NaN stays NaN
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        slope = gate * 1.702
+    return gate / (1.0 + tl.exp(-slope)) * up
+
+
+@triton.jit
+def _gate_and_multiply_kernel(
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    width: tl.tensor,
+    stride: tl.tensor,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ) -> None:
     """Program (i, j): block j of row i."""
     row = tl.program_id(0).to(tl.int64)
@@ -25,15 +44,15 @@ def _silu_and_multiply_kernel(
     source = gate_up + row * stride + column
     gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=mask, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * width + column, product.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row * width + column, gated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=mask)
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, computed in float32 and rounded once.
+def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
+    """GATES[activation](gate, up), computed in float32 and rounded once.
 
     Args:
-        gate_up: [n, 2 * width], the gate and then what it is multiplied with; rows may have gaps.
+        gate_up: [n, 2 * width], the gate and then what it changes; rows may have gaps.
+        activation: one of ACTIVATIONS.
 
     Returns:
         [n, width], of the same dtype.
@@ -43,23 +62,31 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     out = gate_up.new_empty(n, width)
     if out.numel():
         grid = (n, triton.cdiv(width, BLOCK))
-        _silu_and_multiply_kernel[grid](gate_up, out, width, gate_up.stride(0), BLOCK=BLOCK, num_warps=NUM_WARPS)
+        number = ACTIVATIONS.index(activation)
+        sizes = width, gate_up.stride(0)
+        _gate_and_multiply_kernel[grid](gate_up, out, *sizes, BLOCK=BLOCK, ACTIVATION=number, num_warps=NUM_WARPS)
     return out
+
+
+def silu_and_multiply(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, in the same way."""
+    return gate_and_multiply(gate_up, "silu")
 
 
 def launches() -> list[Launch]:
     """The configurations of the kernel."""
     return [
         Launch(
-            name=f"silu_and_multiply, {dtype}",
-            kernel=_silu_and_multiply_kernel,
+            name=f"gate_and_multiply, {activation} {dtype}",
+            kernel=_gate_and_multiply_kernel,
             signature={
                 **dict.fromkeys(("gate_up", "out"), f"*{dtype}"),
                 **dict.fromkeys(("width", "stride"), "i32"),
-                "BLOCK": "constexpr",
+                **dict.fromkeys(("BLOCK", "ACTIVATION"), "constexpr"),
             },
-            constants={"BLOCK": BLOCK},
+            constants={"BLOCK": BLOCK, "ACTIVATION": ACTIVATIONS.index(activation)},
             num_warps=NUM_WARPS,
         )
         for dtype in ("bf16", "fp16", "fp32")
+        for activation in ("silu", "gelu_tanh")
     ]

@@ -13,6 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.interface import ExpertBiases
+from nanoengine.kernels.triton.activation import gated
 from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import dot
 
@@ -62,6 +65,8 @@ def _product_kernel(
     x: tl.tensor,
     weight: tl.tensor,
     ups: tl.tensor,
+    bias: tl.tensor,
+    up_bias: tl.tensor,
     factors: tl.tensor,
     out: tl.tensor,
     starts: tl.tensor,
@@ -75,6 +80,8 @@ def _product_kernel(
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
     GATE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr,
 ) -> None:
     """Program (i, j): outputs [j * TILE, (j + 1) * TILE) of the i-th tile of ROWS sorted choices of one expert.
 
@@ -117,8 +124,16 @@ def _product_kernel(
             acc = dot(tl.load(ups + source, mask=has_output & present, other=0.0), values, acc)
         else:
             acc = dot(weights, values, acc)
+    if BIAS:
+        place_of_bias = expert.to(tl.int64) * OUTPUTS + output
+        own_bias = tl.load(bias + place_of_bias, mask=output < OUTPUTS, other=0.0)[:, None]
+        if GATE:
+            gate += own_bias
+            acc += tl.load(up_bias + place_of_bias, mask=output < OUTPUTS, other=0.0)[:, None]
+        else:
+            acc += own_bias
     if GATE:
-        acc = gate / (1.0 + tl.exp(-gate)) * acc
+        acc = gated(gate, acc, ACTIVATION)
         target = place
     else:
         acc *= tl.load(factors + choice, mask=has_row, other=0.0)[None, :]
@@ -144,7 +159,16 @@ def _sum_kernel(
     tl.store(out + row * WIDTH + column, total.to(out.dtype.element_ty), mask=mask)
 
 
-def mixture(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor, factors: Tensor) -> Tensor:
+def mixture(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    chosen: Tensor,
+    factors: Tensor,
+    activation: str = "silu",
+    biases: ExpertBiases | None = None,
+) -> Tensor:
     """`Kernels.experts`: sums are float32, gated values are rounded to the dtype of x before they are multiplied again.
 
     Args:
@@ -153,6 +177,8 @@ def mixture(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor, f
         down: [experts, hidden, size].
         chosen: [num_rows, k] int64, experts of each row.
         factors: [num_rows, k] float32.
+        activation: one of ACTIVATIONS.
+        biases: of the three products, if there are any.
 
     Returns:
         [num_rows, hidden].
@@ -180,16 +206,31 @@ def mixture(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, chosen: Tensor, f
         "ROWS": rows,
         "TILE": tile,
         "DEPTH": depth,
+        "ACTIVATION": ACTIVATIONS.index(activation),
+        "BIAS": biases is not None,
         "num_warps": warps,
         "num_stages": NUM_STAGES,
     }
-    gated = x.new_empty(num_choices, size)
+    of_gate, of_up, of_down = (None,) * 3 if biases is None else biases
+    values = x.new_empty(num_choices, size)
     _product_kernel[(most_tiles, triton.cdiv(size, tile))](
-        x, gate, up, None, gated, starts, order, INPUTS=hidden, OUTPUTS=size, GATE=True, **constants
+        x, gate, up, of_gate, of_up, None, values, starts, order, INPUTS=hidden, OUTPUTS=size, GATE=True, **constants
     )
     parts = torch.empty(num_choices, hidden, dtype=torch.float32, device=x.device)
     _product_kernel[(most_tiles, triton.cdiv(hidden, tile))](
-        gated, down, None, factors, parts, starts, order, INPUTS=size, OUTPUTS=hidden, GATE=False, **constants
+        values,
+        down,
+        None,
+        of_down,
+        None,
+        factors,
+        parts,
+        starts,
+        order,
+        INPUTS=size,
+        OUTPUTS=hidden,
+        GATE=False,
+        **constants,
     )
     _sum_kernel[(len(x), triton.cdiv(hidden, SUMMED_AT_ONCE))](
         parts, out, WIDTH=hidden, PER_ROW=per_row, BLOCK=SUMMED_AT_ONCE, num_warps=NUM_WARPS
@@ -208,10 +249,14 @@ def _shape(dtype: torch.dtype, rows_per_expert: float) -> tuple[int, int, int, i
 
 
 def launches() -> list[Launch]:
-    """Those of a model of 128 small experts, of one of 8 large ones, and of one whose sizes are no powers of two."""
-    models = {"small": (128, 8, 2048, 768), "large": (8, 2, 4096, 14336), "ragged": (60, 4, 1000, 700)}
+    """Those of a model of 128 small experts, of one of 8 large ones, and of one with biases whose sizes are no powers of two."""
+    models = {
+        "small": (128, 8, 2048, 768, "silu", False),
+        "large": (8, 2, 4096, 14336, "silu", False),
+        "ragged": (60, 4, 1000, 700, "clamped", True),
+    }
     found = []
-    for name, (experts, per_row, hidden, size) in models.items():
+    for name, (experts, per_row, hidden, size, activation, has_biases) in models.items():
         integers = dict.fromkeys(("starts", "order"), "*i32")
         sort = {"EXPERTS": experts, "BLOCK": SORTED_AT_ONCE}
         signature = {"chosen": "*i64", **integers, "num_choices": "i32", **dict.fromkeys(sort, "constexpr")}
@@ -220,28 +265,30 @@ def launches() -> list[Launch]:
             total = {"WIDTH": hidden, "PER_ROW": per_row, "BLOCK": SUMMED_AT_ONCE}
             signature = {"parts": "*fp32", "out": f"*{kind}", **dict.fromkeys(total, "constexpr")}
             found.append(Launch(f"sum, {name} {kind}", _sum_kernel, signature, total, NUM_WARPS))
-            for few, gated in itertools.product(
+            for few, is_gated in itertools.product(
                 (True, False) if dtype is not torch.float32 else (True,), (True, False)
             ):
                 rows, tile, depth, warps = _shape(dtype, 1 if few else 64)
                 constants = {
-                    "INPUTS": hidden if gated else size,
-                    "OUTPUTS": size if gated else hidden,
+                    "INPUTS": hidden if is_gated else size,
+                    "OUTPUTS": size if is_gated else hidden,
                     "PER_ROW": per_row,
                     "EXPERTS": experts,
                     "ALL": triton.next_power_of_2(experts),
                     "ROWS": rows,
                     "TILE": tile,
                     "DEPTH": depth,
-                    "GATE": gated,
+                    "GATE": is_gated,
+                    "ACTIVATION": ACTIVATIONS.index(activation),
+                    "BIAS": has_biases,
                 }
                 signature = {
                     **dict.fromkeys(("x", "weight", "ups"), f"*{kind}"),
-                    "factors": "*fp32",
-                    "out": f"*{kind}" if gated else "*fp32",
+                    **dict.fromkeys(("bias", "up_bias", "factors"), "*fp32"),
+                    "out": f"*{kind}" if is_gated else "*fp32",
                     **integers,
                     **dict.fromkeys(constants, "constexpr"),
                 }
-                label = f"{'gated' if gated else 'down'}, {name} {kind}, {'few' if few else 'many'} rows"
+                label = f"{'gated' if is_gated else 'down'}, {name} {kind}, {'few' if few else 'many'} rows"
                 found.append(Launch(label, _product_kernel, signature, constants, warps, NUM_STAGES))
     return found

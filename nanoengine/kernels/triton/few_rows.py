@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.triton.activation import gated
 from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import dot
 
@@ -61,6 +63,7 @@ def _few_rows_kernel(
     ADD: tl.constexpr,
     NORM: tl.constexpr,
     GATE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
@@ -95,7 +98,7 @@ def _few_rows_kernel(
         present = (column < INPUTS)[None, :]
         values = _load_rows(x, residual, row[:, None] * INPUTS + column[None, :], has_row & present, ADD)
         if NORM:
-            factor = tl.load(norm_weight + column, mask=column < INPUTS, other=0.0).to(tl.float32)
+            factor = tl.load(norm_weight + column, mask=column < INPUTS, other=0.0)
             values = values * scale[:, None] * factor[None, :]
         turned = tl.trans(values.to(x.dtype.element_ty))
         source = weight + output.to(tl.int64)[:, None] * INPUTS + column[None, :]
@@ -107,7 +110,7 @@ def _few_rows_kernel(
         else:
             acc = dot(weights, turned, acc)
     if GATE:
-        acc = gate / (1.0 + tl.exp(-gate)) * acc
+        acc = gated(gate, acc, ACTIVATION)
     if BIAS:
         acc += tl.load(bias + output, mask=output < OUTPUTS, other=0.0).to(tl.float32)[:, None]
     target = out + row[None, :] * OUTPUTS + output[:, None]
@@ -122,7 +125,7 @@ def product_of_few_rows(
     residual: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
-    gated: bool = False,
+    activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     dependent: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -136,8 +139,8 @@ def product_of_few_rows(
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
         bias: [outputs]; gates have none.
         residual: like x; left as it is. It needs a norm.
-        norm: [inputs], the weight of the norm; `eps` is added to the mean of the squares.
-        gated: SwiGLU: silu of the first half of the outputs times the second.
+        norm: [inputs] float32, the weight of the norm; `eps` is added to the mean of the squares.
+        activation: by which the first half of the outputs gates the second; without one there are no gates.
         out_dtype: that of x, if not given.
         dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
 
@@ -145,7 +148,7 @@ def product_of_few_rows(
         [num_rows, outputs], or half as wide for gates; and x + residual, or x if there is no residual.
     """
     num_rows, inputs = x.shape
-    outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
     assert num_rows <= ROWS
     assert weight.is_contiguous()
     assert residual is None or (residual.is_contiguous() and norm is not None)
@@ -174,7 +177,8 @@ def product_of_few_rows(
         NORM_DEPTH=_norm_depth(inputs),
         ADD=residual is not None,
         NORM=norm is not None,
-        GATE=gated,
+        GATE=activation is not None,
+        ACTIVATION=0 if activation is None else ACTIVATIONS.index(activation),
         BIAS=bias is not None,
         DEPENDENT=dependent,
         num_warps=NUM_WARPS,
@@ -202,16 +206,17 @@ def launches() -> list[Launch]:
     """The products of a model of 1,024 dimensions, and some of one whose sizes are no powers of two."""
     types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
     found = []
-    cases = [
+    cases: list[tuple[str, int, int, dict[str, int]]] = [
         ("qkv", 1024, 4096, {"ADD": True, "NORM": True}),
         ("first qkv", 1024, 4096, {"NORM": True, "BIAS": True}),
         ("out", 2048, 1024, {}),
         ("gate and up", 1024, 3072, {"ADD": True, "NORM": True, "GATE": True}),
+        ("GELU's gate and up", 640, 2048, {"NORM": True, "GATE": True, "ACTIVATION": ACTIVATIONS.index("gelu_tanh")}),
         ("logits", 1024, 151936, {}),
         ("ragged", 1000, 2500, {"ADD": True, "NORM": True, "BIAS": True}),
     ]
     for dtype, type_name in types.items():
-        for name, inputs, outputs, flags in cases if dtype is torch.bfloat16 else cases[:5]:
+        for name, inputs, outputs, flags in cases if dtype is torch.bfloat16 else cases[:6]:
             for dependent in (False, True) if (dtype, name) in ((torch.bfloat16, "qkv"),) else (False,):
                 tile, depth = _shape(dtype, inputs, outputs)
                 constants = {
@@ -222,6 +227,7 @@ def launches() -> list[Launch]:
                     "DEPTH": depth,
                     "NORM_DEPTH": _norm_depth(inputs),
                     **dict.fromkeys(("ADD", "NORM", "GATE", "BIAS"), False),
+                    "ACTIVATION": 0,
                     **flags,
                     "DEPENDENT": dependent,
                 }
@@ -230,6 +236,7 @@ def launches() -> list[Launch]:
                     **dict.fromkeys(vectors, f"*{type_name}"),
                     "eps": "fp32",
                     "num_rows": "i32",
+                    "norm_weight": "*fp32",
                     **dict.fromkeys(constants, "constexpr"),
                 }
                 if name == "logits":

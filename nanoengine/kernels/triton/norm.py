@@ -35,7 +35,7 @@ def _rms_norm_kernel(
         tl.store(place, rounded, mask=mask)
         values = rounded.to(tl.float32)  # the norm of what the next layer gets
     scale = 1.0 / tl.sqrt(tl.sum(values * values) / SIZE + eps)
-    normed = values * scale * tl.load(weight + column, mask=mask, other=0.0).to(tl.float32)
+    normed = values * scale * tl.load(weight + column, mask=mask, other=0.0)
     tl.store(out + row * SIZE + column, normed.to(out.dtype.element_ty), mask=mask)
 
 
@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Args:
         x: [..., size]; the last dimension is contiguous.
-        weight: [size].
+        weight: [size] float32.
         eps: is added to the mean of the squares.
 
     Returns:
@@ -59,7 +59,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     Args:
         x: [..., size]; the last dimension is contiguous.
         residual: the same, of the same dtype; overwritten. Its leading dimensions must be those of one list of rows.
-        weight: [size].
+        weight: [size] float32.
         eps: is added to the mean of the squares.
     """
     return _launch(x, residual, weight, eps), residual
@@ -72,7 +72,8 @@ def launches() -> list[Launch]:
             name=f"{'add_' * add}rms_norm, size {size}, {dtype}",
             kernel=_rms_norm_kernel,
             signature={
-                **dict.fromkeys(("x", "residual", "weight", "out"), f"*{dtype}"),
+                **dict.fromkeys(("x", "residual", "out"), f"*{dtype}"),
+                "weight": "*fp32",
                 "eps": "fp32",
                 **dict.fromkeys(("x_stride", "residual_stride"), "i32"),
                 **dict.fromkeys(("SIZE", "BLOCK", "ADD"), "constexpr"),

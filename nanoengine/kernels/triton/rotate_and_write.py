@@ -81,8 +81,8 @@ def _rotate_and_write_kernel(
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
             scale = (1.0 / tl.sqrt(square + eps))[:, None]
             weight = (q_weight if is_q else k_weight) + pair
-            first = first * scale * tl.load(weight).to(tl.float32)[None, :]
-            second = second * scale * tl.load(weight + HALF).to(tl.float32)[None, :]
+            first = first * scale * tl.load(weight)[None, :]
+            second = second * scale * tl.load(weight + HALF)[None, :]
         if ROTATE:
             cosine = tl.load(cos + token * angle_stride + pair)[None, :]
             sine = tl.load(sin + token * angle_stride + pair)[None, :]
@@ -118,7 +118,7 @@ def rotate_and_write(
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
-        q_weight, k_weight: [head_dim], of the norms; without both there are no norms.
+        q_weight, k_weight: [head_dim] float32, of the norms; without both there are no norms.
         eps: of both norms.
         cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles; without both there is no rotation.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
@@ -182,7 +182,8 @@ def launches() -> list[Launch]:
             f"{', dependent' * dependent}",
             kernel=_rotate_and_write_kernel,
             signature={
-                **dict.fromkeys(("qkv", "q_weight", "k_weight"), f"*{dtype}"),
+                "qkv": f"*{dtype}",
+                **dict.fromkeys(("q_weight", "k_weight"), "*fp32"),
                 "eps": "fp32",
                 **dict.fromkeys(("cos", "sin"), "*fp32"),
                 "slots": "*i64",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nanoengine.config import DTYPES, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.rope_config import LAYER_TYPES, read_rope
+from nanoengine.models.rope_config import read_rope
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Hugging Face's names of activations -> ours."""
 
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
@@ -23,7 +27,7 @@ def read_decoder(
     eps: float = 1e-6,
     theta: float = 10_000.0,
     tied: bool = False,
-    window: int | None = None,
+    windows: Sequence[int | None] = (None,),
     may_be_partial: bool = False,
     layers: tuple[LayerConfig, ...] | None = None,
     **facts: Any,
@@ -34,7 +38,7 @@ def read_decoder(
         fields: of its config.json.
         architecture: the name of it.
         head_dim, eps, theta, tied: what holds where the file says nothing; without a head_dim, heads share the hidden size.
-        window: tokens that each layer sees.
+        windows: tokens that each layer sees; they repeat.
         may_be_partial: whether a part of each head may be rotated alone.
         layers: in place of layers that are all the same.
         facts: other fields of `ModelConfig`, in which the family differs from Llama.
@@ -42,7 +46,8 @@ def read_decoder(
     Raises:
         UnsupportedModel: a field that is missing, wrong, or not computed.
     """
-    fields.expect("hidden_act", "silu")
+    if "activation" not in facts:
+        facts["activation"] = activation_of(fields, "hidden_act", "silu")
     if (quantization := fields.get("quantization_config")) is not None:
         raise UnsupportedModel(
             f"quantization_config is {shown(quantization)}: quantized safetensors are not read; give a checkpoint in bfloat16, "
@@ -50,7 +55,10 @@ def read_decoder(
         )
     size = head_dim_of(fields, head_dim)
     if layers is None:
-        layers = (LayerConfig(rope=read_rope(fields, size, theta, may_be_partial=may_be_partial), window=window),)
+        rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
+        layers = tuple(LayerConfig(rope=rope, window=window) for window in windows)
+    if len(set(layers)) == 1:
+        layers = layers[:1]
     config = ModelConfig(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -83,6 +91,16 @@ def read_decoder(
     return config
 
 
+def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
+    """The gate of MLPs, by the name that `kernels/gates.py` has for it; the first of `supported` if nothing is said.
+
+    Raises:
+        UnsupportedModel: another than those.
+    """
+    fields.expect(key, *supported)
+    return ACTIVATIONS[fields.get(key, supported[0])]
+
+
 def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     """Dimensions of a head, as stated, or the family's default, or a share of the hidden size."""
     if default is None:
@@ -91,25 +109,6 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     if size % 2:
         raise UnsupportedModel(f"head_dim is {size}: rotary embeddings need an even one")
     return size
-
-
-def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
-    """Tokens that a layer sees; `default` if the file does not mention it, none if it says null."""
-    if "sliding_window" not in fields:
-        return default
-    return fields.integer("sliding_window") if fields.get("sliding_window") is not None else None
-
-
-def layer_types_of(fields: ConfigFields) -> list[str] | None:
-    """What the file says of each layer: one of `LAYER_TYPES`; None if nothing."""
-    types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    if types is None:
-        return None
-    if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
-        raise UnsupportedModel(
-            f"layer_types is {shown(types)}: it must be a list of {count} of {', '.join(LAYER_TYPES)}"
-        )
-    return types
 
 
 def _dtype(fields: ConfigFields) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import read_decoder, window_of
+from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.windows import window_of
 
 ARCHITECTURES = ("MistralForCausalLM",)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    return read_decoder(fields, architecture, window=window_of(fields, 4096))
+    return read_decoder(fields, architecture, windows=(window_of(fields, 4096),))

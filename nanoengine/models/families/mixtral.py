@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder, window_of
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.windows import window_of
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("MixtralForCausalLM",)

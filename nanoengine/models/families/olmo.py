@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from nanoengine.config import MAX_LAYERS
 from nanoengine.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, layer_types_of, read_decoder, window_of
-from nanoengine.models.rope_config import LAYER_TYPES, read_ropes
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
+from nanoengine.models.rope_config import read_ropes
 
 ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 NAMES = TensorNames(
@@ -27,10 +27,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
 
 def _layers_of_olmo3(fields: ConfigFields) -> tuple[LayerConfig, ...]:
     """Three of four layers have a window, if nothing is said."""
-    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
-    types = layer_types_of(fields) or [LAYER_TYPES[(i + 1) % 4 != 0] for i in range(count)]
-    window = window_of(fields, 4096)
+    types = types_by_pattern(fields, 4)
+    windows = windows_by_types(types, window_of(fields, 4096))
     ropes = read_ropes(fields, head_dim_of(fields), 500_000.0)
-    return tuple(
-        LayerConfig(rope=ropes[kind], window=window if kind == "sliding_attention" else None) for kind in types
-    )
+    return tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nanoengine.errors import UnsupportedModel
 from nanoengine.model_config import ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import read_decoder, window_of
+from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.windows import window_of
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 
@@ -15,7 +16,9 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         fields.expect(bias, False)
     fields.default("original_max_position_embeddings", 4096)
     names = TensorNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
-    config = read_decoder(fields, architecture, eps=1e-5, window=window_of(fields), may_be_partial=True, names=names)
+    config = read_decoder(
+        fields, architecture, eps=1e-5, windows=(window_of(fields),), may_be_partial=True, names=names
+    )
     rope = config.layers[0].rope
     if rope is not None and rope.kind not in ("default", "longrope"):
         raise UnsupportedModel(

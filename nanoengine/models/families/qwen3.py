@@ -8,8 +8,8 @@ from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder, window_of
-from nanoengine.models.families.qwen2 import window_of_qwen
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.windows import window_of, windows_of_qwen
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
@@ -22,7 +22,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     facts: dict[str, Any] = {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head"}
     if architecture == "Qwen3ForCausalLM":
         return read_decoder(
-            fields, architecture, head_dim=HEAD_DIM, theta=THETA, window=window_of_qwen(fields), **facts
+            fields, architecture, head_dim=HEAD_DIM, theta=THETA, windows=windows_of_qwen(fields), **facts
         )
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     count = fields.integer("num_experts", fields.get("num_local_experts"))  # the second is what transformers 5 writes

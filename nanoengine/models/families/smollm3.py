@@ -6,7 +6,8 @@ from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, layer_types_of, read_decoder, window_of
+from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.windows import FULL, SLIDING, layer_types_of, window_of, windows_by_types
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)
@@ -21,10 +22,12 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         raise UnsupportedModel(
             f"no_rope_layers is {shown(rotates)}: it must be a list of {count} of 0 (no rotation) and 1"
         )
-    types, is_used = layer_types_of(fields), fields.flag("use_sliding_window")
-    window = window_of(fields) if (is_used if types is None else "sliding_attention" in types) else None
+    is_used, types = fields.flag("use_sliding_window"), layer_types_of(fields)
+    window = window_of(fields) if is_used or types else None
+    types = types or [FULL if rotates[i] else SLIDING for i in range(count)]
+    windows = windows_by_types(types, window)
     rope = read_rope(fields, head_dim_of(fields), 2e6)
-    layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=window) for i in range(count))
+    layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=windows[i]) for i in range(count))
     return read_decoder(
         fields, architecture, tied=True, layers=layers, qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias")
     )

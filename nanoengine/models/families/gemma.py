@@ -1,0 +1,59 @@
+"""Gemma 2 and 3, text (Google DeepMind, 2024 and 2025): norms before and behind each part, GeGLU, and windows in most layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanoengine.model_config import LayerConfig, ModelConfig, TensorNames
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.families.common import activation_of, head_dim_of, read_decoder
+from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
+from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
+
+ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+HEAD_DIM = 256
+NAMES = TensorNames(
+    norm_after_attention="post_attention_layernorm",
+    norm_before_mlp="pre_feedforward_layernorm",
+    norm_after_mlp="post_feedforward_layernorm",
+)
+
+
+def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
+    fields.expect("use_bidirectional_attention", False)
+    fields.get("hidden_act")  # stands beside the other in files of Gemma 2, and counts nowhere
+    bias, size = fields.flag("attention_bias"), head_dim_of(fields, HEAD_DIM)
+    facts: dict[str, Any]
+    if architecture == "Gemma3ForCausalLM":
+        fields.get("_sliding_window_pattern")  # what layer_types were made of
+        types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
+        ropes = read_ropes(fields, size, 1e6, local_theta=1e4)
+        facts = {"qk_norm": "head", "logits_soft_cap": _cap(fields, "final_logit_softcapping", None)}
+    else:
+        types = types_by_pattern(fields, 2)
+        ropes = dict.fromkeys(LAYER_TYPES, read_rope(fields, size, 1e4))
+        facts = {"logits_soft_cap": _cap(fields, "final_logit_softcapping", 30.0)}
+        facts["attention_soft_cap"] = _cap(fields, "attn_logit_softcapping", 50.0)
+    windows = windows_by_types(types, window_of(fields, 4096))
+    return read_decoder(
+        fields,
+        architecture,
+        head_dim=HEAD_DIM,
+        tied=True,
+        layers=tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True)),
+        activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
+        norm_offset=1.0,
+        qkv_bias=bias,
+        o_bias=bias,
+        attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
+        embedding_scale=fields.integer("hidden_size") ** 0.5,
+        names=NAMES,
+        **facts,
+    )
+
+
+def _cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
+    """A soft cap; none if the file says null."""
+    if key not in fields:
+        return default
+    return None if fields.get(key) is None else fields.number(key)

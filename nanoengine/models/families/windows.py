@@ -1,0 +1,52 @@
+"""Which layers of a model have a window, in the words of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nanoengine.config import MAX_LAYERS
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.rope_config import LAYER_TYPES
+
+FULL, SLIDING = LAYER_TYPES
+
+
+def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
+    """Tokens that a layer sees; `default` if the file does not mention it, none if it says null."""
+    if "sliding_window" not in fields:
+        return default
+    return fields.integer("sliding_window") if fields.get("sliding_window") is not None else None
+
+
+def layer_types_of(fields: ConfigFields) -> list[str] | None:
+    """What the file says of each layer: one of `LAYER_TYPES`; None if nothing."""
+    types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    if types is None:
+        return None
+    if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
+        raise UnsupportedModel(
+            f"layer_types is {shown(types)}: it must be a list of {count} of {', '.join(LAYER_TYPES)}"
+        )
+    return types
+
+
+def types_by_pattern(fields: ConfigFields, period: int) -> list[str]:
+    """The type of each layer: as stated, or every layer slides but each `period`-th."""
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    return layer_types_of(fields) or [FULL if (i + 1) % period == 0 else SLIDING for i in range(count)]
+
+
+def windows_by_types(types: Sequence[str], window: int | None) -> list[int | None]:
+    """The window of each layer."""
+    return [window if kind == SLIDING else None for kind in types]
+
+
+def windows_of_qwen(fields: ConfigFields) -> list[int | None]:
+    """The window of each layer: by their types, or of those behind the first `max_window_layers`; none unless they are used."""
+    types, first = layer_types_of(fields), fields.get("max_window_layers", 28)
+    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise UnsupportedModel(f"max_window_layers is {shown(first)}: it must be a number of layers")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
+    return windows_by_types(types or [SLIDING if i >= first else FULL for i in range(count)], window)
