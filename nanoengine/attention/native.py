@@ -76,8 +76,11 @@ class NativeAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, lens = runs.block_tables, runs.seq_lens
+        num_shared = (
+            runs.num_shared if spec.window is None and spec.chunk is None else 0
+        )  # out of sight sooner or later
         asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
-        return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, *asked)
+        return self._decode(q, k_cache, v_cache, tables, lens, num_shared, k_cache.shape[2], self.block_size, *asked)
 
     def prefill(
         self,

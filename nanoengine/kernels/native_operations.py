@@ -43,7 +43,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     ),
     "attention_decode": (
         "attention_decode",
-        [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, *[POINTER] * 4, SIZE, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
     "attention_prefill": (
         "attention_prefill",
@@ -248,6 +248,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         v_cache: Tensor,
         block_tables: Tensor,
         seq_lens: Tensor,
+        num_shared: int,
         kv_heads: int,
         block_size: int,
         scale: float,
@@ -265,6 +266,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
             DTYPES[q.dtype],
             *inputs,
             seq_lens.data_ptr(),
+            num_shared,
             out.data_ptr(),
             *sizes,
             scale,

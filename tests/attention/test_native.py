@@ -502,6 +502,63 @@ def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -
                 assert torch.equal(left, right)
 
 
+# ---- what sequences share is read once
+
+
+def decode_shared(pool: Pool, num_shared: int, *, tables_of_others: bool = True) -> Tensor:
+    """All sequences, whose first tokens are in the same blocks; then it need not be told to others than the first where."""
+    lens = pool.sequences.lens
+    metadata = pool.metadata(len(lens), range(len(lens)), [n - 1 for n in lens], lens)
+    if not tables_of_others:
+        metadata.block_tables[1:, : num_shared // pool.sequences.block_size] = 0
+    assert metadata.decodes is not None
+    metadata.decodes.num_shared = num_shared
+    heads = pool.sequences.heads
+    q = torch.randn(len(lens), heads.num * heads.group, heads.dim, generator=torch.Generator().manual_seed(0))
+    return pool.backend.attend(q.to(pool.dtype), pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
+
+
+def sharing_pool(heads: Heads, lens: list[int], dtype: torch.dtype, spec: AttentionSpec = PLAIN) -> Pool:
+    """The first 1,040 tokens of all sequences are the same."""
+    pool = native_pool(Sequences(heads, 16, lens, dtype, shared=65), spec)
+    pool.write_span([0], [0], [lens[0]])
+    for i in range(1, len(lens)):
+        pool.write_span([i], [1040], [lens[i]])
+    return pool
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize(
+    ("heads", "streams"),
+    [(Heads(2, 2, 64), 40), (Heads(1, 5, 96), 8), (Heads(1, 35, 32), 3), (Heads(1, 4, 256), 9), (Heads(2, 1, 32), 1)],
+)
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, sinks=True, soft_cap=3.0)], ids=["plain", "changed"])
+def test_a_token_is_the_same_whether_its_beginning_is_shared_or_not(
+    spec: AttentionSpec, heads: Heads, streams: int, dtype: torch.dtype
+) -> None:
+    pool = sharing_pool(heads, [1041 + 37 * i % 600 for i in range(streams)], dtype, spec)
+    alone = decode_shared(pool, 0)
+    assert alone.isfinite().all()
+    for num_shared in (16, 512, 528, 1024, 1040):
+        assert torch.equal(decode_shared(pool, num_shared), alone)
+    with threads(2):
+        assert torch.equal(decode_shared(pool, 1040), alone)
+
+
+@needs_kernels
+def test_what_is_shared_is_read_from_the_blocks_of_the_first() -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.bfloat16)
+    assert torch.equal(decode_shared(pool, 1024, tables_of_others=False), decode_shared(pool, 0))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.float32, AttentionSpec(1.0, **{kind: 700}))
+    assert torch.equal(decode_shared(pool, 1040), decode_shared(pool, 0))
+
+
 # ---- tensors that are not in one piece
 
 

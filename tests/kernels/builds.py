@@ -197,7 +197,8 @@ class BuildAttention(NativeAttention):
         *query_start: Tensor,
     ) -> Tensor:
         out, tables, lens = torch.empty_like(q), runs.block_tables, runs.seq_lens
-        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens
+        shared = () if query_start else (runs.num_shared,)
+        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens, *shared
         sizes = len(lens), q.shape[1], *self._sizes(k_cache)
         asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
         self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, *asked)
