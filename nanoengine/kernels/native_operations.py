@@ -262,19 +262,9 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         sequences, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         sizes = sequences, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        c.attention_decode(
-            DTYPES[q.dtype],
-            *inputs,
-            seq_lens.data_ptr(),
-            num_shared,
-            out.data_ptr(),
-            *sizes,
-            scale,
-            soft_cap or 0.0,
-            window or 0,
-            chunk or 0,
-            _address(sinks),
-        )
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        lengths = seq_lens.data_ptr(), num_shared
+        c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     def attention_prefill(
@@ -299,18 +289,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        c.attention_prefill(
-            DTYPES[q.dtype],
-            *inputs,
-            *lengths,
-            out.data_ptr(),
-            *sizes,
-            scale,
-            soft_cap or 0.0,
-            window or 0,
-            chunk or 0,
-            _address(sinks),
-        )
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     pure = experts, embed, dequantize, draw_tokens, attention_decode, attention_prefill
