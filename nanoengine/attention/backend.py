@@ -45,6 +45,9 @@ class Runs:
     )
     query_lens_list: list[int]
     seq_lens_list: list[int]
+    num_shared: int = (
+        0  # leading tokens of every sequence, in whole blocks, that are in the blocks of the first one's table
+    )
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
 
