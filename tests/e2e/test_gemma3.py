@@ -17,7 +17,7 @@ from tests.support import fill_kv_with_nan, forced_logits, reference_choices
 
 FILE = DOWNLOADS["gemma-3-270m"].path
 LENGTH, EVERY = 3000, 50
-"""Tokens of a text that is several times as long as the window of 512, and of how many one is looked at: there are 262,144 logits."""
+"""Tokens of a text that is several times as long as the window of 512; of how many one is looked at, with its 262,144 logits."""
 
 pytestmark = pytest.mark.skipif(
     not FILE.is_file(), reason="Gemma 3 270M is not here: `nanoengine fetch gemma-3-270m` gets it (253 MB)"

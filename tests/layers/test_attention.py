@@ -68,7 +68,7 @@ def layer_over(backend: Recorder, q_norm: RMSNorm | None = None, k_norm: RMSNorm
 
 
 def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: AttentionMetadata) -> None:
-    """The last call attends with q to the cache of the layer, as its spec and its sinks say, and its result is that of the layer."""
+    """The last call attends with q to the cache of the layer, by its spec and sinks, and its result is that of the layer."""
     name, given, *rest = backend.calls[-1]
     assert name == "attend"
     torch.testing.assert_close(given, q)
