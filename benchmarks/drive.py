@@ -264,6 +264,10 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
 def count_wasted_slots(scheduler: Scheduler) -> tuple[int, int]:
     """KV slots in blocks of running sequences that hold no token, and all slots in those blocks, shared ones counted once."""
     manager = scheduler.block_manager
-    reserved = sum(len(seq.block_table) * manager.block_size - seq.num_computed_tokens for seq in scheduler.running)
+    reserved = sum(
+        len(table) * manager.block_size - seq.num_computed_tokens
+        for seq in scheduler.running
+        for table in seq.block_tables
+    )
     in_use = manager.pool.num_blocks - manager.pool.num_free
     return reserved, in_use * manager.block_size

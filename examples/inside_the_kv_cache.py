@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def tables(llm: LLM) -> dict[int, list[int]]:
-    return {seq.seq_id: list(seq.block_table) for seq in llm.engine.scheduler.running}
+    return {seq.seq_id: list(seq.block_tables[0]) for seq in llm.engine.scheduler.running}
 
 
 def blocks_and_hits() -> None:

@@ -91,6 +91,8 @@ def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> 
             info.num_blocks,
             config.block_size,
             config.enable_prefix_caching,
+            specs=info.groups,
+            most_new_tokens=config.most_new_tokens,
             host=host,
             disk=disk,
             # On disk, hashes are the names of files: they must be the same in every process.
@@ -104,7 +106,7 @@ def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> 
         preemption=Preemption(
             config.preemption_mode,
             copy_bytes_per_second=info.copy_bytes_per_second or 1.0,
-            bytes_per_token=info.block_bytes // config.block_size,
+            block_bytes=info.block_bytes,
             prefill_rate=lambda: stats.prefill_rate,
         ),
     )

@@ -165,6 +165,11 @@ class EngineConfig:
             raise InvalidConfig(f"seed is {shown(self.seed)}: it must be at least {MIN_SEED} and at most {MAX_SEED}")
 
     @property
+    def most_new_tokens(self) -> int:
+        """Most tokens of one sequence in one step."""
+        return min(self.long_prefill_token_threshold or self.max_num_batched_tokens, self.max_num_batched_tokens)
+
+    @property
     def uses_lower_tiers(self) -> bool:
         """Whether blocks may go to host memory or disk."""
         return bool(self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path)

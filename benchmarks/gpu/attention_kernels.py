@@ -16,14 +16,17 @@ from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import RotaryEmbedding
 
+WINDOW = 128
+"""Tokens that a layer of gpt-oss sees."""
+
 BACKENDS = {"cuda": ("triton",), "cpu": ("torch", "native")}
 
 
-def backends(bench: Bench) -> Iterator[AttentionBackend]:
-    """The backends that run here; of the others the report says why they do not."""
+def backends(bench: Bench, *specs: AttentionSpec) -> Iterator[AttentionBackend]:
+    """The backends that run here, and heed all that is asked for; of the others the report says why they do not."""
     for name in BACKENDS[bench.device.type]:
         try:
-            yield choose_backend(name, bench.device, bench.dtype, bench.model, bench.args.block_size)[0]
+            yield choose_backend(name, bench.device, bench.dtype, bench.model, bench.args.block_size, specs)[0]
         except InvalidConfig as error:
             bench.report.warn(f"left out: {error}")
 
@@ -42,15 +45,23 @@ def ragged_decode_attention(bench: Bench) -> None:
         _decode(bench, {"kernel": "ragged decode attention", "batch": batch, "tokens": sum(lens)}, lens)
 
 
-def _decode(bench: Bench, case: dict[str, Any], lens: list[int]) -> None:
-    spec = AttentionSpec(bench.model.head_dim**-0.5)
+def windowed_decode_attention(bench: Bench) -> None:
+    """The same where only the last tokens are seen: what came before costs nothing."""
+    for batch in bench.args.batch:
+        for context in bench.args.context:
+            case = {"kernel": "windowed decode attention", "batch": batch, "context": context}
+            _decode(bench, case, [context] * batch, WINDOW)
+
+
+def _decode(bench: Bench, case: dict[str, Any], lens: list[int], window: int | None = None) -> None:
+    spec = AttentionSpec(bench.model.head_dim**-0.5, window)
     with memory_for(bench, tokens_in_blocks(bench, lens)) as memory:
-        for backend in backends(bench):
+        for backend in backends(bench, spec):
             cache = caches(bench, backend, memory)
             metadata = step(bench, cache, [1] * len(lens), lens)
             q = bench.random(len(lens), bench.model.num_heads, bench.model.head_dim)
             work = partial(backend.attend, q, *cache, metadata, spec)
-            bench.add(case | {"backend": backend.name}, work, bench.decode_bytes(lens))
+            bench.add(case | {"backend": backend.name}, work, bench.decode_bytes([min(n, window or n) for n in lens]))
 
 
 def prefill_attention(bench: Bench) -> None:

@@ -21,6 +21,7 @@ from benchmarks.gpu.attention_kernels import (
     prefill_attention,
     ragged_decode_attention,
     rotate_and_write,
+    windowed_decode_attention,
 )
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.kernel_bench import Bench
@@ -35,6 +36,7 @@ from nanoengine.models.architectures import read_model_config
 PARTS: dict[str, Callable[[Bench], None]] = {
     "decode": decode_attention,
     "ragged": ragged_decode_attention,
+    "windowed": windowed_decode_attention,
     "few-rows": products_of_few_rows,
     "prefill": prefill_attention,
     "write": rotate_and_write,

@@ -117,7 +117,7 @@ def placing(bench: Bench) -> None:
     for batch in bench.args.batch:
         rows = torch.arange(batch, dtype=torch.int32, device=bench.device)
         starts = torch.arange(batch + 1, dtype=torch.int32, device=bench.device)
-        tables = torch.randint(1, 1000, (batch + 1, width), dtype=torch.int32, device=bench.device)
+        tables = torch.randint(1, 1000, (1, batch + 1, width), dtype=torch.int32, device=bench.device)
         last_tokens = torch.zeros(batch + 1, dtype=torch.int64, device=bench.device)
         unknown, computed = torch.full_like(rows, -1), torch.full_like(rows, block_size)
         work = partial(bench.kernels.place_tokens, unknown, rows, starts, computed, last_tokens, tables, block_size, 1)

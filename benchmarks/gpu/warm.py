@@ -101,7 +101,7 @@ class Works:
 
     def places(self) -> None:
         last_tokens = torch.zeros(MANY, dtype=torch.int64, device=self.device)
-        tables = torch.zeros(MANY, 8, dtype=torch.int32, device=self.device)
+        tables = torch.zeros(1, MANY, 8, dtype=torch.int32, device=self.device)
         arguments = self.ints(-1), self.ints(0), self.ints(0, 1), self.ints(3)
         self.kernels.place_tokens(*arguments, last_tokens, tables, BLOCK_SIZE, 1)
 

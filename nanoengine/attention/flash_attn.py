@@ -1,7 +1,7 @@
 """Paged attention by the package flash-attn: FlashAttention-3 on Hopper, FlashAttention-2 (Dao, 2023) on other GPUs since Ampere.
 
-Version 3 is by Shah et al. (2024). It multiplies V of unwritten slots by 0, so they must hold finite numbers; version 2 reads
-none of them.
+Version 3 is by Shah et al. (2024). It multiplies V of slots that are unwritten, or before a window, by 0, so they must hold
+finite numbers; version 2 reads none of another block than those that are seen.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from nanoengine.model_config import ModelConfig
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
 """The module of each version of the package; they can be installed side by side. Best first."""
 
+WITHOUT_WINDOW = (-1, -1)
+"""To the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
+
 HOPPER = 9
 """The only major compute capability that version 3 is written for."""
 
@@ -30,6 +34,7 @@ class FlashAttention(NHDLayout):
 
     name = "flash_attn"
     description = "paged kernels of the package flash-attn"
+    features = frozenset({"window", "soft_cap"})  # version 3 alone has chunks, and sinks in some builds
 
     def __init__(self, block_size: int):
         super().__init__(block_size)
@@ -52,9 +57,9 @@ class FlashAttention(NHDLayout):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec, sinks)
+        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec)
 
     def decode(
         self,
@@ -63,9 +68,9 @@ class FlashAttention(NHDLayout):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec, sinks)
+        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec)
 
     def _on(self, device: torch.device) -> _Version2 | _Version3:
         """The functions of the best version that runs on a device."""
@@ -85,22 +90,13 @@ class _Version:
     def __init__(self, module: ModuleType):
         self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
 
-    def decode(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
-    ) -> Tensor:
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         attended = self._with_cache(
             q[:, None],
             k_cache,
             v_cache,
             cache_seqlens=runs.seq_lens,
-            softmax_scale=spec.scale,
-            causal=True,
+            **_asked(spec),
             **{self.table: runs.block_tables},
         )
         return attended[:, 0]
@@ -113,15 +109,7 @@ class _Version2(_Version):
         super().__init__(module)
         self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
 
-    def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
-    ) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         return self._packed(
             q,
             k_cache,
@@ -130,8 +118,7 @@ class _Version2(_Version):
             cu_seqlens_k=key_starts(runs),
             max_seqlen_q=max(runs.query_lens_list),
             max_seqlen_k=max(runs.seq_lens_list),
-            softmax_scale=spec.scale,
-            causal=True,
+            **_asked(spec),
             block_table=runs.block_tables,
         )
 
@@ -139,15 +126,7 @@ class _Version2(_Version):
 class _Version3(_Version):
     table = "page_table"
 
-    def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
-    ) -> Tensor:
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
         return self._with_cache(
             q,
             k_cache,
@@ -156,9 +135,18 @@ class _Version3(_Version):
             page_table=runs.block_tables,
             cu_seqlens_q=runs.query_start_loc,
             max_seqlen_q=max(runs.query_lens_list),
-            softmax_scale=spec.scale,
-            causal=True,
+            **_asked(spec),
         )
+
+
+def _asked(spec: AttentionSpec) -> dict[str, Any]:
+    """What a layer asks for, in the words of both versions; a window there is counted without the query's own token."""
+    return {
+        "softmax_scale": spec.scale,
+        "causal": True,
+        "window_size": WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0),
+        "softcap": spec.soft_cap or 0.0,
+    }
 
 
 def _load(version: int) -> ModuleType | str | None:

@@ -20,8 +20,8 @@ SPLITS = (2, 13)
 """Since this torch varlen_attn splits long sequences, those of packed queries too, of which it then writes the first sequence's
 rows alone, unless it is told not to. Before, it did not split them, and refused to be told."""
 
-CAUSAL, ALL = (-1, 0), (-1, -1)
-"""Windows to the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
+ALL = (-1, -1)
+"""A window to the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
 
 
 class TorchVarlenAttention(NHDLayout):
@@ -29,6 +29,7 @@ class TorchVarlenAttention(NHDLayout):
 
     name = "torch_varlen"
     description = "torch.nn.attention.varlen over paged K/V"
+    features = frozenset({"window"})
 
     def __init__(self, block_size: int):
         super().__init__(block_size)
@@ -68,7 +69,7 @@ class TorchVarlenAttention(NHDLayout):
             max(runs.query_lens_list),
             max(runs.seq_lens_list),
             scale=spec.scale,
-            window_size=CAUSAL,
+            window_size=_up_to_itself(spec),
             enable_gqa=True,
             seqused_k=runs.seq_lens,
             block_table=runs.block_tables,
@@ -84,11 +85,11 @@ class TorchVarlenAttention(NHDLayout):
         spec: AttentionSpec,
         sinks: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """One query sees all of its sequence.
+        """One query sees all of its sequence, or the end of it.
 
         Without a window, the query heads that share a K/V head stand where queries stand, and sequences are split rightly.
         """
-        grouped = q.shape[1] > k_cache.shape[2]
+        grouped = spec.window is None and q.shape[1] > k_cache.shape[2]
         return self._attend(
             q,
             k_cache,
@@ -98,12 +99,17 @@ class TorchVarlenAttention(NHDLayout):
             1,
             runs.block_tables.shape[1] * self.block_size,  # what a captured graph may meet, not what it met
             scale=spec.scale,
-            window_size=ALL,
+            window_size=ALL if spec.window is None else _up_to_itself(spec),
             enable_gqa=True,
             seqused_k=runs.seq_lens,
             block_table=runs.block_tables,
             **({} if grouped else self._unsplit),
         )
+
+
+def _up_to_itself(spec: AttentionSpec) -> tuple[int, int]:
+    """What a query sees to the left and right of itself: as many tokens before it as the layer's window has beside it."""
+    return (-1 if spec.window is None else spec.window - 1, 0)
 
 
 def torch_release() -> tuple[int, int]:

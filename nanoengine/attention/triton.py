@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,7 @@ class TritonAttention(TwoKernels):
 
     name = "triton"
     description = "paged decode and prefill kernels in Triton"
+    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = False
     capturable = True
     captures_prompts = True
@@ -91,10 +94,11 @@ class TritonAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
         caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        return self._decode(q, *caches, runs.block_tables, runs.seq_lens, spec.scale, self._workspace, self.tuning)
+        of_runs = (runs.block_tables, runs.seq_lens)
+        return self._decode(q, *caches, *of_runs, spec.scale, self._workspace, self.tuning, **_asked(spec), sinks=sinks)
 
     def prefill(
         self,
@@ -103,8 +107,13 @@ class TritonAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(runs.query_lens_list)
-        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale)
+        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **_asked(spec), sinks=sinks)
+
+
+def _asked(spec: AttentionSpec) -> dict[str, Any]:
+    """What a layer asks for beside a scale."""
+    return {"window": spec.window, "chunk": spec.chunk, "soft_cap": spec.soft_cap}

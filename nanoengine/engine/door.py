@@ -79,9 +79,10 @@ class Door:
         request = self.request(request_id, prompt, sampling)
         length = min(len(request.prompt_token_ids) + params.max_tokens, scheduler.max_model_len)
         manager = scheduler.block_manager
-        if width * manager.blocks_for(length) > manager.pool.num_blocks:
+        needed = width * manager.groups.blocks_at_once(length)
+        if needed > manager.pool.num_blocks:
             raise InvalidSamplingParams(
-                f"{width} beams of {length} tokens take {width * manager.blocks_for(length)} blocks, but the KV pool has "
+                f"{width} beams of {length} tokens take {needed} blocks, but the KV pool has "
                 f"{manager.pool.num_blocks}: lower beam_width or max_tokens, or raise num_kv_blocks or kv_cache_memory"
             )
         return BeamRequest(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nanoengine.engine.kv.groups import KVSpec
 from nanoengine.engine.messages import StepPlan, StepResult
 
 
@@ -14,6 +15,9 @@ class ExecutorInfo:
 
     num_blocks: int
     """Usable blocks of the KV pool: the null block is one more."""
+
+    groups: tuple[KVSpec, ...] = (KVSpec(),)
+    """What the layers of each KV group remember."""
 
     num_host_blocks: int
     """Slots of the host tier; 0: there is none."""
@@ -25,7 +29,7 @@ class ExecutorInfo:
     """Sequences that may run at once."""
 
     block_bytes: int
-    """K and V of one block in all layers."""
+    """K and V of one block, in all layers of a group."""
 
     max_steps_in_flight: int
     """Steps that are worth launching before the results of the first are taken."""

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 def check_scheduler(scheduler: Scheduler) -> None:
     """Raise AssertionError if an invariant of a scheduler, of its block manager or of their pool is broken."""
-    pool = scheduler.block_manager.pool
-    scheduler.block_manager.check()
+    manager = scheduler.block_manager
+    pool = manager.pool
+    manager.check()
     scheduler.decodes.check()
     references = [0] * (pool.num_blocks + 1)
     for seq in scheduler.running:
@@ -22,13 +23,14 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert seq.num_computed_tokens <= seq.num_tokens <= seq.max_num_tokens
         assert (seq in scheduler.complete) == (seq.num_tokens == seq.max_num_tokens and seq not in scheduler.held)
         assert (seq in scheduler.begun) + seq.decoding + (seq in scheduler.complete) + (seq in scheduler.held) == 1
-        assert len(set(seq.block_table)) == len(seq.block_table)
-        assert len(seq.block_table) >= scheduler.block_manager.blocks_for(seq.num_computed_tokens)
-        for block in seq.block_table:
-            references[block] += 1
+        manager.check_tables(seq)
+        for table in seq.block_tables:
+            for block in filter(None, table):  # but for the null block
+                references[block] += 1
     for seq in [*scheduler.waiting, *scheduler.fetching]:
         assert seq.status is (Status.FETCHING if seq in scheduler.fetching else Status.WAITING)
-        assert not seq.block_table
+        assert not seq.block_tables
+        assert seq.prefix is None
         assert not seq.decoding
         assert seq.num_computed_tokens == 0
         assert seq.row == NO_ROW

@@ -21,7 +21,8 @@ class Outbox:
 
     def tell_start(self, plan: StepPlan, seq: Sequence) -> None:
         """The row of a sequence that is in this plan begins with all that the sequence has."""
-        plan.started.append(Started(seq.row, seq.token_ids.copy(), (seq.block_table.copy(),), seq.sampling))
+        tables = tuple(table.copy() for table in seq.block_tables)
+        plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
         if seq in self.masks:
             self.new_masks.add(seq)
 

@@ -17,21 +17,21 @@ class Preemption:
     Args:
         mode: "recompute", "swap", or "auto": the one that is expected to take less time.
         copy_bytes_per_second: between the pool and host memory.
-        bytes_per_token: K and V in all layers.
+        block_bytes: K and V of one block.
         prefill_rate: tokens per second that the engine has prefilled so far; 0 before the first.
     """
 
     mode: str = "recompute"
     copy_bytes_per_second: float = 1.0
-    bytes_per_token: int = 0
+    block_bytes: int = 0
     prefill_rate: Callable[[], float] = lambda: 0.0
     num_swaps: int = 0
     num_recomputes: int = 0
 
-    def prefers_swap(self, num_tokens: int) -> bool:
-        """Whether a victim with so many computed tokens is to be copied; it is counted as such."""
+    def prefers_swap(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether a victim with so many computed tokens, and so many blocks, is to be copied; it is counted as such."""
         swap = self.mode == "swap" or (
-            self.mode == "auto" and self._swap_seconds(num_tokens) < self._compute_seconds(num_tokens)
+            self.mode == "auto" and self._swap_seconds(num_blocks) < self._compute_seconds(num_tokens)
         )
         if swap:
             self.num_swaps += 1
@@ -39,9 +39,9 @@ class Preemption:
             self.num_recomputes += 1
         return swap
 
-    def _swap_seconds(self, num_tokens: int) -> float:
+    def _swap_seconds(self, num_blocks: int) -> float:
         """There and back."""
-        return 2 * num_tokens * self.bytes_per_token / self.copy_bytes_per_second
+        return 2 * num_blocks * self.block_bytes / self.copy_bytes_per_second
 
     def _compute_seconds(self, num_tokens: int) -> float:
         rate = self.prefill_rate()

@@ -77,14 +77,17 @@ class Scheduler:
         policy: str = PREFILL_FIRST,
         long_prefill_token_threshold: int | None = None,
     ):
-        assert block_manager.blocks_for(max_model_len) <= block_manager.pool.num_blocks, "the pool holds one sequence"
+        groups, num_blocks = block_manager.groups, block_manager.pool.num_blocks
+        assert groups.blocks_at_once(max_model_len) <= num_blocks, "the pool holds one sequence"
+        max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
+        assert not groups.forget or max_chunk <= groups.most_new
         assert policy in POLICIES
         self.block_manager = block_manager
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.policy = policy
-        self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self.max_chunk = max_chunk
         self.preemption = Preemption() if preemption is None else preemption
         self.num_preemptions = 0
         self.num_forks = 0
@@ -131,11 +134,14 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step. Empty if there is nothing to do before the results of those on their way."""
         step = InFlight(StepPlan())
+        num_preemptions = self.num_preemptions
+        self._make_room_for_prompts(step)
         if self.policy == MIXED:
-            preempted = self._take_decodes(step)
-            self._take_chunks(step, self.max_num_batched_tokens - len(step.decoded), admit=not preempted)
+            self._take_decodes(step)
+            budget = self.max_num_batched_tokens - len(step.decoded)
+            self._take_chunks(step, budget, admit=self.num_preemptions == num_preemptions)
         else:
-            self._take_chunks(step, self.max_num_batched_tokens, admit=True)
+            self._take_chunks(step, self.max_num_batched_tokens, admit=self.num_preemptions == num_preemptions)
             if not step.computed:
                 self._take_decodes(step)
         plan = step.plan
@@ -215,6 +221,8 @@ class Scheduler:
         """The last chunk of a sequence samples its next token; from then on it is decoded."""
         step.sampled.append(seq)
         seq.num_tokens += 1
+        if self.block_manager.groups.forget:
+            seq.num_slots = 0  # before it is decoded, it gives back what only its prompt has seen
         if seq.num_tokens == seq.max_num_tokens:
             step.last.append(seq)
             self.complete.add(seq)
@@ -238,9 +246,8 @@ class Scheduler:
             self.num_forks += 1
         return children
 
-    def _take_decodes(self, step: InFlight) -> bool:
-        """One token of every sequence that decodes; returns whether somebody had to give way for it."""
-        num_preemptions = self.num_preemptions
+    def _take_decodes(self, step: InFlight) -> None:
+        """One token of every sequence that decodes; the newest give way for it."""
         num_in_flight = len(self.in_flight)
         places: list[int] = []
         positions: list[int] = []
@@ -268,36 +275,47 @@ class Scheduler:
         for seq in step.last:
             self.decodes.remove(seq)
             self.complete.add(seq)
-        return self.num_preemptions > num_preemptions
 
     def _make_room(self, step: InFlight, seq: Sequence, position: int) -> bool:
         """See to it that the next token of a sequence has a slot; False if it had to give way itself."""
         if position < seq.num_slots:
             self.block_manager.publish(seq, seq.num_written_tokens)
             return True
-        while (growth := self.block_manager.allocate_slots(seq)) is None:
-            if self._preempt_newest() is seq:
+        return self._grow(step, seq)
+
+    def _make_room_for_prompts(self, step: InFlight) -> None:
+        """What of a prompt that was begun its next chunk sees no more, makes room for that chunk and what follows.
+
+        Admission has given it as many blocks as it needs at a time. But where others share those, more are needed: so this comes
+        before anything is put into the step, and the newest may give way.
+        """
+        if self.block_manager.groups.forget:
+            for seq in self.begun.copy():
+                if seq.status is Status.RUNNING:
+                    self._grow(step, seq, num_lookahead=1)
+
+    def _grow(self, step: InFlight, seq: Sequence, num_lookahead: int = 0) -> bool:
+        """Slots for the tokens of a sequence; False if it had to give way itself."""
+        while (changes := self.block_manager.allocate_slots(seq, num_lookahead)) is None:
+            if self._preempt_newest(step) is seq:
                 return False
-        if self.outbox.restarts(seq):  # its whole table is told
-            return True
-        if growth.replaced is not None:
-            entry, block = growth.replaced
-            step.plan.tables.append(Entries(seq.row, 0, entry, [block]))
-        if growth.new:
-            first = len(seq.block_table) - len(growth.new)
-            step.plan.tables.append(Entries(seq.row, 0, first, growth.new))
+        if not self.outbox.restarts(seq):  # its whole tables are told
+            step.plan.tables += [Entries(seq.row, *change) for change in changes]
         return True
 
-    def _preempt_newest(self) -> Sequence:
+    def _preempt_newest(self, step: InFlight) -> Sequence:
         """Take the blocks of the newest running sequence and put it back into the queue, to be resumed later."""
         seq = self.running.pop()
+        step.plan.tables = [
+            entries for entries in step.plan.tables if entries.row != seq.row
+        ]  # somebody else may get it
         num_computed = seq.num_computed_tokens
         if seq in self.held:  # it will sample its last token again, when it is resumed
             seq.token_ids.pop()
             seq.num_tokens -= 1
             seq.logprobs.pop()
         self._stop_running(seq)
-        if self.preemption.prefers_swap(num_computed):
+        if self.preemption.prefers_swap(num_computed, self.block_manager.num_blocks_of(seq)):
             self.block_manager.swap_out(seq)
         else:
             self.block_manager.free(seq)

@@ -14,6 +14,7 @@ from nanoengine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanoengine.engine.decode_set import DecodeSet
+    from nanoengine.engine.kv.block_pool import Prefix
 
 NO_ROW = -1
 
@@ -51,21 +52,24 @@ class Sequence:
         "_offset",
         "_tokens",
         "block_hashes",
-        "block_table",
+        "block_tables",
         "block_tokens",
         "cache_salt",
         "finish_reason",
+        "first_blocks",
         "fork_of",
         "in_lockstep",
         "index",
         "logprobs",
         "max_num_tokens",
         "num_cached_tokens",
+        "num_encoder_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_published",
         "num_slots",
         "params",
+        "prefix",
         "prompt_logprobs",
         "row",
         "sampling",
@@ -107,10 +111,13 @@ class Sequence:
         self.cache_salt = cache_salt.encode()
         self.fork_of = fork_of
         self.in_lockstep = in_lockstep
-        self.block_table: list[int] = []
+        self.num_encoder_tokens = 0  # that it sees beside its own; what they are must be in its cache_salt
+        self.block_tables: list[list[int]] = []  # of each KV group; none while it does not run
+        self.first_blocks: list[int] = []  # where each table begins: what is before, no token of it sees any more
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
         self.block_tokens: list[bytes] = []  # what was hashed: the tokens, in the first block behind the salt
-        self.num_published = 0  # blocks at the start of the table that the prefix cache knows
+        self.num_published = 0  # blocks at the start of the tables that the prefix cache knows
+        self.prefix: Prefix | None = None  # the last of them
         self.num_slots = 0  # so many tokens can be written without asking the block manager
         self.row = NO_ROW  # where the executor keeps its last token and its block table while it runs
         self.logprobs: list[TokenLogprobs] = []

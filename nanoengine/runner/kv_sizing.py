@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from nanoengine.config import EngineConfig
+from nanoengine.engine.kv.groups import Groups
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.runner.ram import available_ram
 
@@ -39,6 +40,7 @@ class PoolSize:
 def size_pool(
     config: EngineConfig,
     max_positions: int,
+    groups: Groups,
     block_bytes: int,
     device: torch.device,
     measure_gpu: Callable[[], int],
@@ -47,7 +49,8 @@ def size_pool(
 
     Args:
         max_positions: longest sequence that the model was made for.
-        block_bytes: bytes of one block in all layers.
+        groups: that take blocks from it.
+        block_bytes: bytes of one block, in all layers of a group.
         measure_gpu: finds how many bytes of a GPU are left for the pool.
 
     Raises:
@@ -56,27 +59,28 @@ def size_pool(
     """
     _check_max_model_len(config.max_model_len, max_positions)
     wanted_len = config.max_model_len or max_positions
-    blocks_per_sequence = -(-wanted_len // config.block_size)
+    blocks_per_sequence = groups.blocks_at_once(wanted_len)
     num_blocks, source = _wanted_blocks(config, block_bytes, device, measure_gpu)
     most = blocks_per_sequence * config.max_num_seqs
     if config.num_kv_blocks is None and config.kv_cache_memory is None and num_blocks > most:
         num_blocks, source = most, "max_num_seqs x max_model_len"  # more could never be in use at once
-    needed = blocks_per_sequence if config.max_model_len is not None else 1
-    if num_blocks < needed or num_blocks * config.block_size < 2:
+    max_model_len = groups.longest(num_blocks, wanted_len)
+    if max_model_len < (wanted_len if config.max_model_len is not None else 2):
         raise KVCacheTooSmall(
             f"the KV pool ({source}) has {num_blocks} blocks of {config.block_size} tokens "
             f"({block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
             "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
         )
-    return PoolSize(num_blocks, min(wanted_len, num_blocks * config.block_size), source)
+    return PoolSize(num_blocks, max_model_len, source)
 
 
-def size_host_tier(config: EngineConfig, max_model_len: int, block_bytes: int) -> int:
+def size_host_tier(config: EngineConfig, max_model_len: int, groups: Groups, block_bytes: int) -> int:
     """Blocks of host memory for what the pool has no room for, or that files go through.
 
     Args:
         max_model_len: longest sequence of this engine.
-        block_bytes: bytes of one block in all layers.
+        groups: whose blocks go there.
+        block_bytes: bytes of one block, in all layers of a group.
 
     Raises:
         InvalidConfig: kv_host_memory is more than there is.
@@ -95,7 +99,7 @@ def size_host_tier(config: EngineConfig, max_model_len: int, block_bytes: int) -
     if config.kv_disk_path is None:
         return num_blocks
     # Files are read and written by way of host memory: those of one sequence should find room there together.
-    blocks_per_sequence = -(-max_model_len // config.block_size)
+    blocks_per_sequence = groups.blocks_at_once(max_model_len)
     staging = max(min(blocks_per_sequence, STAGING_BYTES // block_bytes), STAGING_BLOCKS)
     return max(num_blocks, staging if config.kv_host_memory is None else 1)
 

@@ -12,7 +12,7 @@ import xxhash
 from nanoengine.attention.backend import choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
-from nanoengine.engine.kv.groups import group_layers
+from nanoengine.engine.kv.groups import Groups, group_layers
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.model_config import ModelConfig
@@ -82,8 +82,10 @@ class Startup:
             attention, self.device, self.dtype, model_config, config.block_size, attention_specs(model_config)
         )
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
-        self.groups = group_layers(kv_specs(model_config))
-        layers_per_block = max(len(group.layers) for group in self.groups)
+        self.kv_groups = group_layers(kv_specs(model_config))
+        specs = tuple(group.spec for group in self.kv_groups)
+        self.groups = Groups(specs, config.block_size, config.most_new_tokens)
+        layers_per_block = max(len(group.layers) for group in self.kv_groups)
         self.block_bytes = model_config.kv_bytes_of_layer(self.dtype.itemsize) * layers_per_block * config.block_size
         self.model = self._load_model()
 
@@ -91,11 +93,12 @@ class Startup:
         config = self.config
         model = self.model_config
         limit = model.max_position_embeddings if config.max_model_len is None else model.longest
-        self.pool = size_pool(config, limit, self.block_bytes, self.device, self._measure_gpu_kv_bytes)
-        self.num_host_blocks = size_host_tier(config, self.pool.max_model_len, self.block_bytes)
+        self.pool = size_pool(config, limit, self.groups, self.block_bytes, self.device, self._measure_gpu_kv_bytes)
+        self.num_host_blocks = size_host_tier(config, self.pool.max_model_len, self.groups, self.block_bytes)
         runner = self._new_runner(self.pool, self.num_host_blocks)
         runner.info = ExecutorInfo(
             num_blocks=self.pool.num_blocks,
+            groups=self.groups.specs,
             num_host_blocks=self.num_host_blocks,
             max_model_len=self.pool.max_model_len,
             num_rows=self.num_rows,
@@ -187,7 +190,7 @@ class Startup:
 
     def _new_kv_cache(self, num_blocks: int) -> KVCache:
         try:
-            return KVCache(num_blocks, self.model_config, self.groups, self.backend, self.dtype, self.device)
+            return KVCache(num_blocks, self.model_config, self.kv_groups, self.backend, self.dtype, self.device)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
                 f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
@@ -199,7 +202,7 @@ class Startup:
         config = self.config
         length = min(self.pool.max_model_len, config.max_num_batched_tokens, 4 * config.block_size)
         with stage("Compiling kernels", shown=self.use_tqdm):
-            for plan in largest_plans(1, length, length, config.block_size):
+            for plan in largest_plans(1, length, length, config.block_size, len(self.groups)):
                 runner.launch(plan).result()
 
     def _record(self, runner: ModelRunner, decodes: list[int], prompts: list[int]) -> Graphs:
@@ -224,7 +227,7 @@ class Startup:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, angles)
+        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, self.kv_groups, angles)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring
@@ -233,7 +236,9 @@ class Startup:
         """Memory that steps of full size and the graphs leave for the KV pool, found by running and recording them."""
         config, device = self.config, self.device
         max_len = config.max_model_len or self.model_config.max_position_embeddings
-        plans = largest_plans(self.num_rows, config.max_num_batched_tokens, max_len, config.block_size)
+        plans = largest_plans(
+            self.num_rows, config.max_num_batched_tokens, max_len, config.block_size, len(self.groups)
+        )
         most = max(max(start.tables[0]) for plan in plans for start in plan.started)
         runner = self._new_runner(PoolSize(most, max_len, "measuring"), 0)
         torch.cuda.empty_cache()

@@ -8,15 +8,17 @@ from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, Ste
 from nanoengine.sampling_params import SamplingParams
 
 
-def largest_plans(max_num_seqs: int, max_num_batched_tokens: int, max_len: int, block_size: int) -> list[StepPlan]:
+def largest_plans(
+    max_num_seqs: int, max_num_batched_tokens: int, max_len: int, block_size: int, num_groups: int = 1
+) -> list[StepPlan]:
     """Prefills of the whole token budget, by few long prompts and by as many as may run, and a decode of as many.
 
     Rows are sampled the costly way: with filters, with penalties, which keep counts of tokens, and with log probabilities, which
     then take another copy of the logits; those of the prompt take some however few sequences may run. All sequences share one
-    block table: what they write does not matter.
+    block table, in all groups: what they write does not matter.
     """
     seq_len = min(max_num_batched_tokens, max_len)
-    table = list(range(1, -(-seq_len // block_size) + 1))
+    tables = (list(range(1, -(-seq_len // block_size) + 1)),) * num_groups
     count = min(max_num_seqs, max_num_batched_tokens)
     most = min(max_num_batched_tokens, count * seq_len)
     long = [min(seq_len, most - start) for start in range(0, most, seq_len)]
@@ -24,15 +26,15 @@ def largest_plans(max_num_seqs: int, max_num_batched_tokens: int, max_len: int, 
     rows = np.arange(count, dtype=np.int32)
     decodes = Decodes(rows, np.full(count, seq_len - 1, np.int32))
     return [
-        StepPlan(started=_started(long, table), chunks=[Chunk(i, 0, length, (i,)) for i, length in enumerate(long)]),
-        StepPlan(started=_started(short, table), chunks=[Chunk(i, 0, length, (i,)) for i, length in enumerate(short)]),
-        StepPlan(started=_started([seq_len] * count, table), decodes=decodes),
+        StepPlan(started=_started(long, tables), chunks=[Chunk(i, 0, length, (i,)) for i, length in enumerate(long)]),
+        StepPlan(started=_started(short, tables), chunks=[Chunk(i, 0, length, (i,)) for i, length in enumerate(short)]),
+        StepPlan(started=_started([seq_len] * count, tables), decodes=decodes),
     ]
 
 
-def _started(lengths: list[int], table: list[int]) -> list[Started]:
+def _started(lengths: list[int], tables: tuple[list[int], ...]) -> list[Started]:
     params = SamplingParams(top_k=10, top_p=0.9, frequency_penalty=1.0, logprobs=1)
     return [
-        Started(row, [0] * length, (table,), RowSampling(params, row, num_prompt_tokens=length, prompt_logprobs=1))
+        Started(row, [0] * length, tables, RowSampling(params, row, num_prompt_tokens=length, prompt_logprobs=1))
         for row, length in enumerate(lengths)
     ]

@@ -95,15 +95,14 @@ def version_2_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
         return_attn_probs: Any = False,
         block_table: Any = None,
     ) -> Tensor:
-        unsupported(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+        unsupported(dropout_p=dropout_p, alibi_slopes=alibi_slopes)
         unsupported(deterministic=deterministic, return_attn_probs=return_attn_probs)
-        check(window_size == (-1, -1), "windows are unsupported")
         check(block_table is not None, "K/V without pages are unsupported")
         check(k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
         check_tensors(q, k, v, block_table, dtypes)
         query_lens = lengths(cu_seqlens_q, len(q), len(block_table), max_seqlen_q)
         seq_lens = lengths(cu_seqlens_k, None, len(block_table), max_seqlen_k)
-        return attend(q, k, v, query_lens, seq_lens, block_table, softmax_scale, causal)
+        return attend(q, k, v, query_lens, seq_lens, block_table, softmax_scale, bounds(window_size, causal), softcap)
 
     def flash_attn_with_kvcache(
         q: Tensor,
@@ -127,12 +126,12 @@ def version_2_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
         return_softmax_lse: Any = False,
     ) -> Tensor:
         unsupported(k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx)
-        unsupported(cache_leftpad=cache_leftpad, softcap=softcap, alibi_slopes=alibi_slopes, num_splits=num_splits)
+        unsupported(cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes, num_splits=num_splits)
         unsupported(not_rotary_interleaved=not rotary_interleaved, return_softmax_lse=return_softmax_lse)
-        check(window_size == (-1, -1), "windows are unsupported")
         check(block_table is not None, "K/V without pages are unsupported")
         check(k_cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
-        return attend_rows(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale, causal, dtypes)
+        window = bounds(window_size, causal)
+        return attend_rows(q, k_cache, v_cache, cache_seqlens, block_table, softmax_scale, window, softcap, dtypes)
 
     return {f.__name__: f for f in (flash_attn_varlen_func, flash_attn_with_kvcache)}
 
@@ -176,18 +175,18 @@ def version_3_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
         unsupported(k=k, v=v, qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx)
         unsupported(cache_leftpad=cache_leftpad, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens)
         unsupported(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
-        unsupported(softcap=softcap, scheduler_metadata=scheduler_metadata, num_splits=num_splits, pack_gqa=pack_gqa)
+        unsupported(scheduler_metadata=scheduler_metadata, num_splits=num_splits, pack_gqa=pack_gqa)
         unsupported(sm_margin=sm_margin, return_softmax_lse=return_softmax_lse)
         unsupported(not_rotary_interleaved=not rotary_interleaved)
-        check(window_size == (-1, -1), "windows are unsupported")
         check(page_table is not None, "K/V without pages are unsupported")
+        window = bounds(window_size, causal)
         if cu_seqlens_q is None:
-            return attend_rows(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale, causal, dtypes)
+            return attend_rows(q, k_cache, v_cache, cache_seqlens, page_table, softmax_scale, window, softcap, dtypes)
         check(max_seqlen_q is not None, "max_seqlen_q must be provided if cu_seqlens_q is provided")
         check_tensors(q, k_cache, v_cache, page_table, dtypes)
         query_lens = lengths(cu_seqlens_q, len(q), len(page_table), max_seqlen_q)
         seq_lens = integers(cache_seqlens, len(page_table))
-        return attend(q, k_cache, v_cache, query_lens, seq_lens, page_table, softmax_scale, causal)
+        return attend(q, k_cache, v_cache, query_lens, seq_lens, page_table, softmax_scale, window, softcap)
 
     return {flash_attn_with_kvcache.__name__: flash_attn_with_kvcache}
 
@@ -222,14 +221,13 @@ def torch_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
         check(cu_seq_k is not None, "cumulative_sequence_length_q and _k must be both set or both not set")
         assert cu_seq_k is not None
         check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
-        check(window_size in ((-1, 0), (-1, -1)), "sliding windows are unsupported")
         check_tensors(query, key, value, block_table, dtypes)
         rows_are_sequences = max_q == 1 and heads > kv_heads and window_size == (-1, -1)
         check(num_splits == 1 or rows_are_sequences, "what is split here is put together wrongly")
         query_lens = lengths(cu_seq_q, len(query), len(block_table), max_q)
         seq_lens = integers(seqused_k, len(block_table))
         check(lengths(cu_seq_k, None, len(block_table), max_k) == seq_lens, "cu_seq_k and seqused_k differ")
-        return attend(query, key, value, query_lens, seq_lens, block_table, scale, causal=window_size == (-1, 0))
+        return attend(query, key, value, query_lens, seq_lens, block_table, scale, bounds(window_size))
 
     return {"varlen_attn": varlen_attn}
 
@@ -246,6 +244,13 @@ def unsupported(**options: Any) -> None:
     """Options that stay at their defaults: None, 0 or False."""
     for name, value in options.items():
         check(value is None or (not isinstance(value, Tensor) and value == 0), f"{name} is unsupported")
+
+
+def bounds(window_size: Any, causal: Any = False) -> tuple[int, int]:
+    """How many keys a query sees before its own and after it; -1 is without end."""
+    check(isinstance(window_size, tuple) and [type(size) for size in window_size] == [int, int], "no pair of numbers")
+    left, right = window_size
+    return left, 0 if causal else right
 
 
 def check_tensors(q: Tensor, k: Tensor, v: Tensor, table: Tensor, dtypes: Sequence[torch.dtype]) -> None:
@@ -294,14 +299,16 @@ def attend_rows(
     seq_lens: Any,
     table: Tensor,
     scale: Any,
-    causal: Any,
+    window: tuple[int, int],
+    softcap: Any,
     dtypes: Sequence[torch.dtype],
 ) -> Tensor:
     """As many queries for each sequence: q is [num_seqs, num_queries, num_heads, head_dim]."""
     check_tensors(q, k, v, table, dtypes)
     check(q.dim() == 4 and len(q) == len(table), f"q has shape {q.shape}")
     counts = [q.shape[1]] * len(q)
-    return attend(q.flatten(0, 1), k, v, counts, integers(seq_lens, len(q)), table, scale, causal).view(q.shape)
+    lens = integers(seq_lens, len(q))
+    return attend(q.flatten(0, 1), k, v, counts, lens, table, scale, window, softcap).view(q.shape)
 
 
 def attend(
@@ -312,11 +319,16 @@ def attend(
     seq_lens: Sequence[int],
     table: Tensor,
     scale: Any,
-    causal: Any,
+    window: tuple[int, int],
+    softcap: Any = 0.0,
 ) -> Tensor:
-    """Packed queries [num_tokens, num_heads, head_dim]; the diagonal ends in the bottom right corner, and no key is zero."""
+    """Packed queries [num_tokens, num_heads, head_dim]; the diagonal ends in the bottom right corner, and no key is zero.
+
+    What no query of a sequence sees is not read: it may be NaN, and in any page.
+    """
     check(q.dim() == 3, f"q has shape {q.shape}")
     check(isinstance(scale, float), "the scale is not given")
+    check(isinstance(softcap, float), "the soft cap is not a float")
     page, group = k.shape[1], q.shape[1] // k.shape[2]
     out = torch.zeros_like(q)
     start = 0
@@ -326,14 +338,16 @@ def attend(
         start += query_len
         if not seq_len or not query_len:
             continue
-        positions = torch.arange(seq_len, device=q.device)
+        own = torch.arange(seq_len - query_len, seq_len, device=q.device)[:, None]
+        left, right = (seq_len if size < 0 else size for size in window)
+        positions = torch.arange(max(seq_len - query_len - left, 0), seq_len, device=q.device)
         blocks = table[row].long()[positions // page]
         check(bool((blocks < len(k)).all()), "a page lies outside of the cache")
         keys, values = (x[blocks, positions % page].float().repeat_interleave(group, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[rows].float(), keys) * scale
-        if causal:
-            visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=q.device).tril(seq_len - query_len)
-            scores = scores.masked_fill(~visible, -torch.inf)
+        if softcap > 0:
+            scores = softcap * (scores / softcap).tanh()
+        scores = scores.masked_fill((positions < own - left) | (positions > own + right), -torch.inf)
         weights = scores.softmax(-1).nan_to_num(0.0)  # a query before the first key sees nothing
         out[rows] = torch.einsum("hqk,khd->qhd", weights, values).to(q.dtype)
     return out

@@ -150,6 +150,30 @@ def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> N
     assert choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)[0].name == name
 
 
+@pytest.mark.parametrize(
+    ("asked", "chosen"),
+    [
+        ({}, FlashAttention),
+        ({"window": 128, "soft_cap": 50.0}, FlashAttention),
+        ({"chunk": 8192}, TritonAttention),
+        ({"window": 128, "sinks": True}, TritonAttention),
+    ],
+    ids=str,
+)
+def test_on_a_gpu_the_first_that_heeds_all_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], chosen: type[AttentionBackend]
+) -> None:
+    for backend in ON_CUDA:
+        monkeypatch.setattr(backend, "why_not", lambda *_: None)
+        monkeypatch.setattr(backend, "__init__", lambda *_: None)
+    specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
+    backend, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16, specs)
+    assert type(backend) is chosen
+    missing = [f"{name}={value}" for name, value in asked.items() if name not in FlashAttention.features]
+    reason = "flash_attn: it has no {}, and a layer of the model asks for {}"
+    assert passed_over == "; ".join(reason.format(one.partition("=")[0], one) for one in missing)
+
+
 def test_a_scale_is_asked_of_all() -> None:
     specs = [AttentionSpec(0.5), AttentionSpec(3.0)]
     assert choose_backend("torch", CPU, torch.float32, TOY, 16, specs)[0].name == "torch"

@@ -146,6 +146,49 @@ def test_version_3_is_preferred_where_it_runs(
         FlashAttention(block_size).attend(q, q, q, metadata, AttentionSpec(0.1))
 
 
+# ---- what it asks for
+
+
+@pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
+@pytest.mark.parametrize("num_decodes", [0, 1])
+@pytest.mark.parametrize(
+    ("spec", "window_size", "softcap"),
+    [
+        (AttentionSpec(0.1), (-1, -1), 0.0),
+        (AttentionSpec(0.1, window=1), (0, 0), 0.0),
+        (AttentionSpec(0.1, window=4096, soft_cap=50.0), (4095, 0), 50.0),
+    ],
+    ids=str,
+)
+def test_a_window_is_asked_for_without_the_querys_own_token(
+    package: str,
+    num_decodes: int,
+    spec: AttentionSpec,
+    window_size: tuple[int, int],
+    softcap: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    with installed(package) as functions:
+        module = sys.modules[{"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]]
+        for name, function in functions.items():
+            monkeypatch.setattr(module, name, recorder(asked, function))
+        q, one = torch.zeros(1, 1, 64), torch.ones(1, dtype=torch.int32)
+        metadata = AttentionMetadata([], one, num_decodes, torch.tensor([0, 1]), one, one[None], [1], [1])
+        FlashAttention(256).attend(q, q, q, metadata, spec)
+    (options,) = asked
+    assert (options["window_size"], options["softcap"], options["causal"]) == (window_size, softcap, True)
+
+
+def recorder(asked: list[dict[str, Any]], function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def record(q: Tensor, *_: object, **options: Any) -> Tensor:
+        asked.append(options)
+        return q
+
+    record.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return record
+
+
 # ---- installed, but of no use
 
 
@@ -252,8 +295,9 @@ def test_the_stand_in_takes_what_is_right() -> None:
         ("block_table", torch.tensor([[2, 3]], dtype=torch.int32), "shape"),
         ("block_table", torch.tensor([[2, 4], [1, 0]], dtype=torch.int32), "outside of the cache"),
         ("block_table", None, "without pages"),
-        ("window_size", (-1, 0), "windows"),
-        ("softcap", 0.5, "softcap"),
+        ("window_size", 4, "pair of numbers"),
+        ("window_size", (3.0, 0), "pair of numbers"),
+        ("softcap", None, "soft cap"),
         ("dropout_p", 0.1, "dropout_p"),
         ("return_attn_probs", True, "return_attn_probs"),
     ],

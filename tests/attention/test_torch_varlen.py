@@ -95,18 +95,26 @@ def test_where_another_implementation_took_the_place_of_torchs(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("release", "decoding", "num_heads", "expected"),
+    ("release", "decoding", "num_heads", "window", "expected"),
     [
-        ((2, 12), False, 4, None),
-        ((2, 12), True, 2, None),
-        ((2, 13), False, 4, 1),
-        ((2, 13), True, 2, 1),
-        ((2, 13), True, 4, None),
-        ((2, 14), False, 2, 1),
+        ((2, 12), False, 4, None, None),
+        ((2, 12), True, 2, None, None),
+        ((2, 12), True, 4, 128, None),
+        ((2, 13), False, 4, None, 1),
+        ((2, 13), False, 4, 128, 1),
+        ((2, 13), True, 2, None, 1),
+        ((2, 13), True, 4, None, None),
+        ((2, 13), True, 4, 128, 1),
+        ((2, 14), False, 2, None, 1),
     ],
 )
 def test_sequences_are_split_only_where_torch_does_it_rightly(
-    release: tuple[int, int], decoding: bool, num_heads: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+    release: tuple[int, int],
+    decoding: bool,
+    num_heads: int,
+    window: int | None,
+    expected: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[dict[str, Any]] = []
 
@@ -121,10 +129,11 @@ def test_sequences_are_split_only_where_torch_does_it_rightly(
     q, cache = torch.zeros(1, num_heads, 16), torch.zeros(2, 256, 2, 16)
     one = torch.ones(1, dtype=torch.int32)
     metadata = AttentionMetadata([], one, int(decoding), torch.tensor([0, 1]), one, one[None], [1], [1])
-    backend.attend(q, cache, cache, metadata, AttentionSpec(0.1))
+    backend.attend(q, cache, cache, metadata, AttentionSpec(0.1, window))
     assert asked[0].get("num_splits") == expected
     assert ("num_splits" in asked[0]) == (expected is not None), "torch 2.12 refuses the option itself"
-    assert asked[0]["window_size"] == ((-1, -1) if decoding else (-1, 0))
+    without = (-1, -1) if decoding else (-1, 0)
+    assert asked[0]["window_size"] == (without if window is None else (window - 1, 0)), "its own token is not counted"
 
 
 def test_a_captured_decode_is_prepared_for_the_longest_sequence_that_its_tables_hold() -> None:
@@ -187,7 +196,7 @@ def test_the_stand_in_takes_what_is_right() -> None:
         ("seqused_k", torch.tensor([300, 2]), "int32"),
         ("num_splits", None, "put together wrongly"),
         ("num_splits", 2, "put together wrongly"),
-        ("window_size", (4, 0), "sliding windows"),
+        ("window_size", 4, "pair of numbers"),
         ("key", torch.randn(4, 16, 2, 16).half(), "divisible by 256"),
     ],
 )

@@ -71,7 +71,13 @@ class FaultyModel(LateModel):
         """Those that nobody else reads. With more plans in flight somebody may, and would get no token either."""
         pool = self.scheduler.block_manager.pool
         if self.scheduler.num_in_flight == 1:
-            self._lost = [block for seq in self.touched for block in seq.block_table if pool.ref_counts[block] == 1]
+            self._lost = [
+                block
+                for seq in self.touched
+                for table in seq.block_tables
+                for block in table
+                if pool.ref_counts[block] == 1
+            ]
 
     # ---- what the steps do instead
 

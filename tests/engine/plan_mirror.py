@@ -13,7 +13,7 @@ from nanoengine.engine.scheduler import Scheduler
 @dataclass(eq=False)
 class MirrorRow:
     token_ids: list[int]  # UNKNOWN: sampled by a plan whose results have not come
-    table: list[int]
+    tables: list[list[int]]
     num_computed: int | None = None  # None: it has not run yet
 
 
@@ -52,20 +52,15 @@ class PlanMirror:
 
     def apply(self, plan: StepPlan) -> None:
         self.num_plans += 1
-        self.num_quiet += not (
-            plan.started or plan.grown or plan.replaced or plan.ended or plan.chunks or plan.transfers
-        )
+        self.num_quiet += not (plan.started or plan.tables or plan.ended or plan.chunks or plan.transfers)
         for row in plan.ended:
             del self.rows[row]
-        for row, token_ids, (table,), _ in plan.started:
-            self.rows[row] = MirrorRow(token_ids, table)
-        for row, group, first, block_ids in plan.grown:
-            assert group == 0
-            assert first == len(self.rows[row].table)
-            self.rows[row].table += block_ids
-        for row, group, entry, block in plan.replaced:
-            assert group == 0
-            self.rows[row].table[entry] = block
+        for row, token_ids, tables, _ in plan.started:
+            self.rows[row] = MirrorRow(token_ids, list(tables))
+        for row, group, first, block_ids in plan.tables:
+            table = self.rows[row].tables[group]
+            assert first <= len(table)
+            table[first : first + len(block_ids)] = block_ids
         samples: list[tuple[MirrorRow, int]] = []
         for row, before in zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True):
             state = self.rows[row]
@@ -103,7 +98,7 @@ class PlanMirror:
             if scheduler.outbox.restarts(seq) or seq in scheduler.held:  # they will begin anew
                 continue
             row = self.rows[seq.row]
-            assert row.table == seq.block_table
+            assert row.tables == seq.block_tables
             assert len(row.token_ids) == seq.num_tokens
             assert row.num_computed == seq.num_computed_tokens
             assert row.token_ids[: seq.num_known_tokens] == seq.token_ids

@@ -8,9 +8,16 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from nanoengine.engine.executor import ExecutorInfo
+from nanoengine.engine.kv.groups import WINDOW, KVSpec
 
 INFO = ExecutorInfo(
-    num_blocks=20, num_host_blocks=3, max_model_len=64, num_rows=5, block_bytes=4096, max_steps_in_flight=2
+    num_blocks=20,
+    groups=(KVSpec(), KVSpec(WINDOW, 8)),
+    num_host_blocks=3,
+    max_model_len=64,
+    num_rows=5,
+    block_bytes=4096,
+    max_steps_in_flight=2,
 )
 
 

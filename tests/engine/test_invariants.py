@@ -19,7 +19,7 @@ def share_a_row(scheduler: Scheduler) -> None:
 
 
 def forget_a_reference(scheduler: Scheduler) -> None:
-    scheduler.running[0].block_table.pop()
+    scheduler.running[0].block_tables[0].pop()
 
 
 def swap_ages(scheduler: Scheduler) -> None:

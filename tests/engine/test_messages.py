@@ -11,13 +11,12 @@ from nanoengine.engine.messages import (
     UNKNOWN,
     Chunk,
     Decodes,
+    Entries,
     FileDone,
     FileRead,
     FileWrite,
-    Grown,
     Place,
     PromptLogprobs,
-    Replaced,
     RowSampling,
     Started,
     StepPlan,
@@ -101,8 +100,7 @@ def test_a_plan_survives_pickling() -> None:
     )
     plan = StepPlan(
         started=[Started(7, [1, 2, 3], ([4, 5], [6]), sampling)],
-        grown=[Grown(1, 0, 2, [8, 9])],
-        replaced=[Replaced(1, 0, 1, 10)],
+        tables=[Entries(1, 0, 2, [8, 9]), Entries(1, 1, 1, [10])],
         ended=[2],
         masks=[(1, b"bits"), (7, None)],
         decodes=TWO_DECODES,
@@ -143,6 +141,6 @@ def test_a_resumed_sequence_is_told_with_its_output() -> None:
     plan = pickle.loads(pickle.dumps(scheduler.schedule()))
     assert b.num_output_tokens > 0
     assert is_prefill(plan)
-    assert plan.started == [Started(b.row, b.token_ids, (b.block_table,), b.sampling)]
+    assert plan.started == [Started(b.row, b.token_ids, (b.block_tables[0],), b.sampling)]
     [(row, cached, new)] = runs_of(plan)
     assert (row, cached + new) == (b.row, b.num_known_tokens)

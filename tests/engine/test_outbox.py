@@ -10,7 +10,7 @@ from tests.engine.toys import make_sequence
 
 def running(row: int, *tokens: int) -> Sequence:
     seq = make_sequence(row, tokens)
-    seq.row, seq.block_table = row, [row + 10]
+    seq.row, seq.block_tables = row, [[row + 10]]
     return seq
 
 
@@ -18,7 +18,7 @@ def test_a_row_begins_with_copies_of_all_that_the_sequence_has() -> None:
     outbox, plan, seq = Outbox(), StepPlan(), running(2, 5, 6)
     outbox.tell_start(plan, seq)
     seq.token_ids.append(7)
-    seq.block_table.append(99)
+    seq.block_tables[0].append(99)
     [start] = plan.started
     assert (start.row, start.token_ids, start.tables) == (2, [5, 6], ([12],))
     assert start.sampling is seq.sampling

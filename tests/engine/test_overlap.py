@@ -80,7 +80,7 @@ def test_the_next_step_takes_tokens_that_nobody_has_seen() -> None:
     assert (is_prefill(first), is_decode(second)) == (True, True)
     assert runs_of(second) == [(a.row, 3, 1)]
     assert sampled_rows(first) == [a.row]
-    assert (second.started, second.grown) == ([], []), "the row's last token is where it was sampled, and nowhere else"
+    assert (second.started, second.tables) == ([], []), "the row's last token is where it was sampled, and nowhere else"
     assert (a.num_tokens, a.token_ids) == (5, [1, 2, 3])
     scheduler.add(b)
     third = scheduler.schedule()

@@ -93,4 +93,4 @@ def test_a_block_is_told_with_the_step_that_needs_it_and_a_start_with_the_first(
     for _ in range(18):
         plan = run_step(scheduler, model)
         assert bool(plan.started) == (not is_decode(plan))
-        assert bool(plan.grown) == (is_decode(plan) and plan.decodes.num_computed[0] % 4 == 0)
+        assert bool(plan.tables) == (is_decode(plan) and plan.decodes.num_computed[0] % 4 == 0)

@@ -66,7 +66,7 @@ def test_a_victim_may_be_the_very_sequence_that_lacks_a_block() -> None:
 
 def test_preemption_frees_all_blocks_and_keeps_the_tokens() -> None:
     _, (_, b), _ = preempted()
-    assert b.block_table == []
+    assert b.block_tables == []
     assert b.num_computed_tokens == 0
     assert b.output_token_ids == continuation([2] * 6, 3)
 
@@ -178,8 +178,8 @@ def test_the_block_table_of_a_running_sequence_only_grows() -> None:
         run_step(scheduler, model)
         for seq in scheduler.running:
             life = seq.seq_id, seq.num_preemptions
-            assert seq.block_table[: len(tables.get(life, []))] == tables.get(life, [])
-            tables[life] = list(seq.block_table)
+            assert seq.block_tables[0][: len(tables.get(life, []))] == tables.get(life, [])
+            tables[life] = list(seq.block_tables[0])
     assert scheduler.num_preemptions > 0
 
 

@@ -50,7 +50,7 @@ def make(
         max_num_seqs=8,
         max_num_batched_tokens=64,
         max_model_len=24,
-        preemption=Preemption(mode, copy_bytes_per_second=100.0, bytes_per_token=1, prefill_rate=lambda: rate),
+        preemption=Preemption(mode, copy_bytes_per_second=100.0, block_bytes=4, prefill_rate=lambda: rate),
     )
 
 
@@ -239,8 +239,8 @@ def test_a_storm_of_a_thousand_requests_ends_and_the_oldest_always_moves(
 
 def test_recompute_never_swaps_and_swap_always_does() -> None:
     never, always = Preemption("recompute"), Preemption("swap")
-    assert [never.prefers_swap(count) for count in (0, 1, 10_000)] == [False] * 3
-    assert [always.prefers_swap(count) for count in (0, 1, 10_000)] == [True] * 3
+    assert [never.prefers_swap(count, count) for count in (0, 1, 10_000)] == [False] * 3
+    assert [always.prefers_swap(count, count) for count in (0, 1, 10_000)] == [True] * 3
     assert (never.num_swaps, never.num_recomputes) == (0, 3)
     assert (always.num_swaps, always.num_recomputes) == (3, 0)
 
@@ -252,16 +252,16 @@ def test_recompute_never_swaps_and_swap_always_does() -> None:
 def test_auto_compares_the_way_there_and_back_with_computing_again(
     copy_rate: float, prefill_rate: float, swaps: bool
 ) -> None:
-    """10 bytes a token: both ways take a fiftieth of a second for each token; before anything is known, it recomputes."""
-    choice = Preemption("auto", copy_rate, 10, lambda: prefill_rate)
-    assert choice.prefers_swap(100) is swaps
+    """A block of 40 bytes for four tokens: there and back takes a fiftieth of a second for each token."""
+    choice = Preemption("auto", copy_rate, 40, lambda: prefill_rate)
+    assert choice.prefers_swap(100, 25) is swaps
     assert (choice.num_swaps, choice.num_recomputes) == (int(swaps), int(not swaps))
 
 
 def test_auto_looks_at_the_rate_anew_each_time() -> None:
     rates = iter([10.0, 1000.0, 10.0])
-    choice = Preemption("auto", 1000.0, 10, lambda: next(rates))
-    assert [choice.prefers_swap(8) for _ in range(3)] == [True, False, True]
+    choice = Preemption("auto", 1000.0, 40, lambda: next(rates))
+    assert [choice.prefers_swap(8, 2) for _ in range(3)] == [True, False, True]
 
 
 # ---- what other engines got wrong

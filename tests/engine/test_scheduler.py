@@ -48,7 +48,7 @@ def test_a_plan_of_new_sequences_says_all_about_them() -> None:
         Started(1, [10 * b.seq_id + 1] * 5, ([2, 3],), b.sampling),
     ]
     assert plan.chunks == [Chunk(0, 0, 3, (0,)), Chunk(1, 0, 5, (1,))]
-    assert (plan.grown, plan.replaced, plan.ended, plan.masks, plan.transfers) == ([], [], [], [], [])
+    assert (plan.tables, plan.ended, plan.masks, plan.transfers) == ([], [], [], [])
     assert (plan.num_new_tokens, plan.num_samples) == (8, 2)
 
 
@@ -301,7 +301,7 @@ def test_abort_between_two_chunks() -> None:
     [seq] = add(scheduler, 10)
     step(scheduler)
     scheduler.finish(seq, "abort")
-    assert seq.block_table == []
+    assert seq.block_tables == []
     assert_idle(scheduler)
 
 
@@ -363,7 +363,7 @@ def test_equal_prompts_in_one_step_share_blocks_and_compute_them_once() -> None:
         scheduler.add(seq)
     plan = run_step(scheduler, model)
     assert runs_of(plan) == [(0, 0, 10), (1, 8, 2), (2, 8, 2)]
-    assert seqs[0].block_table[:2] == seqs[1].block_table[:2] == seqs[2].block_table[:2]
+    assert seqs[0].block_tables[0][:2] == seqs[1].block_tables[0][:2] == seqs[2].block_tables[0][:2]
     drain(scheduler, model)
     assert all(seq.output_token_ids == continuation(prompt, 4) for seq in seqs)
 

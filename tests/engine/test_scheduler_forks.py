@@ -79,8 +79,8 @@ def test_the_copies_are_in_the_batch_in_which_the_forks_first_write() -> None:
     targets = {transfer.target.where for transfer in plan.transfers}
     sources = {transfer.source.where for transfer in plan.transfers}
     assert len(plan.transfers) == len(targets) == 2
-    assert {(change.entry, change.block_id) for change in plan.replaced} == {(1, block) for block in targets}
-    tails = {seq.block_table[1] for seq in scheduler.running}
+    assert [(entries.first, *entries.block_ids) for entries in plan.tables] == [(1, block) for block in sorted(targets)]
+    tails = {seq.block_tables[0][1] for seq in scheduler.running}
     assert tails == targets | sources, "two copies, and the last holder keeps the block"
     assert copies([run_step(scheduler, model) for _ in range(2)]) == 0
 

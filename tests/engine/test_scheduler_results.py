@@ -48,7 +48,7 @@ def test_a_table_that_grows_is_told_block_by_block() -> None:
     table = step(scheduler).started[0].tables[0].copy()
     num_growths = 0
     while scheduler.has_unfinished:
-        for row, group, first, block_ids in step(scheduler).grown:
+        for row, group, first, block_ids in step(scheduler).tables:
             assert (row, group, first) == (0, 0, len(table))
             table += block_ids
             num_growths += 1

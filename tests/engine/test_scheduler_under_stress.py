@@ -130,7 +130,7 @@ def test_who_gave_way_after_it_had_shared_what_was_not_written_samples_again() -
         scheduler.add(seq)
         plans.append(scheduler.schedule())
         scheduler.check()
-    assert sharing.block_table[:2] == failing.block_table[:2]
+    assert sharing.block_tables[0][:2] == failing.block_tables[0][:2]
     plans.append(scheduler.schedule())
     scheduler.check()
     assert (sharing.status, sharing.num_preemptions, sharing.num_tokens) == (Status.WAITING, 1, 10)
@@ -153,7 +153,7 @@ def test_who_gave_way_after_it_had_shared_what_was_not_written_samples_again() -
 
 
 def lose_a_block(scheduler: Scheduler) -> None:
-    scheduler.running[0].block_table.pop()
+    scheduler.running[0].block_tables[0].pop()
 
 
 def swap_running(scheduler: Scheduler) -> None:

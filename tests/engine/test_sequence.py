@@ -13,7 +13,7 @@ def test_a_new_sequence_waits_with_everything_to_compute() -> None:
     assert (seq.num_tokens, seq.num_prompt_tokens, seq.num_output_tokens) == (3, 3, 0)
     assert (seq.num_computed_tokens, seq.num_uncomputed_tokens) == (0, 3)
     assert (seq.status, seq.finished, seq.finish_reason) == (Status.WAITING, False, None)
-    assert seq.block_table == []
+    assert seq.block_tables == []
 
 
 def test_output_is_what_follows_the_prompt() -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool
+from nanoengine.engine.kv.groups import KVSpec
 from nanoengine.engine.messages import UNKNOWN, FileDone, Place, RowSampling, StepPlan, StepResult, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
@@ -42,9 +43,10 @@ def make_scheduler(
     caching: bool = True,
     policy: str = "prefill_first",
     max_chunk: int | None = None,
+    specs: tuple[KVSpec, ...] = (KVSpec(),),
 ) -> Scheduler:
     return Scheduler(
-        BlockManager(num_blocks, block_size, caching),
+        BlockManager(num_blocks, block_size, caching, specs=specs, most_new_tokens=min(max_chunk or budget, budget)),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
@@ -55,7 +57,7 @@ def make_scheduler(
 
 def snapshot(pool: BlockPool) -> tuple[object, ...]:
     """Everything that a pool knows, as a value."""
-    index = [(p.hash, id(p), p.blocks, p.host_slot) for p in pool.prefixes()]
+    index = [(p.hash, id(p), [kv and (kv.blocks, kv.host_slot) for kv in p.kv]) for p in pool.prefixes()]
     return tuple(pool.ref_counts), tuple(map(id, pool.contents)), tuple(pool.free_blocks), repr(index)
 
 
@@ -146,7 +148,7 @@ class ToyRow:
     """What an executor knows of a sequence: it came in plans, but for the tokens that it has sampled since."""
 
     token_ids: list[int]
-    table: list[int]
+    tables: list[list[int]]
     sampling: RowSampling
 
 
@@ -154,12 +156,18 @@ class ToyModel(Eager):
     """An executor whose KV cache is a table of slots, and whose next token depends on every slot that attention reads.
 
     A slot holds a digest of all tokens up to its own, so a block that was never written, was overwritten, or belongs to
-    another prefix changes the output. `fail_if` says which plans raise; those leave garbage behind, as a real one may, and their
-    rows are good for nothing until they are started again.
+    another prefix changes the output. A group reads what its spec says, and nothing else. `fail_if` says which plans raise;
+    those leave garbage behind, as a real one may, and their rows are good for nothing until they are started again.
     """
 
-    def __init__(self, block_size: int = 4, fail_if: Callable[[StepPlan], bool] = lambda _: False):
+    def __init__(
+        self,
+        block_size: int = 4,
+        fail_if: Callable[[StepPlan], bool] = lambda _: False,
+        specs: tuple[KVSpec, ...] = (KVSpec(),),
+    ):
         self.block_size = block_size
+        self.specs = specs
         self.fail_if = fail_if
         self.slots: dict[tuple[int, int], int] = {}
         self.rows: dict[int, ToyRow] = {}
@@ -194,29 +202,38 @@ class ToyModel(Eager):
 
     def break_rows(self, plan: StepPlan) -> None:
         """A plan failed: what the rows that it touches hold is anybody's guess."""
-        changed = {change.row for change in (*plan.started, *plan.grown, *plan.replaced)}
+        changed = {change.row for change in (*plan.started, *plan.tables)}
         self.broken |= changed | {row for row, _, _ in runs_of(plan)} | set(sampled_rows(plan))
 
     def close(self) -> None:
         self.closed += 1
 
     def _apply(self, plan: StepPlan) -> None:
-        for row, token_ids, (table,), sampling in plan.started:
-            self.rows[row] = ToyRow(list(token_ids), list(table), sampling)
-        for row, _, first, block_ids in plan.grown:
+        for row, token_ids, tables, sampling in plan.started:
+            self.rows[row] = ToyRow(list(token_ids), [list(table) for table in tables], sampling)
+        for row, group, first, block_ids in plan.tables:
             if row not in self.broken:
-                assert len(self.rows[row].table) == first
-                self.rows[row].table += block_ids
-        for row, _, entry, block in plan.replaced:
-            if row not in self.broken:
-                self.rows[row].table[entry] = block
+                table = self.rows[row].tables[group]
+                assert len(table) >= first
+                table[first : first + len(block_ids)] = block_ids
 
     def _write_tokens(self, row: ToyRow, start: int, count: int, failing: bool) -> None:
         assert start + count <= len(row.token_ids), "the tokens of a run are known here"
         for position in range(start, start + count):
-            history = self.slots[self._slot(row.table, position - 1)] if position and not failing else 0
-            digest = mix(3 * history + row.token_ids[position] + 1)
-            self.slots[self._slot(row.table, position)] = -1 if failing else digest
+            before = 0 if failing else self._seen_by(row, position, [position - 1])[0]
+            digest = -1 if failing else mix(3 * before + row.token_ids[position] + 1)
+            for table in row.tables:
+                self.slots[self._slot(table, position)] = digest
+
+    def _seen_by(self, row: ToyRow, position: int, others: Seq[int]) -> list[int]:
+        """What the token at a position finds at earlier ones (0 before the first): anything wrong that any group sees there."""
+        found = []
+        for other in others:
+            tables = [t for t, spec in zip(row.tables, self.specs, strict=True) if spec.first_seen(position) <= other]
+            digests = [self.slots[self._slot(table, other)] for table in tables] if other >= 0 else [0]
+            right = _digests(row.token_ids[: other + 1])[-1] if len(self.specs) > 1 or not digests else digests[0]
+            found.append(next((digest for digest in digests if digest != right), right))
+        return found
 
     def _sample(self, row: int, end: int, into: Seq[int]) -> list[int]:
         if not into:
@@ -224,8 +241,7 @@ class ToyModel(Eager):
         if row in self.broken:
             self.broken.update(into)
             return [UNKNOWN] * len(into)
-        table = self.rows[row].table
-        token = _token_after([self.slots[self._slot(table, position)] for position in range(end)])
+        token = _token_after(self._seen_by(self.rows[row], end - 1, range(end)))
         tokens = []
         for each in into:
             state = self.rows[each]
@@ -282,11 +298,16 @@ def continuation(prompt: Seq[int], count: int) -> list[int]:
     """What ToyModel generates after a prompt if nothing goes wrong."""
     tokens = list(prompt)
     for _ in range(count):
-        digests: list[int] = []
-        for token in tokens:
-            digests.append(mix(3 * (digests[-1] if digests else 0) + token + 1))
-        tokens.append(_token_after(digests))
+        tokens.append(_token_after(_digests(tokens)[1:]))
     return tokens[len(prompt) :]
+
+
+def _digests(tokens: Seq[int]) -> list[int]:
+    """Of the beginnings of some tokens, the empty one first."""
+    digests = [0]
+    for token in tokens:
+        digests.append(mix(3 * digests[-1] + token + 1))
+    return digests
 
 
 def run_step(scheduler: Scheduler, model: ToyModel) -> StepPlan:

@@ -107,9 +107,9 @@ def test_places_and_choices_are_delegated() -> None:
     def ints(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=DEVICE)
 
-    last_tokens, tables = ints(5, 0, dtype=torch.int64), ints(3, 4, 0, 0).view(2, 2)
+    last_tokens, tables = ints(5, 0, dtype=torch.int64), ints(3, 4, 0, 0, 8, 6, 0, 0).view(2, 2, 2)
     placed = KERNELS.place_tokens(ints(9, -1), ints(0), ints(0, 2), ints(15), last_tokens, tables, 16, 2)
-    assert [values.tolist() for values in placed] == [[9, 5], [15, 16], [63, 64], [17]]
+    assert [values.tolist() for values in placed] == [[9, 5], [15, 16], [[63, 64], [143, 96]], [17]]
     zero, one = torch.zeros(1, device=DEVICE), torch.ones(1, device=DEVICE)
     logits, seeds = random(1, 50, dtype=torch.float32), ints(1, dtype=torch.int64)
     table = SamplingTable(zero, ints(0), one, zero, seeds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from nanoengine.engine.messages import Chunk, Grown, Place, Replaced, Started, StepPlan, Tier, Transfer
+from nanoengine.engine.messages import Chunk, Entries, Place, Started, StepPlan, Tier, Transfer
 from tests.runner.plans import decodes, sampling
 
 PROMPTS = [[random.Random(n).randrange(300) for _ in range(n)] for n in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 23, 30)]
@@ -170,12 +170,12 @@ class RandomPlans:
                     self._plan.transfers.append(Transfer(*copied))
                     table[entry] = new
                     if told is None or self.rng.random() < 0.5:
-                        self._plan.replaced.append(Replaced(seq.row, group, entry, new))
+                        self._plan.tables.append(Entries(seq.row, group, entry, [new]))
                     else:
                         told.tables[group][entry] = new
             more = [self._take_block() for _ in range(end - len(table))]
             if more and (told is None or self.rng.random() < 0.5):
-                self._plan.grown.append(Grown(seq.row, group, len(table), more))
+                self._plan.tables.append(Entries(seq.row, group, len(table), more))
             elif told is not None:
                 told.tables[group].extend(more)
             table += more

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.engine.messages import UNKNOWN, Chunk, Grown, Replaced, StepPlan
+from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner.model_runner import ModelRunner
 from tests.runner.conftest import MakeRunner
@@ -89,7 +89,7 @@ RAISES = StepPlan(  # the row of A is another one's, whose blocks are cached
     ended=[0],
     chunks=[Chunk(0, 0, 13, (0,)), Chunk(5, 0, 11, ())],
 )
-DECODES = StepPlan(decodes=decodes((0, 13), (2, 6)), masks=[(0, ODD)], grown=[Grown(0, 0, 1, [8])])
+DECODES = StepPlan(decodes=decodes((0, 13), (2, 6)), masks=[(0, ODD)], tables=[Entries(0, 0, 1, [8])])
 MIXED = StepPlan(
     started=[start(1, D, [9, 10], prompt=18, **WISHES)],  # a fork of what is not there
     decodes=decodes((0, 14), (2, 7)),
@@ -202,7 +202,7 @@ def test_a_row_stays_broken_until_it_begins_anew(make: MakeRunner) -> None:
     execute(runner, BEGIN)
     with pytest.raises(Broken):
         runner.launch(StepPlan(decodes=decodes((0, 21))))
-    for changes in (StepPlan(), StepPlan(ended=[0]), StepPlan(grown=[Grown(0, 0, 2, [5])])):
+    for changes in (StepPlan(), StepPlan(ended=[0]), StepPlan(tables=[Entries(0, 0, 2, [5])])):
         changes.decodes = decodes((0, 21))
         assert execute(runner, changes).token_ids == [UNKNOWN]
     assert UNKNOWN not in execute(runner, StepPlan([start(0, A, [1, 2])], chunks=[Chunk(0, 0, 21, (0,))])).token_ids
@@ -212,8 +212,7 @@ def test_a_row_stays_broken_until_it_begins_anew(make: MakeRunner) -> None:
     "change",
     [
         {"started": [start(2, B, [3])]},
-        {"grown": [Grown(2, 0, 1, [4])]},
-        {"replaced": [Replaced(2, 0, 0, 4)]},
+        {"tables": [Entries(2, 0, 1, [4])]},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -244,8 +243,7 @@ def test_rows_of_several_plans_that_raised_are_all_broken(make: MakeRunner) -> N
 
 def rows_of(plan: StepPlan) -> set[int]:
     """All rows that a plan names, but for those that end."""
-    changed = {begun.row for begun in plan.started} | {grown.row for grown in plan.grown}
-    changed |= {replaced.row for replaced in plan.replaced}
+    changed = {begun.row for begun in plan.started} | {entries.row for entries in plan.tables}
     sampled = {row for chunk in plan.chunks for row in (chunk.row, *chunk.samples)}
     return changed | sampled | set(plan.decodes.rows.tolist())
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -51,16 +53,23 @@ def plan_of(
 
 def new_rows(plan: StepPlan, width: int = WIDTH) -> Rows:
     """Rows that have made the changes of a plan."""
-    rows = Rows(NUM_ROWS, [width], STREAM)
+    rows = Rows(NUM_ROWS, 1, width, STREAM)
     rows.apply(plan)
     return rows
+
+
+def cache_of(rows: Rows) -> Any:
+    """A cache with a layer for each group."""
+    return SimpleNamespace(layers=[], groups=list(range(len(rows.tables))))
 
 
 def tensors_of(plan: StepPlan, block_size: int, rows: Rows | None = None) -> InputBatch:
     rows = rows or new_rows(plan)
     packed = pack(plan, rows, STREAM)
     assert (packed.numbers.shape, packed.numbers.dtype) == ((packed.layout.size,), torch.int32)
-    inputs = unpack(shape_of(plan, packed.layout, block_size), packed.numbers, rows, TorchKernels(), [], block_size)
+    inputs = unpack(
+        shape_of(plan, packed.layout, block_size), packed.numbers, rows, TorchKernels(), cache_of(rows), block_size
+    )
     assert packed.sampled_rows.tolist() == inputs.sampled_rows.tolist(), "the sampler looks at them on the host"
     assert packed.sampled_positions.tolist() == inputs.sampled_positions.tolist()
     return inputs
@@ -72,7 +81,7 @@ def build(block_size: int, *seqs: Seq, sampling: tuple[int, ...] | None = None, 
 
 
 def slots(inputs: InputBatch) -> list[int]:
-    return inputs.metadata.slot_mapping.tolist()
+    return inputs.metadata[0].slot_mapping.tolist()
 
 
 # ---- slots and positions
@@ -110,11 +119,11 @@ def test_slots_follow_the_formula_at_every_block_boundary(block_size: int) -> No
 
 def test_queries_of_several_sequences_lie_one_after_the_other() -> None:
     inputs = build(4, (0, 2, [1]), (4, 5, [2, 3, 4]), (7, 3, [5, 6, 7]))
-    assert inputs.metadata.query_start_loc.tolist() == [0, 2, 7, 10]
+    assert inputs.metadata[0].query_start_loc.tolist() == [0, 2, 7, 10]
     assert inputs.positions.tolist() == [0, 1, 4, 5, 6, 7, 8, 7, 8, 9]
-    assert inputs.metadata.seq_lens.tolist() == [2, 9, 10]
-    assert inputs.metadata.query_lens_list == [2, 5, 3]
-    assert inputs.metadata.seq_lens_list == [2, 9, 10]
+    assert inputs.metadata[0].seq_lens.tolist() == [2, 9, 10]
+    assert inputs.metadata[0].query_lens_list == [2, 5, 3]
+    assert inputs.metadata[0].seq_lens_list == [2, 9, 10]
     assert inputs.input_ids.tolist() == list(range(100, 110))
     assert slots(inputs) == [4, 5, 12, 13, 14, 15, 16, 27, 28, 29]
 
@@ -173,7 +182,7 @@ def test_a_step_of_chunks_only_samples_nothing() -> None:
 
 def test_short_block_tables_are_filled_up_with_the_null_block() -> None:
     inputs = build(4, (0, 2, [1]), (4, 5, [2, 3, 4]), (7, 1, [5, 6]))
-    assert inputs.metadata.block_tables.tolist() == [
+    assert inputs.metadata[0].block_tables.tolist() == [
         [1, NULL_BLOCK, NULL_BLOCK],
         [2, 3, 4],
         [5, 6, NULL_BLOCK],
@@ -184,7 +193,7 @@ def test_short_block_tables_are_filled_up_with_the_null_block() -> None:
 def test_block_tables_are_as_wide_as_the_longest_sequence_of_the_step() -> None:
     """A table may have blocks for tokens to come."""
     inputs = build(4, (0, 2, [1, 8, 9]), (4, 4, [2, 3, 4, 5]))
-    assert inputs.metadata.block_tables.tolist() == [[1, 8], [2, 3]]
+    assert inputs.metadata[0].block_tables.tolist() == [[1, 8], [2, 3]]
 
 
 def test_a_decode_computes_the_last_token_of_its_row() -> None:
@@ -194,7 +203,7 @@ def test_a_decode_computes_the_last_token_of_its_row() -> None:
     assert tensors_of(plan, 4, rows).input_ids.tolist() == [304, 300, 307]
     packed = pack(plan, rows, STREAM)
     rows.last_tokens[7] = 9  # before the step is unpacked, not when it is packed
-    inputs = unpack(shape_of(plan, packed.layout, 4), packed.numbers, rows, TorchKernels(), [], 4)
+    inputs = unpack(shape_of(plan, packed.layout, 4), packed.numbers, rows, TorchKernels(), cache_of(rows), 4)
     assert inputs.input_ids.tolist() == [304, 300, 9]
 
 
@@ -215,10 +224,10 @@ def test_decodes_come_first_and_sample_first() -> None:
     assert inputs.input_ids.tolist() == [303, 302, 100, 101, 102, 103, 104, 105]
     assert inputs.positions.tolist() == [3, 8, 2, 3, 4, 5, 6, 0]
     assert slots(inputs) == [7, 16, 22, 23, 24, 25, 26, 28]
-    assert inputs.metadata.num_decodes == 2
-    assert inputs.metadata.query_start_loc.tolist() == [0, 1, 2, 7, 8]
-    assert inputs.metadata.query_lens_list == [1, 1, 5, 1]
-    assert inputs.metadata.seq_lens.tolist() == inputs.metadata.seq_lens_list == [4, 9, 7, 1]
+    assert inputs.metadata[0].num_decodes == 2
+    assert inputs.metadata[0].query_start_loc.tolist() == [0, 1, 2, 7, 8]
+    assert inputs.metadata[0].query_lens_list == [1, 1, 5, 1]
+    assert inputs.metadata[0].seq_lens.tolist() == inputs.metadata[0].seq_lens_list == [4, 9, 7, 1]
     assert inputs.sampled_tokens.tolist() == [0, 1, 6]
     assert inputs.sampled_rows.tolist() == [3, 2, 1]
     assert inputs.sampled_positions.tolist() == [4, 9, 7]
@@ -248,7 +257,7 @@ def filled(plan: StepPlan, size: int, block_size: int = 4) -> InputBatch:
     assert packed.sampled_rows.tolist() == plan.decodes.rows.tolist(), "of the plan's own samples alone"
     assert packed.sampled_positions.tolist() == (plan.decodes.num_computed + 1).tolist()
     shape = StepShape(packed.layout, size, [1] * size, [WIDTH * block_size] * size, WIDTH)
-    return unpack(shape, packed.numbers, rows, TorchKernels(), [], block_size)
+    return unpack(shape, packed.numbers, rows, TorchKernels(), cache_of(rows), block_size)
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 8, 13])
@@ -258,16 +267,16 @@ def test_padding_has_no_slot_and_no_length(size: int) -> None:
     assert inputs.input_ids.tolist() == [302, 301, 300] + [0] * more
     assert inputs.positions.tolist() == [3, 8, 7] + [0] * more
     assert slots(inputs) == [7, 16, 27] + [-1] * more
-    assert inputs.metadata.seq_lens.tolist() == [4, 9, 8] + [0] * more
-    assert inputs.metadata.query_start_loc.tolist() == list(range(size + 1))
-    assert inputs.metadata.block_tables[:, :4].tolist() == [
+    assert inputs.metadata[0].seq_lens.tolist() == [4, 9, 8] + [0] * more
+    assert inputs.metadata[0].query_start_loc.tolist() == list(range(size + 1))
+    assert inputs.metadata[0].block_tables[:, :4].tolist() == [
         [1, 0, 0, 0],
         [2, 3, 4, 0],
         [5, 6, 0, 0],
         *[[NULL_BLOCK] * 4] * more,
     ]
-    assert inputs.metadata.block_tables.shape == (size, WIDTH)
-    assert inputs.metadata.num_decodes == size
+    assert inputs.metadata[0].block_tables.shape == (size, WIDTH)
+    assert inputs.metadata[0].num_decodes == size
     assert inputs.sampled_tokens.tolist() == list(range(size))
     assert inputs.sampled_rows.tolist() == [2, 1, 0] + [NUM_ROWS] * more
     assert inputs.sampled_positions.tolist() == [4, 9, 8] + [0] * more
@@ -276,7 +285,7 @@ def test_padding_has_no_slot_and_no_length(size: int) -> None:
 def test_a_step_may_be_all_padding() -> None:
     inputs = filled(StepPlan(), 5)
     assert slots(inputs) == [-1] * 5
-    assert inputs.metadata.seq_lens.tolist() == [0] * 5
+    assert inputs.metadata[0].seq_lens.tolist() == [0] * 5
     assert inputs.sampled_rows.tolist() == [NUM_ROWS] * 5
     assert inputs.input_ids.tolist() == [0] * 5
     assert inputs.positions.tolist() == [0] * 5
@@ -328,8 +337,12 @@ def test_tensors_have_the_dtypes_that_kernels_take() -> None:
         build(4, (2, 1, [1]), (0, 2, [2]), num_decodes=1, sampling=(0, 1)),
     )
     for inputs in steps:
-        assert inputs.input_ids.dtype == inputs.positions.dtype == inputs.metadata.slot_mapping.dtype == torch.int64
-        for values in (inputs.metadata.query_start_loc, inputs.metadata.seq_lens, inputs.metadata.block_tables):
+        assert inputs.input_ids.dtype == inputs.positions.dtype == inputs.metadata[0].slot_mapping.dtype == torch.int64
+        for values in (
+            inputs.metadata[0].query_start_loc,
+            inputs.metadata[0].seq_lens,
+            inputs.metadata[0].block_tables,
+        ):
             assert values.dtype == torch.int32
         for values in (inputs.sampled_tokens, inputs.sampled_rows, inputs.sampled_positions):
             assert values.dtype == torch.int32
@@ -359,7 +372,7 @@ def test_any_step_is_packed_and_unpacked(seqs: list[tuple[int, int]], block_size
     rows.last_tokens[:] = torch.arange(300, 310)
     inputs = tensors_of(plan, block_size, rows)
     starts = [0, *accumulate(new for _, new in seqs)]
-    assert inputs.metadata.query_start_loc.tolist() == starts
+    assert inputs.metadata[0].query_start_loc.tolist() == starts
     for i, (first, end) in enumerate(pairwise(starts)):
         computed, new = seqs[i]
         positions = list(range(computed, computed + new))
@@ -367,12 +380,12 @@ def test_any_step_is_packed_and_unpacked(seqs: list[tuple[int, int]], block_size
         assert slots(inputs)[first:end] == [
             tables[i][position // block_size] * block_size + position % block_size for position in positions
         ]
-        assert inputs.metadata.block_tables[i, : len(tables[i])].tolist() == tables[i]
+        assert inputs.metadata[0].block_tables[i, : len(tables[i])].tolist() == tables[i]
     assert inputs.input_ids.tolist() == [
         *(300 + row for row in plan.decodes.rows.tolist()),
         *range(100, 100 + starts[-1] - num_decodes),
     ]
-    assert inputs.metadata.num_decodes == num_decodes
-    assert inputs.metadata.seq_lens.tolist() == inputs.metadata.seq_lens_list == [sum(seq) for seq in seqs]
+    assert inputs.metadata[0].num_decodes == num_decodes
+    assert inputs.metadata[0].seq_lens.tolist() == inputs.metadata[0].seq_lens_list == [sum(seq) for seq in seqs]
     assert inputs.sampled_tokens.tolist() == [starts[i + 1] - 1 for i in sampling]
     assert inputs.sampled_positions.tolist() == [sum(seqs[i]) for i in sampling]

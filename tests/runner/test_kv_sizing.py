@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nanoengine.config import EngineConfig
+from nanoengine.engine.kv.groups import WINDOW, Groups, KVSpec
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.runner import kv_sizing as module
 from nanoengine.runner.kv_sizing import (
@@ -27,10 +28,15 @@ LIMIT = 512
 BLOCK_BYTES = 8192
 """Of 16 tokens."""
 
+Specs = tuple[KVSpec, ...]
+ONE: Specs = (KVSpec(),)
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def size(device: torch.device = CPU, gpu: int | None = None, limit: int = LIMIT, **options: Any) -> PoolSize:
+def size(
+    device: torch.device = CPU, gpu: int | None = None, limit: int = LIMIT, specs: Specs = ONE, **options: Any
+) -> PoolSize:
     """The pool of a model with `limit` positions; `gpu` is what would be measured, if it may be."""
 
     def measure() -> int:
@@ -38,7 +44,8 @@ def size(device: torch.device = CPU, gpu: int | None = None, limit: int = LIMIT,
         return gpu
 
     config = EngineConfig(model="x", **options)
-    return size_pool(config, limit, BLOCK_BYTES * config.block_size // 16, device, measure)
+    groups = Groups(specs, config.block_size, config.most_new_tokens)
+    return size_pool(config, limit, groups, BLOCK_BYTES * config.block_size // 16, device, measure)
 
 
 @pytest.fixture
@@ -71,11 +78,15 @@ def test_the_pool_in_bytes_does_not_depend_on_the_block_size(block_size: int) ->
 def test_17408_mib_are_621_blocks_of_qwen3_06b_and_one_of_them_is_the_null_block() -> None:
     block_bytes = 256 * QWEN3_06B.kv_bytes_per_token(2)
     config = EngineConfig(model="x", block_size=256, kv_cache_memory=17_408 * MIB)
-    pool = size_pool(config, QWEN3_06B.max_position_embeddings, block_bytes, CUDA, lambda: pytest.fail("measured"))
+    pool = size_pool(
+        config, QWEN3_06B.max_position_embeddings, Groups(ONE, 256), block_bytes, CUDA, lambda: pytest.fail("measured")
+    )
     assert pool.num_blocks + 1 == 621
     assert pool.max_model_len == 40_960
     config = EngineConfig(model="x", block_size=256)
-    pool = size_pool(config, QWEN3_06B.max_position_embeddings, block_bytes, CUDA, lambda: 17_408 * MIB)
+    pool = size_pool(
+        config, QWEN3_06B.max_position_embeddings, Groups(ONE, 256), block_bytes, CUDA, lambda: 17_408 * MIB
+    )
     assert pool == PoolSize(620, 40_960, "gpu_memory_utilization 0.9")
 
 
@@ -195,7 +206,7 @@ def test_a_machine_without_free_memory_is_a_named_error(monkeypatch: pytest.Monk
 
 
 def host_blocks(max_model_len: int = LIMIT, block_bytes: int = BLOCK_BYTES, **options: Any) -> int:
-    return size_host_tier(EngineConfig(model="x", **options), max_model_len, block_bytes)
+    return size_host_tier(EngineConfig(model="x", **options), max_model_len, Groups(), block_bytes)
 
 
 @pytest.fixture
@@ -285,3 +296,25 @@ def test_swapped_blocks_take_a_quarter_of_the_ram_and_at_most_4_gib(
 ) -> None:
     monkeypatch.setattr(module, "available_ram", lambda: available)
     assert host_kv_bytes() == expected
+
+
+# ---- groups
+
+
+def test_a_window_takes_no_more_than_it_sees_and_a_step() -> None:
+    """A window of 100 tokens and chunks of 64: 12 blocks of 16 at most, however long the sequence."""
+    specs = (KVSpec(), KVSpec(WINDOW, 100))
+    options: dict[str, Any] = {"specs": specs, "max_num_batched_tokens": 64, "max_model_len": LIMIT}
+    assert size(num_kv_blocks=32 + 12, **options).max_model_len == LIMIT
+    with pytest.raises(KVCacheTooSmall, match=r"43 blocks .* needs 44"):
+        size(num_kv_blocks=43, **options)
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3, 20, 24, 25, 43, 44])
+def test_the_longest_sequence_is_the_longest_that_all_groups_hold(num_blocks: int) -> None:
+    specs = (KVSpec(), KVSpec(WINDOW, 100))
+    config = EngineConfig(model="x", max_num_batched_tokens=64)
+    needed = Groups(specs, 16, config.most_new_tokens).blocks_at_once
+    longest = size(num_kv_blocks=num_blocks, specs=specs, max_num_batched_tokens=64).max_model_len
+    assert needed(longest) <= num_blocks
+    assert longest == LIMIT or needed(longest + 1) > num_blocks

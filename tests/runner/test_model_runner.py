@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from nanoengine.engine.messages import UNKNOWN, Chunk, Place, Replaced, StepPlan, StepResult, Tier, Transfer
+from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, Place, StepPlan, StepResult, Tier, Transfer
 from nanoengine.errors import EngineClosed, NotFiniteLogits
 from nanoengine.runner.model_runner import drop_runs
 from tests.runner.conftest import MakeRunner
@@ -77,7 +77,7 @@ def test_a_fork_decodes_what_it_sampled_itself(make: MakeRunner) -> None:
         plan = StepPlan(decodes=decodes(*((row, 20 + step) for row in rows)))
         if not step:
             for row, block in ((3, 7), (1, 8)):
-                plan.replaced.append(Replaced(row, 0, 1, block))
+                plan.tables.append(Entries(row, 0, 1, [block]))
                 plan.transfers.append(Transfer(Place(Tier.DEVICE, 2), Place(Tier.DEVICE, block)))
         for row, token in zip(rows, execute(runner, plan).token_ids, strict=True):
             found[row].append(token)

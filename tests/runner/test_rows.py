@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
-from nanoengine.engine.messages import Chunk, Grown, Replaced, Started, StepPlan
+from nanoengine.engine.messages import Chunk, Entries, Started, StepPlan
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.stream import CpuStream
 from tests.engine.toys import FAST
@@ -37,7 +37,7 @@ class Watched(FakeStream):
 
 @pytest.fixture
 def rows() -> Rows:
-    return Rows(NUM_ROWS, [WIDTH], Watched())
+    return Rows(NUM_ROWS, 1, WIDTH, Watched())
 
 
 def apply(rows: Rows, **changes: Any) -> list[int]:
@@ -64,14 +64,14 @@ def test_a_new_table_is_sent_whole_with_the_last_token(rows: Rows) -> None:
 
 def test_a_table_that_grew_sends_its_new_cells_only(rows: Rows) -> None:
     apply(rows, started=[start(1, [5], [7, 8])])
-    assert apply(rows, grown=[Grown(1, 0, 2, [9, 4])]) == [4]
-    assert apply(rows, grown=[Grown(1, 0, 4, [5])]) == [2]
+    assert apply(rows, tables=[Entries(1, 0, 2, [9, 4])]) == [4]
+    assert apply(rows, tables=[Entries(1, 0, 4, [5])]) == [2]
     assert table(rows, 1) == [7, 8, 9, 4, 5, NULL_BLOCK]
 
 
 def test_an_entry_that_is_replaced_is_sent_alone(rows: Rows) -> None:
     apply(rows, started=[start(1, [5], [7, 8, 9])])
-    assert apply(rows, replaced=[Replaced(1, 0, 1, 3)]) == [2]
+    assert apply(rows, tables=[Entries(1, 0, 1, [3])]) == [2]
     assert table(rows, 1)[:3] == [7, 3, 9]
 
 
@@ -91,7 +91,7 @@ def test_a_row_that_begins_anew_is_sent_whole(rows: Rows, other: list[int]) -> N
     assert apply(rows, started=[start(1, [5, 6], other)]) == [2 + 2 * len(other)]
     assert table(rows, 1)[: len(other)] == other
     assert rows.last_tokens[1] == 6
-    apply(rows, grown=[Grown(1, 0, len(other), [9])])
+    apply(rows, tables=[Entries(1, 0, len(other), [9])])
     assert table(rows, 1)[: len(other) + 1] == [*other, 9]
 
 
@@ -100,8 +100,7 @@ def test_all_changes_of_a_plan_are_sent_in_one_piece(rows: Rows) -> None:
     sent = apply(
         rows,
         started=[start(2, [7], [4]), start(3, [8], [5])],
-        grown=[Grown(0, 0, 1, [6]), Grown(1, 0, 2, [7])],
-        replaced=[Replaced(1, 0, 0, 8)],
+        tables=[Entries(0, 0, 1, [6]), Entries(1, 0, 2, [7]), Entries(1, 0, 0, [8])],
     )
     assert sent == [2 * 2 + 2 * 5]
     assert [table(rows, row)[:3] for row in range(4)] == [[1, 6, 0], [8, 3, 7], [4, 0, 0], [5, 0, 0]]
@@ -109,7 +108,7 @@ def test_all_changes_of_a_plan_are_sent_in_one_piece(rows: Rows) -> None:
 
 def test_later_changes_of_a_plan_win(rows: Rows) -> None:
     """A fork may be started with a shared block that is copied in the same plan."""
-    apply(rows, started=[start(0, [5], [1, 2])], grown=[Grown(0, 0, 2, [3])], replaced=[Replaced(0, 0, 1, 4)])
+    apply(rows, started=[start(0, [5], [1, 2])], tables=[Entries(0, 0, 2, [3]), Entries(0, 0, 1, [4])])
     assert table(rows, 0) == [1, 4, 3, 0, 0, 0]
 
 
@@ -120,11 +119,11 @@ def test_rows_that_begin_together_may_be_in_any_order(rows: Rows) -> None:
 
 
 def test_each_group_has_a_table_of_its_own() -> None:
-    rows = Rows(NUM_ROWS, [3, 5], CpuStream())
-    assert [place.shape for place in rows.tables] == [(NUM_ROWS + 1, 3), (NUM_ROWS + 1, 5)]
+    rows = Rows(NUM_ROWS, 2, 5, CpuStream())
+    assert rows.tables.shape == (2, NUM_ROWS + 1, 5)
     rows.apply(StepPlan(started=[Started(1, [5], ([1, 2], [3, 4, 5]), sampling())]))
-    rows.apply(StepPlan(grown=[Grown(1, 1, 3, [6])], replaced=[Replaced(1, 0, 1, 9), Replaced(1, 1, 0, NULL_BLOCK)]))
-    assert [place[1].tolist() for place in rows.tables] == [[1, 9, 0], [0, 4, 5, 6, 0]]
+    rows.apply(StepPlan(tables=[Entries(1, 1, 3, [6]), Entries(1, 0, 1, [9]), Entries(1, 1, 0, [NULL_BLOCK])]))
+    assert [place[1].tolist() for place in rows.tables] == [[1, 9, 0, 0, 0], [0, 4, 5, 6, 0]]
     assert not any(place[[0, 2, 3, 4]].any() for place in rows.tables)
 
 
@@ -187,7 +186,7 @@ def test_what_the_device_keeps_is_what_the_plans_say(
         num_groups=num_groups,
         params=params,
     )
-    rows = Rows(NUM_ROWS, [10 + group for group in range(num_groups)], FakeStream())
+    rows = Rows(NUM_ROWS, num_groups, 10, FakeStream())
     for _ in range(num_plans):
         before = [place.clone() for place in (rows.last_tokens, *rows.tables)]
         plan = plans.next()
@@ -200,7 +199,7 @@ def test_what_the_device_keeps_is_what_the_plans_say(
             assert rows.token_ids[begun.row] == begun.token_ids
             assert rows.prompt_logprobs.get(begun.row) == begun.sampling.prompt_logprobs
         fresh = {begun.row for begun in plan.started}
-        changed = fresh | {grown.row for grown in plan.grown} | {replaced.row for replaced in plan.replaced}
+        changed = fresh | {entries.row for entries in plan.tables}
         for place, old, touched in zip(
             (rows.last_tokens, *rows.tables), before, (fresh, *[changed] * num_groups), strict=True
         ):

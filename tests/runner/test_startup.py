@@ -415,7 +415,7 @@ def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(begin: MakeStartup, mon
     sizes = []
     forward = startup.model.forward
 
-    def counting(input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+    def counting(input_ids: Tensor, positions: Tensor, metadata: list[AttentionMetadata]) -> Tensor:
         sizes.append(len(input_ids))
         return forward(input_ids, positions, metadata)
 

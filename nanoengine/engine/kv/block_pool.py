@@ -7,7 +7,7 @@ allocated again, so "free" means "nobody needs it", not "empty". Empty ones are 
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
@@ -20,35 +20,44 @@ NULL_BLOCK = 0
 
 
 class Prefix:
-    """One full block of tokens behind one particular prefix, wherever its K/V is: in blocks of the pool, or in host memory.
+    """One full block of tokens behind one particular prefix, and what of its K/V is where.
 
     Two Prefix objects are the same prefix only if they are the same object: the chain of parents is compared by
-    identity, so a hash collision anywhere in it can never pass for a hit.
+    identity, so a hash collision anywhere in it can never pass for a hit. So that it can be compared, the index keeps a prefix
+    as long as it has K/V, or children, or sequences that have come as far as it: a window has no K/V of its beginning.
     """
 
-    __slots__ = ("blocks", "hash", "host_filled", "host_slot", "parent", "token_bytes", "twin")
+    __slots__ = ("hash", "is_known", "kv", "num_uses", "parent", "token_bytes", "twin")
 
-    def __init__(self, hash: bytes, parent: Prefix | None, token_bytes: bytes):
+    def __init__(self, hash: bytes, parent: Prefix | None, token_bytes: bytes, num_groups: int):
         self.hash = hash
         self.parent = parent
         self.token_bytes = token_bytes
-        self.blocks: tuple[int, ...] = ()  # the copies in the pool: equal content may have been computed twice
-        self.host_slot: int | None = None  # the copy in the host tier
-        self.host_filled = False  # whether the plan that makes that copy is committed
+        self.kv: list[PrefixKV | None] = [None] * num_groups  # of each group
+        self.num_uses = 0  # children in the index, and sequences whose last published block it is
+        self.is_known = True  # it is in the index
         self.twin: Prefix | None = None  # another prefix of the same hash, if there ever is one
-
-    @property
-    def is_anywhere(self) -> bool:
-        """Whether there is a copy, or one on its way."""
-        return bool(self.blocks) or self.host_slot is not None
-
-    @property
-    def can_be_hit(self) -> bool:
-        return bool(self.blocks) or self.host_filled
 
     @property
     def parent_hash(self) -> bytes:
         return b"" if self.parent is None else self.parent.hash
+
+
+class PrefixKV:
+    """The K/V of a prefix in the layers of one group, wherever it is: in blocks of the pool, or in host memory."""
+
+    __slots__ = ("blocks", "group", "host_filled", "host_slot", "prefix")
+
+    def __init__(self, prefix: Prefix, group: int):
+        self.prefix = prefix
+        self.group = group
+        self.blocks: tuple[int, ...] = ()  # the copies in the pool: equal content may have been computed twice
+        self.host_slot: int | None = None  # the copy in the host tier
+        self.host_filled = False  # whether the plan that makes that copy is committed
+
+    @property
+    def can_be_hit(self) -> bool:
+        return bool(self.blocks) or self.host_filled
 
 
 class BlockPool:
@@ -56,6 +65,7 @@ class BlockPool:
 
     Args:
         num_blocks: usable blocks, the null block not counted.
+        num_groups: KV groups that take blocks from it.
         hash_seed: seed of the prefix hashes; random by default, so that nobody can prepare collisions.
 
     Attributes:
@@ -64,11 +74,12 @@ class BlockPool:
         events: what enters and leaves the index, since they were last taken; None: nobody listens.
     """
 
-    def __init__(self, num_blocks: int, hash_seed: int | None = None):
+    def __init__(self, num_blocks: int, num_groups: int = 1, hash_seed: int | None = None):
         self.num_blocks = num_blocks
+        self.num_groups = num_groups
         self.hash_seed = secrets.randbits(64) if hash_seed is None else hash_seed
         self.ref_counts = [0] * (num_blocks + 1)
-        self.contents: list[Prefix | None] = [None] * (num_blocks + 1)
+        self.contents: list[PrefixKV | None] = [None] * (num_blocks + 1)
         self.uncommitted: dict[int, object] = {}
         # Free blocks: the empty ones, to be taken from the end; then those with content, least recently used first.
         # An OrderedDict is a doubly linked list with O(1) removal from the middle.
@@ -158,47 +169,44 @@ class BlockPool:
         return None
 
     def add(self, hash: bytes, parent: Prefix | None, token_bytes: bytes) -> Prefix:
-        """The prefix with these tokens behind this parent; a new one, without any copy yet, if it is not known."""
-        prefix = self.find(hash, parent, token_bytes)
-        if prefix is None:
-            prefix = Prefix(hash, parent, token_bytes)
-            self.insert(prefix)
-        return prefix
+        """The prefix with these tokens behind this parent, which is in the index, as it is then, too.
 
-    def insert(self, prefix: Prefix) -> None:
-        """Put a new prefix into the index."""
-        prefix.twin = self.index.get(prefix.hash)
-        self.index[prefix.hash] = prefix
-        if self.events is not None:
-            self.events.append(_stored(prefix))
-
-    def store(self, block: int, hash: bytes, parent: Prefix | None, token_bytes: bytes) -> Prefix:
-        """`add` and `attach` in one: `block` holds the K/V of these tokens behind this parent."""
-        first = self.index.get(hash)
-        prefix = first
-        while prefix is not None and (prefix.parent is not parent or prefix.token_bytes != token_bytes):
+        If it is new, it has no K/V: the caller gives it some, or uses it.
+        """
+        first = prefix = self.index.get(hash)
+        while prefix is not None:
+            if prefix.parent is parent and prefix.token_bytes == token_bytes:
+                return prefix
             prefix = prefix.twin
-        if prefix is None:
-            prefix = Prefix(hash, parent, token_bytes)
-            prefix.twin = first
-            self.index[hash] = prefix
-            if self.events is not None:
-                self.events.append(_stored(prefix))
-        assert self.contents[block] is None, f"block {block} is published already"
-        prefix.blocks += (block,)
-        self.contents[block] = prefix
+        prefix = Prefix(hash, parent, token_bytes, self.num_groups)
+        prefix.twin = first
+        self.index[hash] = prefix
+        if parent is not None:
+            parent.num_uses += 1
         return prefix
 
-    def attach(self, block: int, prefix: Prefix) -> None:
-        """State that `block` holds the K/V of `prefix`; from now on it can be hit."""
+    def kv_of(self, prefix: Prefix, group: int) -> PrefixKV:
+        """What there is of a prefix in a group; if there is nothing, the caller puts it somewhere."""
+        kv = prefix.kv[group]
+        if kv is None:
+            kv = prefix.kv[group] = PrefixKV(prefix, group)
+            if self.events is not None:
+                self.events.append(_stored(kv))
+        return kv
+
+    def attach(self, block: int, prefix: Prefix, group: int) -> None:
+        """State that `block` holds the K/V of `prefix` in a group; from now on it can be hit."""
         assert self.contents[block] is None, f"block {block} is published already"
-        prefix.blocks += (block,)
-        self.contents[block] = prefix
+        kv = prefix.kv[group]
+        if kv is None:
+            kv = self.kv_of(prefix, group)
+        kv.blocks += (block,)
+        self.contents[block] = kv
 
     def withdraw(self, block: int) -> None:
         """Forget what `block` holds, if anything; other copies of the same content stay."""
-        prefix = self.contents[block]
-        if prefix is None:
+        kv = self.contents[block]
+        if kv is None:
             return
         self.contents[block] = None
         if self.uncommitted:
@@ -206,16 +214,47 @@ class BlockPool:
         if self.ref_counts[block] == 0:
             del self.cached_blocks[block]
             self.empty_blocks.append(block)
-        if len(prefix.blocks) == 1:
-            prefix.blocks = ()
+        if len(kv.blocks) == 1:
+            kv.blocks = ()
+            self.forget_if_lost(kv)
         else:
-            prefix.blocks = tuple(other for other in prefix.blocks if other != block)
-        self.forget_if_lost(prefix)
+            kv.blocks = tuple(other for other in kv.blocks if other != block)
 
-    def forget_if_lost(self, prefix: Prefix) -> None:
-        """Take a prefix out of the index when its last copy is gone."""
-        if prefix.blocks or prefix.host_slot is not None:
+    def forget_if_lost(self, kv: PrefixKV) -> None:
+        """Take what there was of a prefix in a group out of the index, when its last copy is gone."""
+        if kv.blocks or kv.host_slot is not None:
             return
+        prefix = kv.prefix
+        prefix.kv[kv.group] = None
+        if self.events is not None:
+            self.events.append(BlockRemoved(prefix.hash, kv.group))
+        if not prefix.num_uses:
+            self._forget_if_of_no_use(prefix)
+
+    def use(self, prefix: Prefix) -> None:
+        """Keep a prefix in the index, whatever becomes of its K/V, until `leave`."""
+        prefix.num_uses += 1
+
+    def leave(self, prefix: Prefix | None) -> None:
+        """One that used it does not any more. It may be None."""
+        if prefix is not None:
+            prefix.num_uses -= 1
+            if not prefix.num_uses:
+                self._forget_if_of_no_use(prefix)
+
+    def _forget_if_of_no_use(self, prefix: Prefix) -> None:
+        """Take it out of the index, and those before it, as far as nobody has anything of them."""
+        at: Prefix | None = prefix
+        while at is not None and at.is_known and not at.num_uses and not any(at.kv):
+            self.forget(at)
+            at = at.parent
+
+    def forget(self, prefix: Prefix) -> None:
+        """Take a prefix without K/V out of the index. Who has come as far as it, publishes nothing any more."""
+        assert not any(prefix.kv)
+        prefix.is_known = False
+        if prefix.parent is not None:
+            prefix.parent.num_uses -= 1
         first = self.index[prefix.hash]
         if first is not prefix:
             while first.twin is not prefix:
@@ -226,8 +265,6 @@ class BlockPool:
             del self.index[prefix.hash]
         else:
             self.index[prefix.hash] = prefix.twin
-        if self.events is not None:
-            self.events.append(BlockRemoved(prefix.hash))
 
     def of_hash(self, hash: bytes) -> Iterator[Prefix]:
         """All prefixes of this hash: hardly ever more than one."""
@@ -268,14 +305,17 @@ class BlockPool:
 
     def stored(self) -> list[BlockStored]:
         """The events that tell a new listener what can be hit, parents first."""
-        return [_stored(prefix) for prefix in self.parents_first()]
+        return [_stored(kv) for prefix in self.parents_first() for kv in prefix.kv if kv is not None]
 
     def clear(self) -> bool:
         """Forget all cached prefixes; refused (False) while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
         for prefix in self.prefixes():
-            prefix.blocks = ()
+            prefix.is_known = False
+            for kv in filter(None, prefix.kv):
+                kv.blocks = ()
+            prefix.kv = [None] * self.num_groups
         self.index.clear()
         self.contents = [None] * (self.num_blocks + 1)
         self.uncommitted.clear()
@@ -296,21 +336,31 @@ class BlockPool:
         for block in range(1, self.num_blocks + 1):
             assert self.ref_counts[block] >= 0
             assert (block in is_free) == (self.ref_counts[block] == 0), f"block {block}: free list and count differ"
-            prefix = self.contents[block]
-            if prefix is not None:
-                assert block in prefix.blocks
-                assert self.find(prefix.hash, prefix.parent, prefix.token_bytes) is prefix
+            kv = self.contents[block]
+            if kv is not None:
+                assert block in kv.blocks
+                assert kv.prefix.kv[kv.group] is kv
+                assert self.find(kv.prefix.hash, kv.prefix.parent, kv.prefix.token_bytes) is kv.prefix
         assert all(self.contents[block] is None for block in self.empty_blocks)
         assert all(self.contents[block] is not None for block in self.cached_blocks)
         assert all(self.contents[block] is not None for block in self.uncommitted)
         assert all(prefix.hash == hash for hash, prefix in self.index.items())
+        children = Counter(prefix.parent for prefix in self.prefixes())
         for prefix in self.prefixes():
+            assert prefix.is_known
+            assert prefix.parent is None or prefix.parent.is_known
+            assert prefix.num_uses >= children[prefix]
             assert prefix.twin is None or prefix.twin.hash == prefix.hash
-            assert prefix.is_anywhere
-            assert not prefix.host_filled or prefix.host_slot is not None
-            assert len(set(prefix.blocks)) == len(prefix.blocks)
-            assert all(self.contents[block] is prefix for block in prefix.blocks)
+            assert prefix.num_uses or any(prefix.kv)
+            for group, found in enumerate(prefix.kv):
+                if found is not None:
+                    assert (found.prefix, found.group) == (prefix, group)
+                    assert found.blocks or found.host_slot is not None
+                    assert not found.host_filled or found.host_slot is not None
+                    assert len(set(found.blocks)) == len(found.blocks)
+                    assert all(self.contents[block] is found for block in found.blocks)
 
 
-def _stored(prefix: Prefix) -> BlockStored:
-    return BlockStored(prefix.hash, prefix.parent_hash, prefix.token_bytes)
+def _stored(kv: PrefixKV) -> BlockStored:
+    prefix = kv.prefix
+    return BlockStored(prefix.hash, prefix.parent_hash, prefix.token_bytes, kv.group)

@@ -23,7 +23,8 @@ MAX_UNWRITTEN = 256 << 20
 
 
 class DiskTier:
-    """A folder of blocks, least recently used first. A file is named after the hashes of its block and of the one before it.
+    """A folder of blocks, least recently used first. A file is named after the hashes of its block and of the one before
+    it, and its KV group.
 
     Host memory must be in front of it: files are read into its slots.
 
@@ -72,8 +73,8 @@ class DiskTier:
     # ---- names
 
     @staticmethod
-    def name(hash: bytes, parent_hash: bytes) -> str:
-        return f"{hash.hex()}-{parent_hash.hex()}"
+    def name(hash: bytes, parent_hash: bytes, group: int) -> str:
+        return f"{hash.hex()}-{parent_hash.hex()}-{group}"
 
     def path(self, name: str) -> str:
         return f"{self._prefix}{name}{SUFFIX}"
@@ -84,13 +85,14 @@ class DiskTier:
             return None
         return path[len(self._prefix) : -len(SUFFIX)]
 
-    def header(self, hash: bytes, parent_hash: bytes, token_bytes: bytes) -> bytes:
+    def header(self, hash: bytes, parent_hash: bytes, token_bytes: bytes, group: int) -> bytes:
         """What the file of a block says of itself."""
         facts = {
             "fingerprint": self.fingerprint,
             "hash": hash.hex(),
             "parent_hash": parent_hash.hex(),
             "tokens": token_bytes.hex(),
+            "group": group,
         }
         return json.dumps(facts, sort_keys=True).encode()
 
@@ -161,8 +163,9 @@ class DiskTier:
         """Drop the files of some blocks and of all that follow from them."""
         children: dict[str, list[str]] = {}
         for name in self.files:
-            children.setdefault(name.partition("-")[2], []).append(name)
-            if bytes.fromhex(name.partition("-")[0]) in hashes:
+            hash, parent_hash, _ = name.split("-")
+            children.setdefault(parent_hash, []).append(name)
+            if bytes.fromhex(hash) in hashes:
                 children.setdefault("roots", []).append(name)
         going = children.pop("roots", []) + [name for hash in hashes for name in children.get(hash.hex(), [])]
         while going:

@@ -19,11 +19,13 @@ class BlockStored:
         hash: of the block and everything before it.
         parent_hash: of the block before it; b"" for the first.
         token_bytes: its tokens, int32, behind the bytes of the request's cache salt in a first block.
+        group: of layers that it can be hit in. A prompt is hit as far as every group has what its next token sees.
     """
 
     hash: bytes
     parent_hash: bytes
     token_bytes: bytes
+    group: int = 0
 
     def token_ids(self, block_size: int) -> list[int]:
         return array("i", self.token_bytes[-4 * block_size :]).tolist()
@@ -31,9 +33,10 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The last copy of a block is gone, from the pool and from host memory."""
+    """The last copy of a block in a group is gone, from the pool and from host memory."""
 
     hash: bytes
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ said so. Reads, deletions and writes are carried out in the order in which they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix, PrefixKV
 from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.groups import ENCODER, FULL, Groups
 from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.kv.orders import PlanRecord
 from nanoengine.engine.kv.tiers import LowerTiers
@@ -37,7 +38,7 @@ class Read:
 class Fetch:
     """What one sequence waits for, or has waited for."""
 
-    reads: dict[bytes, Read] = field(default_factory=dict)  # by hash
+    reads: dict[tuple[bytes, int], Read] = field(default_factory=dict)  # by hash and group
     num_left: int = 0
     pinned: list[int] = field(default_factory=list)  # slots of its prefix, until it is admitted
 
@@ -48,62 +49,97 @@ class FileReads:
     Args:
         pool: its index has the prefixes.
         tiers: where slots come from, and files.
+        groups: that need blocks.
     """
 
-    def __init__(self, pool: BlockPool, tiers: LowerTiers):
+    def __init__(self, pool: BlockPool, tiers: LowerTiers, groups: Groups):
         assert tiers.host is not None
         assert tiers.disk is not None
         self.pool = pool
         self.tiers = tiers
+        self.groups = groups
         self.host: HostTier = tiers.host
         self.disk: DiskTier = tiers.disk
         self.fetches: dict[Sequence, Fetch] = {}
         self._reads: dict[str, Read] = {}  # not answered yet, by name
 
-    def begin(self, plan: PlanRecord, seq: Sequence, hits: list[Prefix], count: int) -> bool:
-        """Order the files that continue what a sequence hits, as many as there are slots for.
+    def begin(self, plan: PlanRecord, seq: Sequence, chain: list[Prefix], count: int) -> bool:
+        """Order the files that continue what a sequence hits in memory, as many as there are slots for.
 
         Args:
-            hits: what is in the pool and in host memory.
+            chain: what the index knows of it.
             count: blocks that it may take from the cache; they are hashed.
 
         Returns:
             whether it has to wait.
         """
         fetch = self.fetches[seq] = Fetch()
-        for prefix in hits:
-            if prefix.host_slot is not None:
-                self._pin(fetch, prefix.host_slot)
-        for i in range(len(hits), count):
-            read = self._read(plan, seq, i)
+
+        def has(group: int, i: int) -> bool:
+            return _kv_of(chain, group, i) is not None or self._can_read(seq, group, i)
+
+        end = self._reach(count, has)
+        hits: list[PrefixKV] = []
+        wanted: list[tuple[int, int]] = []
+        for i in range(end):
+            for group in self._groups_that_see(i, end):
+                kv = _kv_of(chain, group, i)
+                if kv is None:
+                    wanted.append((group, i))
+                    continue
+                hits.append(kv)
+                if kv.host_slot is not None:
+                    self._pin(fetch, kv.host_slot)
+        for group, i in wanted:
+            read = self._read(plan, seq, group, i)
             if read is None:
                 break
             read.waiting[seq] = None
-            fetch.reads[seq.block_hashes[i]] = read
+            fetch.reads[seq.block_hashes[i], group] = read
         fetch.num_left = len(fetch.reads)
         self.tiers.touch_files(hits)
         if not fetch.reads:
             self._unpin(fetch)
         return bool(fetch.reads)
 
-    def _read(self, plan: PlanRecord, seq: Sequence, i: int) -> Read | None:
-        disk = self.disk
+    def _reach(self, count: int, has: Callable[[int, int], bool]) -> int:
+        """The most leading blocks that all groups could hit, given which group has which block."""
+        complete = [group for group, spec in enumerate(self.groups.specs) if spec.kind == FULL]
+        end = next((i for i in range(count) if not all(has(group, i) for group in complete)), count)
+        return self.groups.longest_hit(end, has)
+
+    def _groups_that_see(self, i: int, end: int) -> list[int]:
+        """Those that need block i for a hit of `end` blocks."""
+        position = end * self.groups.block_size
+        kinds = enumerate(self.groups.specs)
+        return [g for g, spec in kinds if spec.kind != ENCODER and self.groups.first_block(g, position) <= i]
+
+    def _order(self, seq: Sequence, group: int, i: int) -> tuple[str, bytes]:
+        """Name and header of the file of a block."""
         hash, parent_hash = seq.block_hashes[i], seq.block_hashes[i - 1] if i else b""
-        name = disk.name(hash, parent_hash)
+        name = self.disk.name(hash, parent_hash, group)
+        return name, self.disk.header(hash, parent_hash, seq.block_tokens[i], group)
+
+    def _can_read(self, seq: Sequence, group: int, i: int) -> bool:
+        name, header = self._order(seq, group, i)
         read = self._reads.get(name)
-        if read is None and not disk.can_read(name):
-            return None
-        header = disk.header(hash, parent_hash, seq.block_tokens[i])
         if read is not None:  # somebody else waits for it
-            return read if read.is_wanted and read.order.header == header else None
+            return read.is_wanted and read.order.header == header
+        return self.disk.can_read(name)
+
+    def _read(self, plan: PlanRecord, seq: Sequence, group: int, i: int) -> Read | None:
+        """Order a file that can be read; None if there is no slot."""
+        name, header = self._order(seq, group, i)
+        if name in self._reads:
+            return self._reads[name]
         slot = self.tiers.take_slot(plan)
         if slot is None:
             return None
         self.host.pin(slot)
-        disk.barred.add(name)
-        read = self._reads[name] = Read(FileRead(disk.path(name), header, slot))
+        self.disk.barred.add(name)
+        read = self._reads[name] = Read(FileRead(self.disk.path(name), header, slot))
         plan.reads.append(read.order)
-        self.tiers.stats.num_read_files += 1
+        self.tiers.stats.groups[group].num_read_files += 1
         return read
 
     def is_fetching(self, seq: Sequence) -> bool:
@@ -147,26 +183,44 @@ class FileReads:
                 self._leave(seq, fetch)
 
     def _assemble(self, seq: Sequence, fetch: Fetch) -> None:
-        """Walk down the prefix of a sequence, and give what came to the prefixes that it reaches."""
+        """Give what came to the prefixes of a sequence, as far as that makes a hit."""
+        hashes = seq.block_hashes
         chain: list[Prefix] = []
-        parent: Prefix | None = None
-        for hash, token_bytes in zip(seq.block_hashes, seq.block_tokens, strict=False):
-            prefix = self.pool.find(hash, parent, token_bytes)
-            read = fetch.reads.get(hash)
-            if prefix is None and read is not None and read.came and read.is_wanted:
-                # The file was compared with the tokens of the sequence; its parent is the one that was just reached.
-                prefix = self.pool.add(hash, parent, token_bytes)
-                self.host.put(read.order.slot, prefix, filled=True)
-            if prefix is None or not prefix.can_be_hit:
+        for hash, token_bytes in zip(hashes, seq.block_tokens, strict=True):
+            found = self.pool.find(hash, chain[-1] if chain else None, token_bytes)
+            if found is None:
                 break
-            if prefix.host_slot is not None and read is not None:
-                self._pin(fetch, prefix.host_slot)
-            chain.append(prefix)
-            parent = prefix
-        for prefix in reversed(chain):
-            if prefix.host_slot is not None:
-                self.host.use(prefix)
-        self.tiers.touch_files(chain)
+            chain.append(found)
+
+        def came(group: int, i: int) -> Read | None:
+            read = fetch.reads.get((hashes[i], group))
+            return read if read is not None and read.came and read.is_wanted else None
+
+        def has(group: int, i: int) -> bool:
+            kv = chain[i].kv[group] if i < len(chain) else None
+            return came(group, i) is not None if kv is None else kv.can_be_hit
+
+        end = self._reach(len(hashes), has)
+        hits: list[PrefixKV] = []
+        parent: Prefix | None = None
+        for i in range(end):
+            # The file was compared with the tokens of the sequence; its parent is the one that was just reached.
+            parent = self.pool.add(hashes[i], parent, seq.block_tokens[i])
+            for group in self._groups_that_see(i, end):
+                kv, read = self.pool.kv_of(parent, group), came(group, i)
+                if not kv.can_be_hit:
+                    assert read is not None
+                    self.host.put(read.order.slot, kv, filled=True)
+                if kv.host_slot is not None and (hashes[i], group) in fetch.reads:
+                    self._pin(fetch, kv.host_slot)
+                hits.append(kv)
+        if parent is not None:  # if it has nothing after all, it must not stay
+            self.pool.use(parent)
+            self.pool.leave(parent)
+        for kv in reversed(hits):
+            if kv.host_slot is not None:
+                self.host.use(kv)
+        self.tiers.touch_files(hits)
 
     def _leave(self, seq: Sequence, fetch: Fetch) -> None:
         """A sequence waits for its reads no longer. A slot that then is nobody's is free, unless a prefix has it."""
@@ -208,3 +262,9 @@ class FileReads:
         for slot in fetch.pinned:
             self.host.unpin(slot)
         fetch.pinned.clear()
+
+
+def _kv_of(chain: list[Prefix], group: int, i: int) -> PrefixKV | None:
+    """What memory has of a block in a group, if it can be hit."""
+    kv = chain[i].kv[group] if i < len(chain) else None
+    return kv if kv is not None and kv.can_be_hit else None

@@ -7,9 +7,8 @@ same bytes in every group; where a number does not divide, the last group of a s
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 FULL, WINDOW, CHUNKED, ENCODER = KINDS = ("full", "window", "chunked", "encoder")
 
@@ -42,20 +41,6 @@ class KVSpec:
             return max(position - self.size + 1, 0)
         return position - position % self.size if self.kind == CHUNKED else 0
 
-    def most_blocks(self, num_tokens: int, block_size: int, most_new: int) -> int:
-        """Most blocks that a sequence has at once, on its way to so many tokens.
-
-        Args:
-            most_new: most of its tokens in one step.
-        """
-        if self.kind == ENCODER:
-            return 0  # its own number, which does not grow
-        most = -(-num_tokens // block_size)
-        if not self.forgets:
-            return most
-        seen = self.size - 1 + most_new  # tokens of a step, and those that its first one sees before it
-        return min(most, -(-(seen - 1) // block_size) + 1)  # a block more where they begin in the middle of one
-
     def __str__(self) -> str:
         return f"{self.kind} {self.size}" if self.forgets else self.kind
 
@@ -81,17 +66,74 @@ def group_layers(specs: Sequence[KVSpec]) -> list[KVGroup]:
     ]
 
 
-class Demand(NamedTuple):
-    """What sequences of some groups take of a pool."""
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """What the block manager knows of groups: of which blocks a sequence needs at a time.
 
-    specs: tuple[KVSpec, ...]
-    block_size: int
-    most_new: int  # tokens of a sequence in one step
+    Args:
+        specs: of each group.
+        block_size: tokens per block.
+        most_new: most tokens of a sequence in one step.
+    """
 
-    def blocks(self, num_tokens: int) -> int:
-        """Most blocks of all groups that one sequence has at once, on its way to so many tokens."""
-        return sum(spec.most_blocks(num_tokens, self.block_size, self.most_new) for spec in self.specs)
+    specs: tuple[KVSpec, ...] = (KVSpec(),)
+    block_size: int = 16
+    most_new: int = 1
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @property
+    def forget(self) -> bool:
+        """Whether any group gives blocks back before a sequence ends."""
+        return any(spec.forgets for spec in self.specs)
+
+    def first_block(self, group: int, position: int) -> int:
+        """The first block with anything that the token at a position sees."""
+        return self.specs[group].first_seen(position) // self.block_size
+
+    def most_blocks(self, group: int, num_tokens: int) -> int:
+        """Most blocks that a sequence has of a group at once, on its way to so many tokens.
+
+        In a window: those that the tokens of a step are in, the one behind them, and all that the first of them sees.
+        """
+        spec = self.specs[group]
+        if spec.kind == ENCODER:
+            return 0  # as many as the encoder has tokens for; they do not become more
+        most = -(-num_tokens // self.block_size)
+        if not spec.forgets:
+            return most
+        return min(
+            most, -(-(spec.size + self.most_new - 1) // self.block_size) + 1
+        )  # they may begin in the middle of one
+
+    def blocks_at_once(self, num_tokens: int) -> int:
+        """The same for all groups together."""
+        return sum(self.most_blocks(group, num_tokens) for group in range(len(self.specs)))
 
     def longest(self, num_blocks: int, limit: int) -> int:
-        """Tokens of the longest sequence that fits into so many blocks, `limit` at most."""
-        return bisect(range(1, limit + 1), num_blocks, key=self.blocks)
+        """Tokens of the longest sequence that so many blocks are enough for, at most `limit`."""
+        return bisect(range(1, limit + 1), num_blocks, key=self.blocks_at_once)
+
+    def longest_hit(self, count: int, has: Callable[[int, int], bool]) -> int:
+        """The most leading blocks of a sequence behind which every group has what the next token sees.
+
+        Each group goes back from the end as far as it must see. Where it finds a hole, the hit ends before that, for all groups:
+        they go on from there until none finds one. No block is looked at twice.
+
+        Args:
+            count: what groups that forget nothing have.
+            has: whether a group that forgets has a block, called with both numbers.
+        """
+        forgetting = [group for group, spec in enumerate(self.specs) if spec.forgets]
+        begin = dict.fromkeys(forgetting, count)  # of what each is known to have, up to the end
+        end, is_settled = count, False
+        while not is_settled:
+            is_settled = True
+            for group in forgetting:
+                begin[group] = min(begin[group], end)
+                while begin[group] > self.first_block(group, end * self.block_size):
+                    begin[group] -= 1
+                    if not has(group, begin[group]):
+                        end, is_settled = begin[group], False
+        return end

@@ -1,10 +1,10 @@
-"""HostTier: which prefixes have a copy in host memory, in which slot. The K/V itself is the runner's."""
+"""HostTier: which prefixes have a copy in host memory, of which group and in which slot. The K/V itself is the runner's."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from nanoengine.engine.kv.block_pool import Prefix
+from nanoengine.engine.kv.block_pool import PrefixKV
 
 
 class HostTier:
@@ -21,7 +21,7 @@ class HostTier:
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
         self.free_slots = list(range(num_slots - 1, -1, -1))
-        self.entries: OrderedDict[int, Prefix] = OrderedDict()  # slot -> what it holds
+        self.entries: OrderedDict[int, PrefixKV] = OrderedDict()  # slot -> what it holds
         self.pins = [0] * num_slots
         self._num_pinned = 0
 
@@ -30,31 +30,31 @@ class HostTier:
         """Slots that are free or can be made free."""
         return self.num_slots - self._num_pinned
 
-    def put(self, slot: int, prefix: Prefix, *, filled: bool) -> None:
+    def put(self, slot: int, kv: PrefixKV, *, filled: bool) -> None:
         """Give a prefix a slot that was taken from `free_slots`; `filled` if its K/V is there already."""
-        assert prefix.host_slot is None
+        assert kv.host_slot is None
         assert slot not in self.entries
-        self.entries[slot] = prefix
-        prefix.host_slot = slot
-        prefix.host_filled = filled
+        self.entries[slot] = kv
+        kv.host_slot = slot
+        kv.host_filled = filled
 
-    def use(self, prefix: Prefix) -> None:
+    def use(self, kv: PrefixKV) -> None:
         """A prefix was hit: it goes to the end of the line."""
-        assert prefix.host_slot is not None
-        self.entries.move_to_end(prefix.host_slot)
+        assert kv.host_slot is not None
+        self.entries.move_to_end(kv.host_slot)
 
-    def oldest(self) -> Prefix | None:
+    def oldest(self) -> PrefixKV | None:
         """The one to go next; None if all are pinned."""
         pins = self.pins
-        return next((prefix for slot, prefix in self.entries.items() if not pins[slot]), None)
+        return next((kv for slot, kv in self.entries.items() if not pins[slot]), None)
 
-    def drop(self, prefix: Prefix) -> None:
+    def drop(self, kv: PrefixKV) -> None:
         """Take the slot of a prefix back. If it is pinned, it is free when it no longer is."""
-        slot = prefix.host_slot
+        slot = kv.host_slot
         assert slot is not None
         del self.entries[slot]
-        prefix.host_slot = None
-        prefix.host_filled = False
+        kv.host_slot = None
+        kv.host_filled = False
         if not self.pins[slot]:
             self.free_slots.append(slot)
 
@@ -71,13 +71,13 @@ class HostTier:
                 self.free_slots.append(slot)
 
     def clear(self) -> None:
-        for prefix in list(self.entries.values()):
-            self.drop(prefix)
+        for kv in list(self.entries.values()):
+            self.drop(kv)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         assert self._num_pinned == sum(count > 0 for count in self.pins)
         nobodys = [slot for slot, count in enumerate(self.pins) if count and slot not in self.entries]
         assert sorted([*self.free_slots, *self.entries, *nobodys]) == list(range(self.num_slots))
-        assert all(prefix.host_slot == slot for slot, prefix in self.entries.items())
-        assert all(prefix.host_filled or self.pins[slot] for slot, prefix in self.entries.items())
+        assert all(kv.host_slot == slot for slot, kv in self.entries.items())
+        assert all(kv.host_filled or self.pins[slot] for slot, kv in self.entries.items())

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix, PrefixKV
 from nanoengine.engine.messages import FileRead, FileWrite, Transfer
 from nanoengine.engine.sequence import Sequence
 
@@ -23,6 +23,9 @@ class Orders(NamedTuple):
 Published = tuple[Sequence, int, Prefix]
 """A sequence's promise that a block will hold a prefix."""
 
+Forgotten = tuple[Sequence, int, Prefix | None]
+"""A block that a sequence has given back because it sees it no longer, and what of the cache it held, if anything."""
+
 
 @dataclass(slots=True, eq=False)
 class PlanRecord:
@@ -34,7 +37,8 @@ class PlanRecord:
     deletes: list[str] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)  # (parent, child)
-    saved: list[tuple[Prefix, int]] = field(default_factory=list)  # to a slot of host memory
+    forgotten: list[Forgotten] = field(default_factory=list)
+    saved: list[tuple[PrefixKV, int]] = field(default_factory=list)  # to a slot of host memory
     pinned: list[int] = field(default_factory=list)  # host slots that its transfers touch
 
     def orders(self) -> Orders:
@@ -72,23 +76,27 @@ def find_fallout(
     fallen = dict.fromkeys(given)
     blocks: dict[int, None] = {}
     prefixes: set[Prefix] = set()
+    copies: set[tuple[int, Prefix]] = set()
 
     def withdraw(plan: PlanRecord, block: int, prefix: Prefix) -> None:
         prefixes.add(prefix)
+        copies.add((block, prefix))
         if pool.uncommitted.get(block) is plan:
             blocks[block] = None
 
     for _, block, prefix in spoilt.published:
         withdraw(spoilt, block, prefix)
+    had = {seq: {block for table in seq.block_tables for block in table} for seq in running}
     size = -1
-    while size < len(fallen) + len(blocks):
-        size = len(fallen) + len(blocks)
+    while size < len(fallen) + len(copies):
+        size = len(fallen) + len(copies)
         for plan in (spoilt, *later):
             fallen |= {child: None for parent, child in plan.forks if parent in fallen}
+            fallen |= {seq: None for seq, block, prefix in plan.forgotten if (block, prefix) in copies}
             for seq, block, prefix in plan.published:
                 # Somebody who holds the block now, behind ancestors none of which goes, has computed it from sound copies.
-                sound = prefix.parent not in prefixes or (seq in are_running and block in seq.block_table)
+                sound = prefix.parent not in prefixes or (seq in are_running and block in had[seq])
                 if seq in fallen or not sound:
                     withdraw(plan, block, prefix)
-        fallen |= {seq: None for seq in running if not blocks.keys().isdisjoint(seq.block_table)}
+        fallen |= {seq: None for seq in running if not blocks.keys().isdisjoint(had[seq])}
     return [seq for seq in fallen if seq in are_running or seq in given], list(blocks)

@@ -10,13 +10,14 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from struct import Struct
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix, PrefixKV
 from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.events import BlockStored, KVEvent
 from nanoengine.engine.kv.file_reads import FileReads
+from nanoengine.engine.kv.groups import ENCODER, FULL, Groups, KVSpec
 from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.kv.orders import Orders, PlanRecord, find_fallout
-from nanoengine.engine.kv.statistics import CacheStats
+from nanoengine.engine.kv.statistics import CacheStats, GroupStats
 from nanoengine.engine.kv.tiers import LowerTiers
 from nanoengine.engine.messages import FileDone
 from nanoengine.engine.sequence import Sequence
@@ -32,6 +33,8 @@ class PrefixCache:
         num_blocks: usable blocks of the pool.
         block_size: tokens per block.
         enable_prefix_caching: find and publish prefixes; without it every block is private, but for forks.
+        specs: what the layers of each KV group remember.
+        most_new_tokens: of one sequence in one step.
         host: host memory for blocks that the pool has no room for.
         disk: files for what host memory has no room for; it needs a host tier, see there how large.
         hash_seed: seed of the prefix hashes; None draws one.
@@ -43,17 +46,23 @@ class PrefixCache:
         block_size: int,
         enable_prefix_caching: bool = True,
         *,
+        specs: tuple[KVSpec, ...] = (KVSpec(),),
+        most_new_tokens: int = 1,
         host: HostTier | None = None,
         disk: DiskTier | None = None,
         hash_seed: int | None = None,
     ):
+        self.groups = groups = Groups(specs, block_size, most_new_tokens)
         self.block_size = block_size
-        self._pack = Struct(f"={block_size}i").pack  # tokens of a block as bytes
+        self._pack = Struct(f"={self.block_size}i").pack  # tokens of a block as bytes
+        self._forgets = groups.forget
+        self._growing = [group for group, spec in enumerate(groups.specs) if spec.kind != ENCODER]
+        self._complete = [group for group, spec in enumerate(groups.specs) if spec.kind == FULL]
         self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks, hash_seed)
-        self.stats = CacheStats()
+        self.pool = BlockPool(num_blocks, len(groups), hash_seed)
+        self.stats = CacheStats(groups=[GroupStats() for _ in groups.specs])
         self.tiers = LowerTiers(self.pool, host, disk, self.stats)
-        self._reads = None if disk is None else FileReads(self.pool, self.tiers)
+        self._reads = None if disk is None else FileReads(self.pool, self.tiers, groups)
         self._spoilt: set[int] = set()  # blocks that nobody has, and that may hold what is no number
         self._plan = PlanRecord()  # being made
         self._in_flight: deque[PlanRecord] = deque()  # the oldest first
@@ -69,18 +78,24 @@ class PrefixCache:
         first = seq.num_published
         if first >= last or not self.enable_prefix_caching:
             return
-        pool, table = self.pool, seq.block_table
-        parent = pool.contents[table[first - 1]] if first else None
-        if first and parent is None:  # it was withdrawn: what follows it must not look like a beginning
+        before = prefix = seq.prefix
+        if prefix is not None and not prefix.is_known:  # it was withdrawn, and with it all that follows
             return
         self._hash_blocks(seq, last)
+        pool, plan = self.pool, self._plan
         for i in range(first, last):
-            block = table[i]
-            parent = pool.store(block, seq.block_hashes[i], parent, seq.block_tokens[i])
-            if not committed:
-                pool.uncommitted[block] = self._plan
-                self._plan.published.append((seq, block, parent))
-        seq.num_published = last
+            prefix = pool.add(seq.block_hashes[i], prefix, seq.block_tokens[i])
+            for group in self._growing:
+                block = seq.block_tables[group][i]
+                if block != NULL_BLOCK:
+                    pool.attach(block, prefix, group)
+                    if not committed:
+                        pool.uncommitted[block] = plan
+                        plan.published.append((seq, block, prefix))
+        seq.num_published, seq.prefix = last, prefix
+        assert prefix is not None
+        pool.use(prefix)
+        pool.leave(before)
 
     def has_unpublished(self, seq: Sequence) -> bool:
         """Whether a sequence has computed blocks that the cache does not know."""
@@ -108,16 +123,28 @@ class PrefixCache:
         self._hash_blocks(seq, count)
         return count
 
-    def _find_prefix(self, seq: Sequence, count: int) -> list[Prefix]:
-        """The longest prefix of a sequence that is in the pool or in host memory, of at most `count` blocks."""
-        hits: list[Prefix] = []
+    def _find_chain(self, seq: Sequence, count: int) -> list[Prefix]:
+        """What the index knows of the first `count` blocks of a sequence, one behind the other."""
+        chain: list[Prefix] = []
         parent: Prefix | None = None
         for hash, token_bytes in zip(seq.block_hashes[:count], seq.block_tokens, strict=False):
-            prefix = self.pool.find(hash, parent, token_bytes)
-            if prefix is None or not prefix.can_be_hit:
+            parent = self.pool.find(hash, parent, token_bytes)
+            if parent is None:
                 break
-            hits.append(prefix)
-            parent = prefix
+            chain.append(parent)
+        return chain
+
+    def _find_hit(self, seq: Sequence, count: int) -> list[Prefix]:
+        """The longest prefix of a sequence, of at most `count` blocks, that all groups have in the pool or in host memory, as far
+        as the next token sees it.
+        """
+        hits = self._find_chain(seq, count)
+        for i, prefix in enumerate(hits):
+            if not all(_can_be_hit(prefix.kv[group]) for group in self._complete):
+                del hits[i:]
+                break
+        if self._forgets:
+            del hits[self.groups.longest_hit(len(hits), lambda group, i: _can_be_hit(hits[i].kv[group])) :]
         return hits
 
     def _hash_blocks(self, seq: Sequence, count: int) -> None:
@@ -148,7 +175,7 @@ class PrefixCache:
         if seq in reads.fetches:
             return reads.is_fetching(seq)
         count = self._num_cacheable(seq)
-        return reads.begin(self._plan, seq, self._find_prefix(seq, count), count)
+        return reads.begin(self._plan, seq, self._find_chain(seq, count), count)
 
     def is_fetching(self, seq: Sequence) -> bool:
         """Whether a sequence waits for files."""
@@ -233,3 +260,7 @@ class PrefixCache:
             pins = Counter(slot for plan in plans for slot in plan.pinned)
             pins.update(() if self._reads is None else self._reads.pinned_slots())
             assert self.tiers.host.pins == [pins[slot] for slot in range(self.tiers.host.num_slots)]
+
+
+def _can_be_hit(kv: PrefixKV | None) -> bool:
+    return kv is not None and kv.can_be_hit

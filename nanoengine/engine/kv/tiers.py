@@ -7,7 +7,7 @@ counts when that plan is committed, and only what is committed itself is copied.
 
 from __future__ import annotations
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix, PrefixKV
 from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.kv.orders import PlanRecord
@@ -40,46 +40,46 @@ class LowerTiers:
         If host memory has no room for all of it, what is worth most gets that.
         """
         pool, host = self.pool, self.host
-        last: list[tuple[int, Prefix]] = []  # copies
+        last: list[tuple[int, PrefixKV]] = []  # copies
         for block in going:
-            prefix = pool.contents[block]
-            assert prefix is not None
-            if len(prefix.blocks) > 1:
+            kv = pool.contents[block]
+            assert kv is not None
+            if len(kv.blocks) > 1:
                 pool.withdraw(block)
             else:
-                last.append((block, prefix))
-        self.stats.num_evicted_blocks += len(last)
+                last.append((block, kv))
+                self.stats.groups[kv.group].num_evicted_blocks += 1
         if host is not None:
             num_lost = max(len(last) - host.num_available, 0)
-            for block, prefix in last[:num_lost]:
-                if prefix.host_slot is None and block not in pool.uncommitted:
-                    self._write(plan, prefix, Place(Tier.DEVICE, block))
+            for block, kv in last[:num_lost]:
+                if kv.host_slot is None and block not in pool.uncommitted:
+                    self._write(plan, kv, Place(Tier.DEVICE, block))
                 pool.withdraw(block)
             del last[:num_lost]
-            self._use_in_host([prefix for _, prefix in last])  # they must not make room for each other
-            for block, prefix in last:
-                self.save(plan, prefix, block)
-            self._use_in_host([prefix for _, prefix in last])
+            self._use_in_host([kv for _, kv in last])  # they must not make room for each other
+            for block, kv in last:
+                self.save(plan, kv, block)
+            self._use_in_host([kv for _, kv in last])
         for block, _ in last:
             pool.withdraw(block)
 
-    def save(self, plan: PlanRecord, prefix: Prefix, block: int) -> None:
+    def save(self, plan: PlanRecord, kv: PrefixKV, block: int) -> None:
         """Copy a block to host memory, where the oldest entry makes room for it; if none can, to a file."""
         host = self.host
         if host is None or block in self.pool.uncommitted:
             return
-        if prefix.host_slot is not None:
-            host.use(prefix)
+        if kv.host_slot is not None:
+            host.use(kv)
             return
         slot = self.take_slot(plan)
         if slot is None:
-            self._write(plan, prefix, Place(Tier.DEVICE, block))
+            self._write(plan, kv, Place(Tier.DEVICE, block))
             return
-        host.put(slot, prefix, filled=False)
+        host.put(slot, kv, filled=False)
         self._pin(plan, slot)
-        plan.saved.append((prefix, slot))
+        plan.saved.append((kv, slot))
         plan.transfers.append(Transfer(Place(Tier.DEVICE, block), Place(Tier.HOST, slot)))
-        self.stats.num_saved_blocks += 1
+        self.stats.groups[kv.group].num_saved_blocks += 1
 
     def take_slot(self, plan: PlanRecord) -> int | None:
         """A slot that holds nothing, and that no plan in flight touches; the oldest entry is pushed out for it."""
@@ -95,14 +95,14 @@ class LowerTiers:
             self.pool.forget_if_lost(oldest)
         return self.host.free_slots.pop()
 
-    def _write(self, plan: PlanRecord, prefix: Prefix, source: Place, *, at_once: bool = True) -> bool:
-        disk = self.disk
+    def _write(self, plan: PlanRecord, kv: PrefixKV, source: Place, *, at_once: bool = True) -> bool:
+        disk, prefix = self.disk, kv.prefix
         if disk is None:
             return False
-        name = disk.name(prefix.hash, prefix.parent_hash)
-        header = disk.header(prefix.hash, prefix.parent_hash, prefix.token_bytes)
+        name = disk.name(prefix.hash, prefix.parent_hash, kv.group)
+        header = disk.header(prefix.hash, prefix.parent_hash, prefix.token_bytes, kv.group)
         is_ordered = disk.write(plan, name, header, source, at_once=at_once)
-        self.stats.num_written_files += is_ordered
+        self.stats.groups[kv.group].num_written_files += is_ordered
         return is_ordered
 
     def write_all(self, plan: PlanRecord) -> None:
@@ -113,53 +113,54 @@ class LowerTiers:
         if self.disk is None:
             return
         before = len(plan.writes)
-        for prefix in self.pool.parents_first():
-            source = self._committed_copy(prefix)
+        found = [kv for prefix in self.pool.parents_first() for kv in prefix.kv if kv is not None]
+        for kv in found:
+            source = self._committed_copy(kv)
             if source is not None:
-                self._write(plan, prefix, source, at_once=False)
+                self._write(plan, kv, source, at_once=False)
         plan.writes[before:] = reversed(plan.writes[before:])
-        self.touch_files(self.pool.parents_first())
+        self.touch_files(found)
 
-    def _committed_copy(self, prefix: Prefix) -> Place | None:
-        if prefix.host_filled:
-            assert prefix.host_slot is not None
-            return Place(Tier.HOST, prefix.host_slot)
-        return next((Place(Tier.DEVICE, b) for b in prefix.blocks if b not in self.pool.uncommitted), None)
+    def _committed_copy(self, kv: PrefixKV) -> Place | None:
+        if kv.host_filled:
+            assert kv.host_slot is not None
+            return Place(Tier.HOST, kv.host_slot)
+        return next((Place(Tier.DEVICE, b) for b in kv.blocks if b not in self.pool.uncommitted), None)
 
     # ---- up
 
-    def touch(self, plan: PlanRecord, hits: list[Prefix], blocks: list[int | None]) -> None:
-        """These prefixes, a chain, are hit, in blocks of the pool or in host memory.
+    def touch(self, plan: PlanRecord, hits: list[PrefixKV], blocks: list[int | None]) -> None:
+        """These are hit, parents first, in blocks of the pool or in host memory.
 
         Beginnings are pushed out last; what must be copied back, not before that is done.
         """
         host = self.host
         if host is None:
             return
-        for prefix, block in zip(hits, blocks, strict=True):
+        for kv, block in zip(hits, blocks, strict=True):
             if block is None:
-                assert prefix.host_slot is not None
-                self._pin(plan, prefix.host_slot)
+                assert kv.host_slot is not None
+                self._pin(plan, kv.host_slot)
         self._use_in_host(hits[::-1])
         self.touch_files(hits)
 
-    def _use_in_host(self, prefixes: list[Prefix]) -> None:
+    def _use_in_host(self, hits: list[PrefixKV]) -> None:
         """Those that are in host memory go to the end of the line, in this order."""
-        for prefix in prefixes:
-            if prefix.host_slot is not None and self.host is not None:
-                self.host.use(prefix)
+        for kv in hits:
+            if kv.host_slot is not None and self.host is not None:
+                self.host.use(kv)
 
-    def touch_files(self, chain: list[Prefix]) -> None:
+    def touch_files(self, hits: list[PrefixKV]) -> None:
         """Their files are in use, children before parents."""
         if self.disk is not None:
-            for prefix in reversed(chain):
-                self.disk.use(self.disk.name(prefix.hash, prefix.parent_hash))
+            for kv in reversed(hits):
+                self.disk.use(self.disk.name(kv.prefix.hash, kv.prefix.parent_hash, kv.group))
 
-    def load(self, plan: PlanRecord, prefix: Prefix, block: int) -> None:
-        """Copy a prefix that was touched into a block of the pool."""
-        assert prefix.host_slot is not None
-        plan.transfers.append(Transfer(Place(Tier.HOST, prefix.host_slot), Place(Tier.DEVICE, block)))
-        self.stats.num_loaded_blocks += 1
+    def load(self, plan: PlanRecord, kv: PrefixKV, block: int) -> None:
+        """Copy what was touched into a block of the pool."""
+        assert kv.host_slot is not None
+        plan.transfers.append(Transfer(Place(Tier.HOST, kv.host_slot), Place(Tier.DEVICE, block)))
+        self.stats.groups[kv.group].num_loaded_blocks += 1
 
     def _pin(self, plan: PlanRecord, slot: int) -> None:
         assert self.host is not None
@@ -169,13 +170,16 @@ class LowerTiers:
     # ---- losses
 
     def withdraw(self, plan: PlanRecord, prefixes: list[Prefix], hashes: list[bytes]) -> None:
-        """Forget the copies of some prefixes, their files and those with these hashes, and every file that follows from one."""
+        """Forget some prefixes, children first, and all their copies; the files with these hashes, and what follows from one."""
         for prefix in prefixes:
-            for block in prefix.blocks:
-                self.pool.withdraw(block)
-            if prefix.host_slot is not None and self.host is not None:
-                self.host.drop(prefix)
-                self.pool.forget_if_lost(prefix)
+            for kv in filter(None, prefix.kv):
+                for block in kv.blocks:
+                    self.pool.withdraw(block)
+                if kv.host_slot is not None and self.host is not None:
+                    self.host.drop(kv)
+                    self.pool.forget_if_lost(kv)
+            if prefix.is_known:  # there are sequences that have come as far
+                self.pool.forget(prefix)
         if self.disk is not None:
             self.disk.drop_behind(plan, {*hashes, *(prefix.hash for prefix in prefixes)})
 
@@ -185,9 +189,9 @@ class LowerTiers:
         """A plan was executed: its copies in host memory can be hit."""
         if self.host is None:
             return
-        for prefix, slot in plan.saved:
-            if prefix.host_slot == slot:
-                prefix.host_filled = True
+        for kv, slot in plan.saved:
+            if kv.host_slot == slot:
+                kv.host_filled = True
         for slot in plan.pinned:
             self.host.unpin(slot)
 
@@ -200,10 +204,10 @@ class LowerTiers:
         """
         if self.host is None:
             return
-        for prefix, slot in spoilt.saved:
-            if prefix.host_slot == slot:
-                self.host.drop(prefix)
-                self.pool.forget_if_lost(prefix)
+        for kv, slot in spoilt.saved:
+            if kv.host_slot == slot:
+                self.host.drop(kv)
+                self.pool.forget_if_lost(kv)
         # The device may still be at its copies: they are over when the next plan is.
         next_plan.pinned += spoilt.pinned
         if self.disk is not None:
@@ -221,6 +225,7 @@ class LowerTiers:
             self.disk.check()
         if self.host is not None:
             self.host.check()
-            for prefix in self.host.entries.values():
-                found = self.pool.find(prefix.hash, prefix.parent, prefix.token_bytes)
-                assert found is prefix, "what host memory holds can be found"
+            for kv in self.host.entries.values():
+                found = self.pool.find(kv.prefix.hash, kv.prefix.parent, kv.prefix.token_bytes)
+                assert found is kv.prefix, "what host memory holds can be found"
+                assert found.kv[kv.group] is kv

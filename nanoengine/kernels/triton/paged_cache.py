@@ -1,6 +1,8 @@
-"""What the attention kernels share: how they want K, V and queries to lie, and how they multiply."""
+"""What the attention kernels share: how they want K, V and queries to lie, how they multiply, and what a layer may ask for."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -9,6 +11,12 @@ from torch import Tensor
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
+LOG2E = tl.constexpr(math.log2(math.e))
+"""What makes an exponent of base e one of base 2."""
+
+LOWEST = tl.constexpr(-1e38)
+"""Far below any score and any logarithm of a sum of weights, but finite, so that differences are never NaN."""
+
 
 @triton.jit
 def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
@@ -16,6 +24,28 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
     if INTERPRETED:  # Triton's interpreter would multiply the bits of bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")  # float32 is not rounded to tf32
+
+
+@triton.jit
+def first_seen(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """The first token that the token at a position sees, in a window of so many tokens or a chunk of so many; 0 is no limit."""
+    first = 0
+    if WINDOW:
+        first = tl.maximum(position - (WINDOW - 1), first)
+    if CHUNK:
+        first = tl.maximum(position // CHUNK * CHUNK, first)
+    return first
+
+
+@triton.jit
+def capped(scores: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
+    """CAP * tanh(score / CAP), where scores have log2(e) in them, before and after; 0 is no cap.
+
+    tanh(x) = 1 - 2 / (exp(2 x) + 1) holds where the exponential is infinite, and where it is 0.
+    """
+    if CAP > 0:
+        scores = (CAP * LOG2E) * (1.0 - 2.0 / (tl.exp2(scores * (2.0 / CAP)) + 1.0))
+    return scores
 
 
 def aligned(q: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
-from nanoengine.kernels.triton.paged_cache import aligned, cache_strides, dot
+from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 ROWS = 16
@@ -38,9 +38,6 @@ LEAST_COUNTERS = 1 << 14
 
 CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
 """Tiles, warps and stages that are worth measuring, as `Tuning` has them: from 24 to 64 KB of tiles in shared memory."""
-
-UNWRITTEN = tl.constexpr(-1e38)
-"""Logarithm of the sum of no weights: far below any other, but finite, so that differences are never NaN."""
 
 
 class Workspace:
@@ -85,7 +82,7 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
 
     Args:
         programs: how many there are if no sequence is cut.
-        longest: tokens that the longest sequence can have, by the width of its block table.
+        longest: most tokens that can be seen of a sequence, by the width of its block table, its window or its chunk.
     """
     to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
     most = max(1, min(MOST_PROGRAMS // programs, MAX_PARTS))
@@ -96,12 +93,12 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
 
 
 @triton.jit
-def _part_size(seq_len: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+def _part_size(seen: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
     """Tokens of every part but the last: equal shares in whole steps, as many as fill the device, or more if those were longer
     than `longest_part`, of which they are never more. A short sequence has fewer parts: no part is empty.
     """
-    shares = tl.maximum(to_fill, tl.cdiv(seq_len, longest_part))
-    return tl.maximum(tl.cdiv(tl.cdiv(seq_len, shares), STEP), 1) * STEP
+    shares = tl.maximum(to_fill, tl.cdiv(seen, longest_part))
+    return tl.maximum(tl.cdiv(tl.cdiv(seen, shares), STEP), 1) * STEP
 
 
 @triton.jit
@@ -125,7 +122,7 @@ def _combine(
     dim = tl.arange(0, HEAD_DIM)
     exists = (head < num_heads)[:, None]
     every = tl.arange(0, MAX_PARTS)[None, :]
-    log_sum = tl.load(log_sums + head[:, None] * most_parts + every, mask=exists & (every < parts), other=UNWRITTEN)
+    log_sum = tl.load(log_sums + head[:, None] * most_parts + every, mask=exists & (every < parts), other=LOWEST)
     highest = tl.max(log_sum, axis=1)
     total = highest + tl.log2(tl.sum(tl.exp2(log_sum - highest[:, None]), axis=1))
     combined = tl.zeros([HEADS, HEAD_DIM], tl.float32)
@@ -133,7 +130,7 @@ def _combine(
         part = first + tl.arange(0, AT_ONCE)
         index = head[:, None] * most_parts + part[None, :]
         written = exists & (part < parts)[None, :]
-        weight = tl.exp2(tl.load(log_sums + index, mask=written, other=UNWRITTEN) - total[:, None])
+        weight = tl.exp2(tl.load(log_sums + index, mask=written, other=LOWEST) - total[:, None])
         pointer = results + index[:, :, None] * HEAD_DIM + dim[None, None, :]
         result = tl.load(pointer, mask=written[:, :, None], other=0.0)
         combined += tl.sum(weight[:, :, None] * result, axis=1)
@@ -155,6 +152,7 @@ def _decode_kernel(
     v_cache: tl.tensor,
     block_tables: tl.tensor,
     seq_lens: tl.tensor,
+    sinks: tl.tensor | None,
     scale: tl.tensor,
     q_seq_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -174,9 +172,12 @@ def _decode_kernel(
     HEADS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Program (i, j, p): part p of sequence j, for the i-th chunk of at most ROWS query heads that share a KV head.
+    """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of at most ROWS query heads that share a KV head.
 
     The only part of a sequence writes to `out`, [num_seqs, num_heads, HEAD_DIM]. One of several writes to `results`,
     [num_seqs, num_heads, most_parts, HEAD_DIM], and the logarithm of the sum of its weights to `log_sums`, both float32;
@@ -186,20 +187,25 @@ def _decode_kernel(
     if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    CHUNKS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    LOTS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
-    kv_head = tl.program_id(0) // CHUNKS
+    kv_head = tl.program_id(0) // LOTS
     seq = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
     seq_len = tl.load(seq_lens + seq)
-    size = _part_size(seq_len, to_fill, longest_part, STEP)
-    parts = tl.maximum(tl.cdiv(seq_len, size), 1)
+    seen = seq_len
+    if WINDOW or CHUNK:
+        seen = seq_len - first_seen(seq_len - 1, WINDOW, CHUNK)
+    size = _part_size(seen, to_fill, longest_part, STEP)
+    parts = tl.maximum(tl.cdiv(seen, size), 1)
     if part >= parts:
         return
     start = part * size
+    if WINDOW or CHUNK:
+        start += seq_len - seen
     end = tl.minimum(start + size, seq_len)
 
-    first_row = (tl.program_id(0) % CHUNKS) * ROWS
+    first_row = (tl.program_id(0) % LOTS) * ROWS
     row = first_row + tl.arange(0, ROWS)
     head = kv_head * GROUP + row
     dim = tl.arange(0, HEAD_DIM)
@@ -215,6 +221,10 @@ def _decode_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     sums = tl.zeros([ROWS, TILE], tl.float32)  # summed up over the tile once, at the end: warps need not meet for it
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    if sinks is not None:  # a weight without a value, which the first part counts for all
+        sink = tl.load(sinks + head, mask=row < GROUP, other=0.0) * LOG2E
+        highest = tl.where(part == 0, sink, highest)
+        sums = tl.where((part == 0) & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
     # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the
     # tile, and asks for the tile two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and
     # of V.
@@ -227,7 +237,7 @@ def _decode_kernel(
         k = tl.load(k_head + place)
         v = tl.load(v_head + place)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
-        scores = tl.where(present[None, :], scores, float("-inf"))
+        scores = tl.where(present[None, :], capped(scores, SOFT_CAP), float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite, since a tile holds at least one token
         shrink = tl.exp2(highest - higher)[:, None]
         weights = tl.exp2(scores - higher[:, None])
@@ -237,7 +247,7 @@ def _decode_kernel(
 
     total = tl.sum(sums, axis=1)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
-    first_head = (seq * (tl.num_programs(0) // CHUNKS) + kv_head) * GROUP + first_row
+    first_head = (seq * (tl.num_programs(0) // LOTS) + kv_head) * GROUP + first_row
     out += first_head * HEAD_DIM
     place = tl.arange(0, ROWS)
     if parts == 1:
@@ -268,8 +278,13 @@ def paged_decode(
     workspace: Workspace,
     tuning: Tuning = DEFAULTS,
     num_sms: int | None = None,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention of the last token of each sequence over all of its tokens, in one launch.
+    """Attention of the last token of each sequence over the tokens that it sees, in one launch.
 
     K and V are read once for all query heads that share them, with a running maximum (Dao et al., FlashAttention, 2022), and
     long sequences are cut into parts (Flash-Decoding, Dao et al., 2023), which the last program to end combines. How many parts
@@ -286,6 +301,10 @@ def paged_decode(
         workspace: of the engine; no other launch may use it at the same time.
         tuning: how 16-bit numbers are computed.
         num_sms: multiprocessors of the device, if they are not to be asked for.
+        window, chunk: tokens that are seen: the last `window`, those from the last multiple of `chunk` on; all if both are None.
+            In a block table, what stands before the first of them is not read.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
 
     Returns:
         [num_seqs, num_heads, head_dim], of the dtype of q; sums are float32.
@@ -300,30 +319,34 @@ def paged_decode(
     if not num_seqs:
         return out
     group = num_heads // num_kv_heads
-    num_chunks = num_kv_heads * triton.cdiv(group, ROWS)
-    longest = block_tables.shape[1] * block_size
+    num_lots = num_kv_heads * triton.cdiv(group, ROWS)
+    longest = min(x for x in (block_tables.shape[1] * block_size, window, chunk) if x is not None)
     num_sms = num_sms or num_multiprocessors(q.device, interpreted=132)
-    cut = split(num_seqs * num_chunks, longest, num_sms, tuning)
+    cut = split(num_seqs * num_lots, longest, num_sms, tuning)
     in_parts = cut.most_parts if cut.most_parts > 1 else 0
     results = torch.empty(num_seqs, num_heads, in_parts, head_dim, dtype=torch.float32, device=q.device)
     log_sums = torch.empty(num_seqs, num_heads, in_parts, dtype=torch.float32, device=q.device)
     tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning)
-    _decode_kernel[(num_chunks, num_seqs, cut.most_parts)](
+    _decode_kernel[(num_lots, num_seqs, cut.most_parts)](
         out,
         results,
         log_sums,
-        workspace.counters(num_seqs * num_chunks, q.device),
+        workspace.counters(num_seqs * num_lots, q.device),
         q,
         k_cache,
         v_cache,
         block_tables,
         seq_lens,
+        sinks,
         scale * math.log2(math.e),
         *q.stride()[:2],
         *cache_strides(k_cache, v_cache),
         block_tables.stride(0),
         *cut,
         **_constants(group, head_dim, block_size, tile, num_warps, tuning.dependent_launch),
+        WINDOW=window or 0,
+        CHUNK=chunk or 0,
+        SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
         **({"launch_pdl": True} if tuning.dependent_launch else {}),
@@ -363,7 +386,8 @@ def _constants(
 
 def launches() -> list[Launch]:
     """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
-    of other sizes, and the launch that does not wait for the one before.
+    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Llama 4, Gemma 2 and
+    gpt-oss.
     """
     tunings = [
         replace(DEFAULTS, decode_tile=tile, decode_warps=num_warps, decode_stages=num_stages)
@@ -375,14 +399,30 @@ def launches() -> list[Launch]:
         _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
         *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 256)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
+        _launch(torch.bfloat16, 128, group=5, chunk=8192),
+        _launch(torch.bfloat16, 256, window=4096, soft_cap=50.0),
+        _launch(torch.bfloat16, 64, group=8, window=128, sinks=True),
         *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
+        _launch(torch.float32, 128, window=4096, sinks=True, soft_cap=50.0),
     ]
 
 
-def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, tuning: Tuning = DEFAULTS) -> Launch:
+def _launch(
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int = 2,
+    tuning: Tuning = DEFAULTS,
+    window: int = 0,
+    chunk: int = 0,
+    soft_cap: float = 0.0,
+    sinks: bool = False,
+) -> Launch:
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning)
-    constants = _constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch)
+    asked = {"WINDOW": window, "CHUNK": chunk, "SOFT_CAP": soft_cap}
+    constants: dict[str, Any] = {**_constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch), **asked}
+    if not sinks:
+        constants["sinks"] = None
     strides = ("q_seq_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     signature = {
         "out": f"*{type_name}",
@@ -390,10 +430,12 @@ def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, tuning: Tuning = 
         "arrivals": "*i32",
         **dict.fromkeys(("q", "k_cache", "v_cache"), f"*{type_name}"),
         **dict.fromkeys(("block_tables", "seq_lens"), "*i32"),
+        "sinks": "*fp32" if sinks else "constexpr",
         "scale": "fp32",
         **dict.fromkeys((*strides, *Split._fields), "i32"),
         **dict.fromkeys(constants, "constexpr"),
     }
     name = f"paged_decode {type_name} {head_dim} group {group} {shape}{' dependent' * tuning.dependent_launch}"
+    name += "".join(f" {key.lower()} {value}" for key, value in (asked | {"sinks": sinks}).items() if value)
     least = 90 if tuning.dependent_launch else 80
     return Launch(name, _decode_kernel, signature, constants, num_warps, num_stages, least_capability=least)

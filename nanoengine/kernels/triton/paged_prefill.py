@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.launch import Launch
-from nanoengine.kernels.triton.paged_cache import aligned, cache_strides, dot
+from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 
 MOST_HEADS = 16
 """Most query heads of a group that share a tile; a larger group takes several tiles."""
@@ -38,6 +38,9 @@ def _walk(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
@@ -48,6 +51,8 @@ def _walk(
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         visible = token[None, :] <= position[:, None]
+        if MASKED and (WINDOW or CHUNK):
+            visible &= token[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None]
         if MASKED:
             token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
@@ -55,9 +60,10 @@ def _walk(
         k = tl.load(k_head + place)
         v = tl.load(v_head + place)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
+        scores = capped(scores, SOFT_CAP)
         if MASKED:
             scores = tl.where(visible, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite from the first tile on: every row sees token 0
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or every row sees the first token
         shrink = tl.exp2(highest - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
@@ -79,6 +85,7 @@ def _prefill_kernel(
     block_tables: tl.tensor,
     query_start_loc: tl.tensor,
     seq_lens: tl.tensor,
+    sinks: tl.tensor | None,
     scale: tl.tensor,
     q_token_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -92,15 +99,18 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
 ) -> None:
-    """Program (i, j, t): in sequence j, tile t from the end, for the i-th chunk of HEADS query heads that share a KV head.
+    """Program (i, j, t): in sequence j, tile t from the end, for the i-th lot of HEADS query heads that share a KV head.
 
     A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.
     """
-    CHUNKS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     TOKENS: tl.constexpr = ROWS // HEADS
-    kv_head = tl.program_id(0) // CHUNKS
+    kv_head = tl.program_id(0) // LOTS
     seq = tl.program_id(1).to(tl.int64)
     start = tl.load(query_start_loc + seq)
     query_len = tl.load(query_start_loc + seq + 1) - start
@@ -111,7 +121,7 @@ def _prefill_kernel(
     seq_len = tl.load(seq_lens + seq)
     row = tl.arange(0, ROWS)
     token = first + row // HEADS
-    in_group = (tl.program_id(0) % CHUNKS) * HEADS + row % HEADS
+    in_group = (tl.program_id(0) % LOTS) * HEADS + row % HEADS
     dim = tl.arange(0, HEAD_DIM)
     # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
     q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
@@ -126,21 +136,36 @@ def _prefill_kernel(
 
     history = seq_len - query_len
     position = history + q_token
-    seen_by_all = tl.maximum(history + first + 1, 0) // TILE * TILE
     seen = tl.minimum(history + first + TOKENS, seq_len)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    highest = tl.full([ROWS], LOWEST if WINDOW or CHUNK else float("-inf"), tl.float32)
+    if sinks is not None:  # a weight without a value
+        highest = tl.maximum(tl.load(sinks + q_head) * LOG2E, LOWEST)
+        total += 1.0
+    # What all rows see needs no mask. Before it is, in a window or a chunk, what the later rows do not see any more.
+    if WINDOW or CHUNK:
+        earliest = first_seen(history + first, WINDOW, CHUNK)
+        lost = first_seen(seen - 1, WINDOW, CHUNK) - earliest
+        seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
+        acc, total, highest = _walk(
+            acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, table, block_stride, slot_stride, scale,
+            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
+        )  # fmt: skip
+        first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
+    else:
+        seen_by_all = 0
+        first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
     acc, total, highest = _walk(
-        acc, total, highest, query, position, 0, seen_by_all, k_head, v_head, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, False,
+        acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, False,
     )  # fmt: skip
     acc, total, highest = _walk(
-        acc, total, highest, query, position, seen_by_all, seen, k_head, v_head, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, True,
+        acc, total, highest, query, position, first_masked, seen, k_head, v_head, table, block_stride, slot_stride, scale,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
-    num_heads = tl.num_programs(0) // CHUNKS * GROUP
+    num_heads = tl.num_programs(0) // LOTS * GROUP
     out_row = (start + token).to(tl.int64) * num_heads + kv_head * GROUP + in_group
     present = (token < query_len) & (in_group < GROUP)
     tl.store(out + out_row[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=present[:, None])
@@ -155,8 +180,13 @@ def paged_prefill(
     seq_lens: Tensor,
     max_query_len: int,
     scale: float,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    sinks: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention of the last tokens of each sequence, each over the tokens up to itself.
+    """Attention of the last tokens of each sequence, each over the tokens up to itself that it sees.
 
     FlashAttention-2 (Dao, 2023), with the query heads that share K and V side by side in a tile, as if they were tokens.
 
@@ -169,6 +199,10 @@ def paged_prefill(
         seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
         max_query_len: of all sequences, or more.
         scale: factor of the scores, before the softmax.
+        window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
+            In a block table, what stands before the first of them is not read.
+        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
+        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
 
     Returns:
         [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
@@ -195,6 +229,7 @@ def paged_prefill(
         block_tables,
         query_start_loc,
         seq_lens,
+        sinks,
         scale * math.log2(math.e),
         *q.stride()[:2],
         *strides,
@@ -205,6 +240,9 @@ def paged_prefill(
         BLOCK_SIZE=block_size,
         ROWS=rows,
         TILE=tile,
+        WINDOW=window or 0,
+        CHUNK=chunk or 0,
+        SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
     )
@@ -222,21 +260,43 @@ def _shape(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
 
 
 def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two."""
+    """What is launched for heads of the usual sizes in groups of two, and what some models ask for beside: Gemma 2, gpt-oss and
+    Llama 4."""
+    return [
+        *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 128, 256)),
+        _launch(torch.float16, 128),  # it is as bfloat16 is
+        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
+        _launch(torch.bfloat16, 256, window=4096, soft_cap=50.0),
+        _launch(torch.bfloat16, 64, group=8, window=128, sinks=True),
+        _launch(torch.bfloat16, 128, group=5, chunk=8192),
+        _launch(torch.float32, 128, window=4096, sinks=True, soft_cap=50.0),
+    ]
+
+
+def _launch(
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int = 2,
+    window: int = 0,
+    chunk: int = 0,
+    soft_cap: float = 0.0,
+    sinks: bool = False,
+) -> Launch:
     integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    found = []
-    for dtype, type_name in types.items():
-        for head_dim in (64, 128, 256) if dtype is not torch.float16 else (128,):  # float16 is as bfloat16 is
-            rows, tile, num_warps, num_stages = _shape(dtype, head_dim)
-            constants = {"GROUP": 2, "HEADS": 2, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
-            signature = {
-                **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{type_name}"),
-                **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
-                "scale": "fp32",
-                **dict.fromkeys(integers, "i32"),
-                **dict.fromkeys(constants, "constexpr"),
-            }
-            name = f"paged_prefill {type_name} {head_dim}"
-            found.append(Launch(name, _prefill_kernel, signature, constants, num_warps, num_stages))
-    return found
+    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    rows, tile, num_warps, num_stages = _shape(dtype, head_dim)
+    heads = triton.next_power_of_2(group)
+    sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
+    asked = {"WINDOW": window, "CHUNK": chunk, "SOFT_CAP": soft_cap}
+    signature = {
+        **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{type_name}"),
+        **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
+        "sinks": "*fp32" if sinks else "constexpr",
+        "scale": "fp32",
+        **dict.fromkeys(integers, "i32"),
+        **dict.fromkeys((*sizes, *asked), "constexpr"),
+    }
+    constants = {**sizes, **asked, **({} if sinks else {"sinks": None})}
+    name = f"paged_prefill {type_name} {head_dim} group {group}"
+    name += "".join(f" {key.lower()} {value}" for key, value in (asked | {"sinks": sinks}).items() if value)
+    return Launch(name, _prefill_kernel, signature, constants, num_warps, num_stages)

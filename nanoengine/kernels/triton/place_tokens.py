@@ -1,7 +1,7 @@
 """Where the tokens of a step stand, worked out on the device: it may still be choosing the tokens that the step begins with.
 
-The host says how many tokens each sequence has before the step and in it. The rest, the block tables and each sequence's last
-token, stays on the device, in tables with a row for every sequence that runs.
+The host says how many tokens each sequence has before the step and in it. The rest, the block tables of every KV group and each
+sequence's last token, stays on the device, in tables with a row for every sequence that runs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ TILE = 256
 
 NUM_WARPS = 4
 
+EVEN = 2
+"""Slots of a group begin at a multiple of so many, 16 bytes: the kernels that read them are compiled for that."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["slot_stride"])  # it follows the tokens of a step
 def _place_tokens_kernel(
     token_ids: tl.tensor,
     rows: tl.tensor,
@@ -29,15 +32,18 @@ def _place_tokens_kernel(
     last_tokens: tl.tensor,
     tables: tl.tensor,
     padding_row: tl.tensor,
+    group_stride: tl.tensor,
     table_stride: tl.tensor,
+    slot_stride: tl.tensor,
     input_ids: tl.tensor,
     positions: tl.tensor,
     slot_mapping: tl.tensor,
     seq_lens: tl.tensor,
+    GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Program (i, j): tile j of the tokens of sequence i."""
+    """Program (i, j): tile j of the tokens of sequence i, in every KV group."""
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)
     is_padding = row == padding_row
@@ -54,12 +60,15 @@ def _place_tokens_kernel(
     last = tl.maximum(tl.load(last_tokens + row), 0)
     given = tl.load(token_ids + token, mask=mask, other=0).to(tl.int64)
     position = computed + offset
-    visible = offset < tl.where(is_padding, 0, query_len)
-    block = tl.load(tables + row * table_stride + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-    slot = block * BLOCK_SIZE + position % BLOCK_SIZE
     tl.store(input_ids + token, tl.where(is_padding, 0, tl.where(given < 0, last, given)), mask=mask)
     tl.store(positions + token, tl.where(is_padding, 0, position).to(tl.int64), mask=mask)
-    tl.store(slot_mapping + token, tl.where(is_padding, -1, slot), mask=mask)
+    visible = offset < tl.where(is_padding, 0, query_len)
+    place = tables + row * table_stride + position // BLOCK_SIZE
+    for group in range(GROUPS):
+        block = tl.load(place + tl.cast(group, tl.int64) * group_stride, mask=visible, other=0).to(tl.int64)
+        slot = block * BLOCK_SIZE + position % BLOCK_SIZE
+        slots = slot_mapping + tl.cast(group, tl.int64) * slot_stride
+        tl.store(slots + token, tl.where(is_padding, -1, slot), mask=mask)
 
 
 def place_tokens(
@@ -74,7 +83,7 @@ def place_tokens(
 ) -> PlacedTokens:
     """`Kernels.place_tokens`: the tokens of a step, their positions and slots, and the lengths of the sequences.
 
-    The last row of the tables is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
+    The last row of each table is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
     written. Its length is 0.
 
     Args:
@@ -83,16 +92,19 @@ def place_tokens(
         query_start_loc: [num_seqs + 1] int32: where each sequence's tokens start, and where the last one's end.
         num_computed: [num_seqs] int32: tokens of each sequence before these.
         last_tokens: [num_rows] int64; a token below 0 is taken for 0.
-        tables: [num_rows, width] int32, the block tables.
+        tables: [num_groups, num_rows, width] int32, the block tables of each KV group.
         block_size: tokens of a block, a power of two.
         max_query_len: no sequence has more tokens here.
     """
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
     assert len(query_start_loc) == num_seqs + 1
-    assert len(last_tokens) == len(tables)
-    assert tables.stride(1) == 1
-    input_ids, positions, slot_mapping = (last_tokens.new_empty(len(token_ids)) for _ in range(3))
+    num_groups, num_rows, _ = tables.shape
+    assert len(last_tokens) == num_rows
+    assert tables.stride(2) == 1
+    num_tokens = len(token_ids)
+    input_ids, positions = last_tokens.new_empty(num_tokens), last_tokens.new_empty(num_tokens)
+    slot_mapping = last_tokens.new_empty(num_groups, triton.cdiv(num_tokens, EVEN) * EVEN)[:, :num_tokens]
     seq_lens = torch.empty_like(num_computed)
     if num_seqs:
         _place_tokens_kernel[(num_seqs, max(1, triton.cdiv(max_query_len, TILE)))](
@@ -102,12 +114,14 @@ def place_tokens(
             num_computed,
             last_tokens,
             tables,
-            len(tables) - 1,
-            tables.stride(0),
+            num_rows - 1,
+            *tables.stride()[:2],
+            slot_mapping.stride(0),
             input_ids,
             positions,
             slot_mapping,
             seq_lens,
+            GROUPS=num_groups,
             BLOCK_SIZE=block_size,
             TILE=TILE,
             num_warps=NUM_WARPS,
@@ -119,19 +133,19 @@ def launches() -> list[Launch]:
     """The configurations of the kernel."""
     return [
         Launch(
-            name=f"place_tokens, block_size {block_size}",
+            name=f"place_tokens, {groups} groups, block_size {block_size}",
             kernel=_place_tokens_kernel,
             signature={
                 **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
                 "last_tokens": "*i64",
                 "tables": "*i32",
-                **dict.fromkeys(("padding_row", "table_stride"), "i32"),
+                **dict.fromkeys(("padding_row", "group_stride", "table_stride", "slot_stride"), "i32"),
                 **dict.fromkeys(("input_ids", "positions", "slot_mapping"), "*i64"),
                 "seq_lens": "*i32",
-                **dict.fromkeys(("BLOCK_SIZE", "TILE"), "constexpr"),
+                **dict.fromkeys(("GROUPS", "BLOCK_SIZE", "TILE"), "constexpr"),
             },
-            constants={"BLOCK_SIZE": block_size, "TILE": TILE},
+            constants={"GROUPS": groups, "BLOCK_SIZE": block_size, "TILE": TILE},
             num_warps=NUM_WARPS,
         )
-        for block_size in (16, 256)
+        for groups, block_size in ((1, 16), (1, 256), (6, 16))
     ]

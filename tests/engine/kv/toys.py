@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.block_pool import BlockPool
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix
 from nanoengine.engine.kv.orders import Orders
 from nanoengine.engine.messages import FileDone, Tier, Transfer
 
@@ -26,13 +26,21 @@ class ToySequence:
         self.coming: list[int] = []  # tokens on their way
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
-        self.block_table: list[int] = []
+        self.num_encoder_tokens = 0
+        self.block_tables: list[list[int]] = []
+        self.first_blocks: list[int] = []
+        self.prefix: Prefix | None = None
         self.block_hashes: list[bytes] = []
         self.block_tokens: list[bytes] = []
         self.num_published = 0
         self.num_slots = 0
         self.cache_salt = cache_salt.encode() if isinstance(cache_salt, str) else cache_salt
         self.reads_cache = reads_cache
+
+    @property
+    def block_table(self) -> list[int]:
+        """That of the only group, or of the first."""
+        return self.block_tables[0] if self.block_tables else []
 
     @property
     def num_known_tokens(self) -> int:
@@ -69,7 +77,9 @@ def free_order(pool: BlockPool) -> list[int]:
 
 def snapshot(pool: BlockPool) -> tuple[object, ...]:
     """Everything that a pool knows, as a value."""
-    index = [(p.hash, id(p), p.blocks, p.host_slot, p.host_filled) for p in pool.prefixes()]
+    index = [
+        (p.hash, id(p), [kv and (kv.blocks, kv.host_slot, kv.host_filled) for kv in p.kv]) for p in pool.prefixes()
+    ]
     return (
         tuple(pool.ref_counts),
         tuple(map(id, pool.contents)),

@@ -6,11 +6,13 @@ import math
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -51,11 +53,50 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-
 all_dtypes = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "float16", "bfloat16"])
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a layer may ask for beside a scale."""
+
+    window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
+    soft_cap: float | None = None
+
+    def first_seen(self, position: int) -> int:
+        """By the token at a position."""
+        seen = range(position + 1)
+        if self.window is not None:
+            seen = seen[-self.window :]
+        return next(i for i in seen if self.chunk is None or i // self.chunk == position // self.chunk)
+
+
+PLAIN = Asked()
+ASKED = [
+    Asked(window=1),
+    Asked(window=20),
+    Asked(window=STEP + 1),
+    Asked(chunk=16),
+    Asked(chunk=40),
+    Asked(sinks=True),
+    Asked(soft_cap=2.0),
+    Asked(window=150, sinks=True, soft_cap=5.0),
+]
+every_feature = pytest.mark.parametrize("asked", ASKED, ids=str)
+drawn_features = st.builds(
+    Asked,
+    window=st.none() | st.integers(1, 200),
+    chunk=st.none() | st.integers(1, 200),
+    sinks=st.booleans(),
+    soft_cap=st.none() | st.floats(0.1, 100),
+)
+
+
 class Case:
     """Random K and V of some sequences, at shuffled blocks of a cache that is NaN wherever no token was written.
 
     Args:
         head_major: whether the cache has heads before slots; K and V of another layer lie between them in any case.
+        asked: what is computed. Block tables then have block 0, which is NaN, before the first block that is seen.
     """
 
     def __init__(
@@ -68,6 +109,7 @@ class Case:
         block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         head_major: bool = True,
+        asked: Asked = PLAIN,
         seed: int = 0,
     ):
         self.generator = torch.Generator().manual_seed(seed)
@@ -92,6 +134,24 @@ class Case:
         self.caches = [memory[:, 1, i].transpose(1, 2) if head_major else memory[:, 1, i] for i in range(2)]
         self.tables = self.tables.to(DEVICE)
         self.workspace = Workspace()
+        self.asked, self.sinks = asked, None
+        if asked.sinks:
+            self.sinks = 3 * torch.randn(self.num_heads, generator=self.generator).to(DEVICE)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What kernels are told."""
+        asked = self.asked
+        return {"window": asked.window, "chunk": asked.chunk, "soft_cap": asked.soft_cap, "sinks": self.sinks}
+
+    def tables_from(self, positions: Sequence[int]) -> Tensor:
+        """Block tables for queries from a position of each sequence on."""
+        if self.asked.window is None and self.asked.chunk is None:
+            return self.tables
+        tables = self.tables.clone()
+        for table, position in zip(tables, positions, strict=True):
+            table[: self.asked.first_seen(max(position, 0)) // self.block_size] = 0
+        return tables
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator).to(self.dtype)
@@ -100,15 +160,21 @@ class Case:
         return self.random(count, self.num_heads, self.head_dim).to(DEVICE)
 
     def exact(self, i: int, q: Tensor, position: int, scale: float = SCALE) -> Tensor:
-        """The result of the query [num_heads, head_dim] at a position of sequence i, which sees all up to there."""
-        k, v = (x[i][: position + 1].double().repeat_interleave(self.group, 1) for x in (self.k, self.v))
-        weights = (torch.einsum("hd,thd->ht", q.cpu().double(), k) * scale).softmax(-1)
-        return torch.einsum("ht,thd->hd", weights, v)
+        """The result of the query [num_heads, head_dim] at a position of sequence i."""
+        seen = slice(self.asked.first_seen(position), position + 1)
+        k, v = (x[i][seen].double().repeat_interleave(self.group, 1) for x in (self.k, self.v))
+        scores = torch.einsum("hd,thd->ht", q.cpu().double(), k) * scale
+        if self.asked.soft_cap is not None:
+            scores = self.asked.soft_cap * (scores / self.asked.soft_cap).tanh()
+        if self.sinks is not None:
+            scores, v = torch.cat([scores, self.sinks.cpu().double()[:, None]], 1), F.pad(v, (0, 0, 0, 0, 0, 1))
+        return torch.einsum("ht,thd->hd", scores.softmax(-1), v)
 
     def decode(self, q: Tensor, scale: float = SCALE, *, to_fill: int = 1, tuning: Tuning = UNCUT) -> Tensor:
         """On a device that so many parts of every sequence fill. The workspace is left as it was found."""
         num_sms = to_fill * len(q) * self.num_heads // self.group * math.ceil(self.group / ROWS)
-        out = paged_decode(q, *self.caches, self.tables, self.int32(self.lens), scale, self.workspace, tuning, num_sms)
+        sequences = self.tables_from([n - 1 for n in self.lens]), self.int32(self.lens)
+        out = paged_decode(q, *self.caches, *sequences, scale, self.workspace, tuning, num_sms, **self.options)
         assert not self.workspace.counters(1, DEVICE).any()
         return out
 
@@ -185,7 +251,27 @@ def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.Monke
     Case([7 * STEP, 1], 1, 1, 16).check(to_fill=50)
 
 
-@settings(max_examples=20, deadline=None, database=None)
+@every_feature
+@pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+def test_every_feature_with_lengths_around_what_is_seen(tuning: Tuning, asked: Asked) -> None:
+    Case([1, 16, 0, 21, 40, 66, 81, 160, 300], 1, 2, asked=asked).check(tuning=tuning)
+
+
+@all_dtypes
+def test_features_together(dtype: torch.dtype) -> None:
+    Case([1, 90, 170, 300], 2, 3, dtype=dtype, asked=Asked(100, None, True, 3.0)).check(tuning=CUT)
+
+
+@pytest.mark.parametrize("sink", [-math.inf, -1e4, 0.0, 1e4])
+@pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
+def test_sinks_take_their_weight_once_and_whatever_they_are(tuning: Tuning, sink: float) -> None:
+    """From no weight to all of it."""
+    case = Case([3, 200], 1, 20, asked=Asked(sinks=True))
+    case.sinks = torch.full((20,), sink, device=DEVICE)
+    case.check(tuning=tuning)
+
+
+@settings(max_examples=25, deadline=None, database=None)
 @given(
     lens=st.lists(st.integers(0, 300), min_size=1, max_size=4),
     num_kv_heads=st.integers(1, 3),
@@ -195,6 +281,7 @@ def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.Monke
     head_major=st.booleans(),
     to_fill=st.integers(1, 6),
     longest_part=st.sampled_from([STEP, 100, 2 * STEP, 1 << 20]),
+    asked=drawn_features,
     seed=st.integers(0, 99),
 )
 def test_any_batch(
@@ -206,16 +293,19 @@ def test_any_batch(
     head_major: bool,
     to_fill: int,
     longest_part: int,
+    asked: Asked,
     seed: int,
 ) -> None:
-    case = Case(lens, num_kv_heads, group, head_dim, block_size=block_size, head_major=head_major, seed=seed)
+    layout = {"block_size": block_size, "head_major": head_major}
+    case = Case(lens, num_kv_heads, group, head_dim, **layout, asked=asked, seed=seed)
     case.check(to_fill=to_fill, tuning=replace(UNCUT, decode_longest_part=longest_part))
 
 
 @pytest.mark.parametrize("scale", [0.0, 20.0])
 @pytest.mark.parametrize("tuning", [UNCUT, CUT], ids=["whole", "in parts"])
-def test_scores_that_are_equal_and_scores_far_apart(tuning: Tuning, scale: float) -> None:
-    case = Case([40, 170], 1, 2)
+@pytest.mark.parametrize("asked", [PLAIN, Asked(soft_cap=0.5), Asked(window=70, sinks=True)], ids=str)
+def test_scores_that_are_equal_and_scores_far_apart(asked: Asked, tuning: Tuning, scale: float) -> None:
+    case = Case([40, 170], 1, 2, asked=asked)
     q = case.queries(2)
     out = case.decode(q, scale, tuning=tuning)
     torch.testing.assert_close(out.cpu().double(), case.all_exact(q, scale), rtol=1e-4, atol=1e-4)
@@ -229,8 +319,9 @@ def test_parts_that_nobody_wrote_are_not_read(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("to_fill", [1, 4])
-def test_a_sequence_of_nan_shows_it_and_spoils_no_other(to_fill: int) -> None:
-    case = Case([40, 150, 21])
+@pytest.mark.parametrize("asked", [PLAIN, Asked(100, None, True, 9.0)], ids=str)
+def test_a_sequence_of_nan_shows_it_and_spoils_no_other(asked: Asked, to_fill: int) -> None:
+    case = Case([40, 150, 21], asked=asked)
     q = case.queries(3)
     q[1] = torch.nan
     out = case.decode(q, to_fill=to_fill)
@@ -419,15 +510,37 @@ def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) 
 # ---- how it is launched
 
 
-@pytest.mark.parametrize("dependent", [False, True])
-def test_it_is_launched_early_if_it_is_tuned_so(monkeypatch: pytest.MonkeyPatch, dependent: bool) -> None:
-    launched: dict[str, object] = {}
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The options of a launch that does not happen, and its grid."""
+    found: dict[str, Any] = {}
 
     class Kernel:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *_, **options: launched.update(options, grid=grid)
+            return lambda *_, **options: found.update(options, grid=grid)
 
     monkeypatch.setattr(module, "_decode_kernel", Kernel())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts"),
+    [(PLAIN, 66), (Asked(window=128), 2), (Asked(chunk=8192), 66), (Asked(window=640, chunk=512), 8)],
+    ids=str,
+)
+def test_a_launch_has_programs_for_what_can_be_seen_and_no_more(
+    launched: dict[str, Any], asked: Asked, parts: int
+) -> None:
+    """However long the sequence is that a block table has room for, and however long the one is that is there."""
+    case = Case([5], 8, 1, 16, asked=asked)
+    case.tables = torch.zeros(1, 32_768 // 16, dtype=torch.int32, device=DEVICE)
+    q, lens, options = case.queries(1), case.int32([5]), case.options
+    paged_decode(q, *case.caches, case.tables, lens, SCALE, case.workspace, DEFAULTS, 132, **options)
+    assert launched["grid"] == (8, 1, parts)
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_it_is_launched_early_if_it_is_tuned_so(launched: dict[str, Any], dependent: bool) -> None:
     case = Case([200], 2, 20, dtype=torch.bfloat16)
     case.decode(case.queries(1), tuning=replace(in_bfloat16(16, 2, 5), dependent_launch=dependent))
     assert launched["grid"] == (4, 1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -16,7 +17,17 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from nanoengine.kernels.triton.paged_prefill import paged_prefill
-from tests.kernels.triton.test_paged_decode import DEVICE, SCALE, Case, all_dtypes, assert_near
+from tests.kernels.triton.test_paged_decode import (
+    DEVICE,
+    PLAIN,
+    SCALE,
+    Asked,
+    Case,
+    all_dtypes,
+    assert_near,
+    drawn_features,
+    every_feature,
+)
 
 
 def prefill(
@@ -26,7 +37,8 @@ def prefill(
     query_lens = [end - start for start, end in zip(starts, ends, strict=True)]
     query_start = case.int32([sum(query_lens[:i]) for i in range(len(query_lens) + 1)])
     longest = max(query_lens) + more
-    return paged_prefill(q, *case.caches, case.tables, query_start, case.int32(ends), longest, scale)
+    sequences = case.tables_from(starts), query_start, case.int32(ends)
+    return paged_prefill(q, *case.caches, *sequences, longest, scale, **case.options)
 
 
 def check(case: Case, starts: Sequence[int], more: int = 0, scale: float = SCALE) -> None:
@@ -68,7 +80,26 @@ def test_heads_of_every_size(head_dim: int, dtype: torch.dtype) -> None:
     check(Case([3, 70, 100], 1, 2, head_dim, dtype=dtype), [0, 0, 80])
 
 
-@settings(max_examples=10, deadline=None, database=None)
+@every_feature
+@pytest.mark.parametrize("starts", [[0, 0, 0, 0], [16, 60, 39, 140]], ids=["whole", "after a history"])
+def test_every_feature(starts: list[int], asked: Asked) -> None:
+    check(Case([17, 66, 130, 230], 1, 2, asked=asked), starts)
+
+
+@all_dtypes
+def test_features_together(dtype: torch.dtype) -> None:
+    check(Case([90, 210], 2, 3, dtype=dtype, asked=Asked(100, None, True, 3.0)), [0, 130])
+
+
+@pytest.mark.parametrize("sink", [-math.inf, -1e4, 0.0, 1e4])
+@pytest.mark.parametrize("window", [None, 5])
+def test_sinks_take_their_weight_whatever_they_are(window: int | None, sink: float) -> None:
+    case = Case([40], 1, 5, 16, asked=Asked(window, sinks=True))
+    case.sinks = torch.full((5,), sink, device=DEVICE)
+    check(case, [20])
+
+
+@settings(max_examples=12, deadline=None, database=None)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 90)), min_size=1, max_size=3),
     num_kv_heads=st.integers(1, 3),
@@ -78,6 +109,7 @@ def test_heads_of_every_size(head_dim: int, dtype: torch.dtype) -> None:
     head_major=st.booleans(),
     half=st.booleans(),
     more=st.integers(0, 100),
+    asked=drawn_features,
     seed=st.integers(0, 99),
 )
 def test_any_batch(
@@ -89,20 +121,25 @@ def test_any_batch(
     head_major: bool,
     half: bool,
     more: int,
+    asked: Asked,
     seed: int,
 ) -> None:
     """Sequences without new tokens among them, and room for longer ones."""
     lens = [history + new for history, new in spans]
     dtype = torch.float16 if half else torch.float32
     layout = {"block_size": block_size, "head_major": head_major}
-    case = Case([*lens, 1], num_kv_heads, group, head_dim, dtype=dtype, seed=seed, **layout)
+    case = Case([*lens, 1], num_kv_heads, group, head_dim, dtype=dtype, asked=asked, seed=seed, **layout)
     check(case, [*(history for history, _ in spans), 0], more)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_in_chunks_it_is_what_it_is_at_once(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [(PLAIN, torch.float32), (PLAIN, torch.float16), (Asked(33), torch.float16), (Asked(chunk=50), torch.float16)],
+    ids=str,
+)
+def test_in_chunks_it_is_what_it_is_at_once(asked: Asked, dtype: torch.dtype) -> None:
     """Tokens after the chunk are in the cache already: none of them may be seen."""
-    case = Case([150, 70], 1, 3, dtype=dtype)
+    case = Case([150, 70], 1, 3, dtype=dtype, asked=asked)
     q = case.queries(220).split([150, 70])
     whole = prefill(case, torch.cat(q), [0, 0], [150, 70]).split([150, 70])
     for starts, ends in (([0, 0], [64, 1]), ([64, 1], [65, 50]), ([65, 50], [150, 70])):
@@ -111,36 +148,40 @@ def test_in_chunks_it_is_what_it_is_at_once(dtype: torch.dtype) -> None:
         torch.testing.assert_close(chunk, expected, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-3)
 
 
-def test_one_new_token_is_what_decoding_is() -> None:
-    case = Case([150, 1, 64])
+@pytest.mark.parametrize("asked", [PLAIN, Asked(70, None, True, 9.0)], ids=str)
+def test_one_new_token_is_what_decoding_is(asked: Asked) -> None:
+    case = Case([150, 1, 64], asked=asked)
     q = case.queries(3)
     out = prefill(case, q, [149, 0, 63], [150, 1, 64])
     torch.testing.assert_close(out, case.decode(q), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [0.0, 20.0])
-def test_scores_that_are_equal_and_scores_far_apart(scale: float) -> None:
-    case = Case([150], 1, 2)
+@pytest.mark.parametrize("asked", [PLAIN, Asked(soft_cap=0.5), Asked(window=70, sinks=True)], ids=str)
+def test_scores_that_are_equal_and_scores_far_apart(asked: Asked, scale: float) -> None:
+    case = Case([150], 1, 2, asked=asked)
     q = case.queries(150)
     out = prefill(case, q, [0], [150], scale).cpu().double()
     exact = torch.stack([case.exact(0, q[i], i, scale) for i in range(150)])
     torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_a_padding_row_is_zeros_and_changes_nothing() -> None:
+@pytest.mark.parametrize("asked", [PLAIN, Asked(50, 33, True, 9.0)], ids=str)
+def test_a_padding_row_is_zeros_and_changes_nothing(asked: Asked) -> None:
     """It has a token, which attention does not see."""
-    case = Case([40, 0, 70])
+    case = Case([40, 0, 70], asked=asked)
     q = case.queries(111)
     starts, ends = case.int32([0, 40, 41, 111]), case.int32([40, 0, 70])
-    out = paged_prefill(q, *case.caches, case.tables, starts, ends, 70, SCALE)
+    out = paged_prefill(q, *case.caches, case.tables, starts, ends, 70, SCALE, **case.options)
     assert not out[40].any()
     others = [i for i in range(111) if i != 40]
     case.lens[1] = 0
     assert torch.equal(out[others], prefill(case, q[others], [0, 0, 0], [40, 0, 70]))
 
 
-def test_a_sequence_of_nan_shows_it_and_spoils_no_other() -> None:
-    case = Case([40, 33, 21])
+@pytest.mark.parametrize("asked", [PLAIN, Asked(10, None, True, 9.0)], ids=str)
+def test_a_sequence_of_nan_shows_it_and_spoils_no_other(asked: Asked) -> None:
+    case = Case([40, 33, 21], asked=asked)
     q = case.queries(94)
     q[40:73] = torch.nan
     pieces = prefill(case, q, [0, 0, 0], case.lens).split(case.lens)
