@@ -85,7 +85,7 @@ def test_a_large_linear(kernels: NativeKernels, dtype: torch.dtype) -> None:
 
 @both_dtypes
 def test_linear_is_near_torchs(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    x, w, b = random(9, 96, dtype=dtype), random(50, 96, dtype=dtype, seed=1), random(50, dtype=torch.float32, seed=2)
+    x, w, b = random(9, 96, dtype=dtype), random(50, 96, dtype=dtype, seed=1), random(50, dtype=dtype, seed=2)
     reference = TorchKernels()
     tolerance = 1e-5 if dtype is torch.float32 else 0.02
     torch.testing.assert_close(
@@ -173,7 +173,7 @@ def threads(count: int) -> Iterator[None]:
 def test_two_threads_compute_the_same_as_one(kernels: NativeKernels, dtype: torch.dtype) -> None:
     def results(rows: int) -> list[Tensor]:
         x, w = random(rows, 75, dtype=dtype), random(230, 75, dtype=dtype, seed=1)
-        weight, norm = weight_of(kernels, w), random(75, dtype=dtype, seed=2)
+        weight, norm = weight_of(kernels, w), random(75, dtype=torch.float32, seed=2)
         residual = random(rows, 75, dtype=dtype, seed=3)
         ids = torch.arange(rows) * 7 % 230
         normed, residual = kernels.add_rms_norm(x, residual, norm, EPS)
@@ -412,7 +412,7 @@ def test_gates_that_are_not_finite(kernels: NativeKernels, size: int, dtype: tor
     x, w = one_input(gates, torch.full((size,), 2.0, dtype=dtype))
     for activation in ACTIVATIONS:
         out = kernels.gated_linear(x, weight_of(kernels, w), activation)[0]
-        assert out[0] == (7 * 3 if activation == "clamped" else float("inf"))
+        torch.testing.assert_close(out[0].item(), 21.0 if activation == "clamped" else float("inf"), rtol=1e-2, atol=0)
         assert out[1].isnan()
         assert out[2:].isfinite().all()
 
