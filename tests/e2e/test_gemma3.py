@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 4096, "num_kv_blocks": 1500}
+    options: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": 4096, "num_kv_blocks": 2000}
     with LLM("gemma-3-270m", use_tqdm=False, **options) as llm:
         fill_kv_with_nan(llm)
         yield llm

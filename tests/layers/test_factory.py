@@ -21,10 +21,9 @@ def test_parameters_are_of_its_dtype_and_on_its_device(dtype: torch.dtype, devic
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_norms_and_sinks_are_float32(dtype: torch.dtype) -> None:
-    factory = Factory(TorchKernels(), dtype, torch.device("meta"))
-    for vector in (factory.norm_weight(7), factory.sinks(7)):
-        assert (vector.shape, vector.dtype, vector.device.type) == ((7,), torch.float32, "meta")
+def test_some_are_float32_all_the_same(dtype: torch.dtype) -> None:
+    floats = Factory(TorchKernels(), dtype, torch.device("meta")).floats(7, 2)
+    assert (floats.shape, floats.dtype, floats.device.type) == ((7, 2), torch.float32, "meta")
 
 
 def test_the_kernels_say_how_a_weight_lies_in_memory(factory: Factory) -> None:
