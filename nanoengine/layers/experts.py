@@ -43,7 +43,7 @@ class Experts:
         self.biases: ExpertBiases | None = None
         if facts.has_biases:
             widths = (width, width, hidden_size)
-            self.biases = ExpertBiases(*(torch.empty(count, size, device=factory.device) for size in widths))
+            self.biases = ExpertBiases(*(factory.floats(count, size) for size in widths))
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(its output for the norm of the next residual, that residual): [num_tokens, hidden_size] each.

@@ -16,7 +16,7 @@ class Factory:
 
     Args:
         kernels: what computes with them, and says how a weight lies in memory.
-        dtype, device: of all of them, but for norms, whose weights are float32.
+        dtype, device: of all of them, but for `floats`.
     """
 
     kernels: Kernels
@@ -26,13 +26,9 @@ class Factory:
     def weight(self, outputs: int, inputs: int) -> Weight:
         return self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
 
-    def norm_weight(self, size: int) -> Tensor:
-        """In float32, whatever the dtype: in bfloat16, 1 + w would lose most of w."""
-        return torch.empty(size, dtype=torch.float32, device=self.device)
-
-    def sinks(self, num_heads: int) -> Tensor:
-        """In float32, as attention scores are."""
-        return torch.empty(num_heads, dtype=torch.float32, device=self.device)
+    def floats(self, *shape: int) -> Tensor:
+        """In float32, whatever the dtype: norms, of which 1 + w would lose most of w in bfloat16, sinks, biases of experts."""
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def vector(self, size: int) -> Tensor:
         return torch.empty(size, dtype=self.dtype, device=self.device)

@@ -15,7 +15,7 @@ class RMSNorm:
     def __init__(self, factory: Factory, size: int, eps: float):
         self.eps = eps
         self.kernels = factory.kernels
-        self.weight = factory.norm_weight(size)
+        self.weight = factory.floats(size)
 
     def place(self, offset: float = 0.0) -> Destination:
         """Of the weight, to be filled from a checkpoint whose weights are `offset` less."""

@@ -61,7 +61,7 @@ class DecoderAttention:
             widths = (q_size, kv_size) if config.qk_norm == "full" else (config.head_dim, config.head_dim)
             self.q_norm, self.k_norm = (RMSNorm(factory, width, config.rms_norm_eps) for width in widths)
         heads = config.num_kv_heads, config.head_dim
-        self.sinks = factory.sinks(config.num_heads) if config.has_sinks else None
+        self.sinks = factory.floats(config.num_heads) if config.has_sinks else None
         self.attention = Attention(layer, *heads, spec, backend, self.q_norm, self.k_norm, self.sinks)
 
     def __call__(
@@ -181,9 +181,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         self.config = config
         self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden_size)
-        self.embedding_scale = torch.tensor(
-            config.embedding_scale, dtype=factory.dtype
-        ).item()  # rounded as transformers does
+        # Rounded to the dtype, as transformers has it.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=factory.dtype, device="cpu").item()
         specs = attention_specs(config)
         self.layers = [DecoderLayer(config, layer, spec, factory, backend) for layer, spec in enumerate(specs)]
         ropes = dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None)

@@ -115,7 +115,8 @@ class Pool:
         else:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=self.dtype)
             self.k_cache, self.v_cache = self.memory
-        self.norms = [_norm(weight.to(self.dtype)) for weight in sequences.norms] if norms else []
+        wide = torch.promote_types(self.dtype, torch.float32)  # of weights of norms: float32 at least
+        self.norms = [_norm(weight.to(self.dtype).to(wide)) for weight in sequences.norms] if norms else []
         self.rotated = rotated
         self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
         if not one_go:

@@ -13,7 +13,7 @@ from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS,
 from tests.models.families import SHAPES, family_checkpoint
 from tests.support import fill_kv_with_nan
 
-DRAWN = 14
+DRAWN = 16
 
 
 def drawn_shapes() -> list[str]:

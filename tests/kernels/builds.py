@@ -18,6 +18,7 @@ from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_operations import DTYPES, SIGNATURES
 from tests.kernels.mixtures import Mixture
 
@@ -105,17 +106,20 @@ class Build:
         self.call("rms_norm", DTYPES[x.dtype], x, residual, weight, result, *x.shape, eps)
         return result
 
-    def gated_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Tensor, activation: str = "silu") -> Tensor:
         size, inputs = len(weight) // 2, weight.shape[1]
         result = torch.empty(len(x), size, dtype=x.dtype)
-        self.call("gated_linear", DTYPES[x.dtype], x, None, None, 0.0, self.pack(weight), result, len(x), size, inputs)
+        codes = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        self.call("gated_linear", *codes, x, None, None, 0.0, self.pack(weight), result, len(x), size, inputs)
         return result
 
     def experts(self, given: Mixture) -> Tensor:
-        result, code = torch.empty_like(given.x), DTYPES[given.x.dtype]
+        result = torch.empty_like(given.x)
+        codes = DTYPES[given.x.dtype], ACTIVATIONS.index(given.activation)
         weights = [torch.cat([self.pack(one) for one in values]) for values in (given.gate, given.up, given.down)]
         sizes = *given.chosen.shape, *given.gate.shape
-        self.call("experts", code, given.x, *weights, given.chosen, given.factors, result, *sizes)
+        biases = given.biases or (None,) * 3
+        self.call("experts", *codes, given.x, *weights, *biases, given.chosen, given.factors, result, *sizes)
         return result
 
     def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:

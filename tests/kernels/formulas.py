@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -67,13 +69,33 @@ def assert_norm(result: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     assert_close(result, exact, exact.abs())
 
 
-def assert_gated(result: Tensor, x: Tensor, weight: Tensor) -> None:
-    """SwiGLU; between its steps there may be further roundings to the dtype."""
+def gated(gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    """The gates of `kernels/gates.py`, each by its definition."""
+    return _gate(gate, activation) * _passed(up, activation)
+
+
+def _gate(gate: Tensor, activation: str) -> Tensor:
+    if activation == "gelu_tanh":
+        return gate / 2 * (1 + ((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3)).tanh())
+    if activation == "clamped":
+        gate = gate.clamp(max=7)
+        return gate * (1.702 * gate).sigmoid()
+    assert activation == "silu"
+    return gate * gate.sigmoid()
+
+
+def _passed(up: Tensor, activation: str) -> Tensor:
+    return up.clamp(-7, 7) + 1 if activation == "clamped" else up
+
+
+def assert_gated(result: Tensor, x: Tensor, weight: Tensor, activation: str = "silu") -> None:
+    """Between its steps there may be further roundings to the dtype; no gate is steeper than 1.13."""
     x, (gates, ups) = x.double(), weight.double().chunk(2)
     gate, up = x @ gates.T, x @ ups.T
-    exact = gate * gate.sigmoid() * up
-    from_gate = 1.1 * (ROUNDING[result.dtype] * gate.abs() + SUMMED * (x.abs() @ gates.abs().T)) * up.abs()
-    from_up = gate.abs() * gate.sigmoid() * (ROUNDING[result.dtype] * up.abs() + SUMMED * (x.abs() @ ups.abs().T))
+    exact, slope = gated(gate, up, activation), 1.13 * _passed(up, activation).abs()
+    from_gate = slope * (ROUNDING[result.dtype] * gate.abs() + SUMMED * (x.abs() @ gates.abs().T))
+    rounded_up = ROUNDING[result.dtype] * (up.abs() + 1) + SUMMED * (x.abs() @ ups.abs().T)
+    from_up = _gate(gate, activation).abs() * rounded_up
     steps = from_gate + from_up + ROUNDING[result.dtype] * exact.abs()
     assert_close(result, exact, steps / SUMMED + exact.abs() + 1e-30 * up.abs())  # below some gate the result may be 0
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertWeights, Kernels
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
+from tests.kernels.formulas import gated
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 """Of results of size 1: gates and the values behind them may be rounded to the dtype on the way."""
@@ -23,14 +24,17 @@ class Mixture:
     down: Tensor
     chosen: Tensor
     factors: Tensor
+    activation: str = "silu"
+    biases: ExpertBiases | None = None
 
     def exact(self) -> Tensor:
         """The formula, row by row and choice by choice, in float64."""
         out = torch.zeros(self.x.shape, dtype=torch.float64, device=self.x.device)
         for i, row in enumerate(self.x.double()):
             for expert, factor in zip(self.chosen[i].tolist(), self.factors[i].double(), strict=True):
-                gate, up = self.gate[expert].double() @ row, self.up[expert].double() @ row
-                out[i] += factor * (self.down[expert].double() @ (gate * gate.sigmoid() * up))
+                of_gate, of_up, of_down = (0.0, 0.0, 0.0) if self.biases is None else (b[expert] for b in self.biases)
+                gate, up = self.gate[expert].double() @ row + of_gate, self.up[expert].double() @ row + of_up
+                out[i] += factor * (self.down[expert].double() @ gated(gate, up, self.activation) + of_down)
         return out
 
     def rows(self, index: slice) -> Mixture:
@@ -39,7 +43,7 @@ class Mixture:
 
     def by(self, kernels: Kernels) -> Tensor:
         weights = [experts_of(kernels, values) for values in (self.gate, self.up, self.down)]
-        return kernels.experts(self.x, *weights, self.chosen, self.factors)
+        return kernels.experts(self.x, *weights, self.chosen, self.factors, self.activation, self.biases)
 
 
 def experts_of(kernels: Kernels, values: Tensor) -> ExpertWeights:
@@ -51,9 +55,19 @@ def experts_of(kernels: Kernels, values: Tensor) -> ExpertWeights:
 
 
 def mixture(
-    rows: int, experts: int, per_row: int, hidden: int, size: int, dtype: torch.dtype, device: str = "cpu"
+    rows: int,
+    experts: int,
+    per_row: int,
+    hidden: int,
+    size: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    activation: str = "silu",
 ) -> Mixture:
-    """One that is always the same for the same arguments. Experts that no row chose are NaN: nobody may look at them."""
+    """One that is always the same for the same arguments; "clamped" gates, alone, have biases, as in gpt-oss.
+
+    Experts that no row chose are NaN: nobody may look at them.
+    """
     generator = torch.Generator().manual_seed(rows + 1000 * experts)
 
     def draw(*shape: int) -> Tensor:
@@ -66,7 +80,11 @@ def mixture(
         values /= values.shape[2] ** 0.5
         values[unused] = torch.nan
     tensors = draw(rows, hidden).to(dtype), *(values.to(dtype) for values in weights), chosen, factors
-    return Mixture(*(tensor.to(device) for tensor in tensors))
+    biases = None
+    if activation == "clamped":  # large enough that some values are clamped; what the dtype holds, as a checkpoint's
+        drawn = (4 * draw(experts, size), 4 * draw(experts, size), draw(experts, hidden))
+        biases = ExpertBiases(*(bias.to(dtype).float().to(device) for bias in drawn))
+    return Mixture(*(tensor.to(device) for tensor in tensors), activation, biases)
 
 
 def assert_mixture(result: Tensor, given: Mixture, looser: int = 1) -> None:

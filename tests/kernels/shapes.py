@@ -7,6 +7,7 @@ from itertools import product
 import torch
 
 from nanoengine.attention.backend import AttentionSpec
+from nanoengine.kernels.gates import ACTIVATIONS
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
@@ -45,7 +46,7 @@ def check_embed(build: Build) -> None:
 def check_norm(build: Build) -> None:
     for dtype in DTYPES:
         for size in (1, 15, 16, 17, 50, 128):
-            x, weight = random(6, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+            x, weight = random(6, size, dtype=dtype), random(size, dtype=torch.float32, seed=1)
             assert_norm(build.rms_norm(x, weight, EPS), x, weight, EPS)
             residual = random(6, size, dtype=dtype, seed=2)
             total = x + residual
@@ -59,10 +60,13 @@ def check_gated(build: Build) -> None:
             weight = random(2 * size, inputs, dtype=dtype, seed=1)
             for rows in (1, 2, 13, 33, 97):
                 x = random(rows, inputs, dtype=dtype, seed=rows)
-                assert_gated(build.gated_linear(x, weight), x, weight)
+                for activation in ACTIVATIONS:
+                    assert_gated(build.gated_linear(x, weight, activation), x, weight, activation)
         gates = torch.cat((torch.linspace(-120, 120, 1018), torch.logspace(-30, 30, 99), -torch.logspace(-30, 30, 99)))
         weight = torch.cat((gates.to(dtype), random(len(gates), dtype=dtype)))[:, None]
-        assert_gated(build.gated_linear(torch.ones(1, 1, dtype=dtype), weight), torch.ones(1, 1), weight)
+        for activation in ACTIVATIONS:
+            result = build.gated_linear(torch.ones(1, 1, dtype=dtype), weight, activation)
+            assert_gated(result, torch.ones(1, 1), weight, activation)
 
 
 def check_experts(build: Build) -> None:
@@ -73,8 +77,9 @@ def check_experts(build: Build) -> None:
             (97, 1, 1, 32, 33),
             (300, 4, 2, 31, 64),
         ):
-            given = mixture(rows, experts, per_row, hidden, size, dtype)
-            assert_mixture(build.experts(given), given)
+            for activation in ACTIVATIONS:
+                given = mixture(rows, experts, per_row, hidden, size, dtype, activation=activation)
+                assert_mixture(build.experts(given), given)
 
 
 def check_draws(build: Build) -> None:

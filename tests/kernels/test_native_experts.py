@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
 from tests.engine.toys import FAST
@@ -19,6 +20,10 @@ from tests.kernels.test_native_kernels import threads
 REASON = why_not(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+
+
+LOOSER = {"silu": 1, "gelu_tanh": 1, "clamped": 8}
+"""Clamped gates are up to 7 * 8."""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +37,16 @@ def test_any_number_of_experts(kernels: NativeKernels, experts: int, dtype: torc
     for per_row in range(1, experts + 1) if experts < 10 else (1, 8, 64):
         given = mixture(5, experts, per_row, 18, 21, dtype)
         assert_mixture(given.by(kernels), given)
+
+
+@both_dtypes
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("rows", "hidden", "size"), [(1, 18, 21), (97, 40, 33), (5, 64, 96)])
+def test_gates_of_every_kind_and_biases(
+    kernels: NativeKernels, rows: int, hidden: int, size: int, activation: str, dtype: torch.dtype
+) -> None:
+    given = mixture(rows, 4, 2, hidden, size, dtype, activation=activation)
+    assert_mixture(given.by(kernels), given, LOOSER[activation])
 
 
 @FAST

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
@@ -172,7 +173,7 @@ def threads(count: int) -> Iterator[None]:
 def test_two_threads_compute_the_same_as_one(kernels: NativeKernels, dtype: torch.dtype) -> None:
     def results(rows: int) -> list[Tensor]:
         x, w = random(rows, 75, dtype=dtype), random(230, 75, dtype=dtype, seed=1)
-        weight, norm = weight_of(kernels, w), random(75, dtype=dtype, seed=2)
+        weight, norm = weight_of(kernels, w), random(75, dtype=torch.float32, seed=2)
         residual = random(rows, 75, dtype=dtype, seed=3)
         ids = torch.arange(rows) * 7 % 230
         normed, residual = kernels.add_rms_norm(x, residual, norm, EPS)
@@ -288,7 +289,7 @@ SIZES = [1, 7, 15, 16, 17, 31, 32, 33, 48, 100, 1024]
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", [1, 4, 5, 40])
 def test_rms_norm(kernels: NativeKernels, rows: int, size: int, dtype: torch.dtype) -> None:
-    x, weight = random(rows, size, dtype=dtype), random(size, dtype=dtype, seed=1)
+    x, weight = random(rows, size, dtype=dtype), random(size, dtype=torch.float32, seed=1)
     before = x.clone()
     out = kernels.rms_norm(x, weight, EPS)
     assert out.dtype == dtype
@@ -301,7 +302,7 @@ def test_rms_norm(kernels: NativeKernels, rows: int, size: int, dtype: torch.dty
 @pytest.mark.parametrize("rows", [1, 4, 5, 40])
 def test_add_rms_norm(kernels: NativeKernels, rows: int, size: int, dtype: torch.dtype) -> None:
     x, residual = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=1)
-    weight = random(size, dtype=dtype, seed=2)
+    weight = random(size, dtype=torch.float32, seed=2)
     before, added = x.clone(), x + residual
     out, total = kernels.add_rms_norm(x, residual, weight, EPS)
     assert out.dtype == total.dtype == dtype
@@ -316,13 +317,13 @@ def test_add_rms_norm(kernels: NativeKernels, rows: int, size: int, dtype: torch
 def test_rms_norm_of_small_and_large_values(
     kernels: NativeKernels, size: float, eps: float, dtype: torch.dtype
 ) -> None:
-    x, weight = random(3, 50, dtype=dtype) * size, random(50, dtype=dtype, seed=1)
+    x, weight = random(3, 50, dtype=dtype) * size, random(50, dtype=torch.float32, seed=1)
     assert_norm(kernels.rms_norm(x, weight, eps), x, weight, eps)
 
 
 @both_dtypes
 def test_rms_norm_of_more_dimensions_and_of_rows_with_gaps(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    x, weight = random(3, 4, 20, dtype=dtype), random(20, dtype=dtype, seed=1)
+    x, weight = random(3, 4, 20, dtype=dtype), random(20, dtype=torch.float32, seed=1)
     dense = kernels.rms_norm(x, weight, EPS)
     assert_norm(dense, x, weight, EPS)
     for same in (strided(x), x.transpose(0, 1).contiguous().transpose(0, 1)):
@@ -335,14 +336,14 @@ def test_rms_norm_of_more_dimensions_and_of_rows_with_gaps(kernels: NativeKernel
 @both_dtypes
 def test_the_norm_of_nan_is_nan_in_its_row_only(kernels: NativeKernels, dtype: torch.dtype) -> None:
     for place in (2, 19):
-        x, weight = random(3, 20, dtype=dtype), random(20, dtype=dtype, seed=1)
+        x, weight = random(3, 20, dtype=dtype), random(20, dtype=torch.float32, seed=1)
         x[1, place] = float("nan")
         out = kernels.rms_norm(x, weight, EPS)
         assert out[1].isnan().all()
         assert out[[0, 2]].isfinite().all()
 
 
-# ---- SwiGLU
+# ---- gates
 
 
 @both_dtypes
@@ -350,9 +351,10 @@ def test_the_norm_of_nan_is_nan_in_its_row_only(kernels: NativeKernels, dtype: t
 @pytest.mark.parametrize("rows", [1, 5, 13, 33, 97])
 def test_gated_linear(kernels: NativeKernels, rows: int, size: int, dtype: torch.dtype) -> None:
     x, w = random(rows, 50, dtype=dtype, seed=rows), random(2 * size, 50, dtype=dtype, seed=1)
-    out = kernels.gated_linear(x, weight_of(kernels, w))
-    assert out.dtype == dtype
-    assert_gated(out, x, w)
+    for activation in ACTIVATIONS:
+        out = kernels.gated_linear(x, weight_of(kernels, w), activation)
+        assert out.dtype == dtype
+        assert_gated(out, x, w, activation)
 
 
 @FAST
@@ -390,16 +392,17 @@ def test_gates_of_every_size(kernels: NativeKernels, size: int, dtype: torch.dty
     x, w = one_input(
         torch.cat((magnitudes, -magnitudes))[:size].to(dtype), random(size, dtype=dtype, seed=1).clamp(-3, 3)
     )
-    assert_gated(kernels.gated_linear(x, weight_of(kernels, w)), x, w)
+    for activation in ACTIVATIONS:
+        assert_gated(kernels.gated_linear(x, weight_of(kernels, w), activation), x, w, activation)
 
 
 @FAST
-@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=40), dtypes)
-def test_any_gates(gates: list[float], dtype: torch.dtype) -> None:
+@given(st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=40), st.sampled_from(ACTIVATIONS), dtypes)
+def test_any_gates(gates: list[float], activation: str, dtype: torch.dtype) -> None:
     kernels = NativeKernels()
     gates += [0.0] * (-len(gates) % 32)
     x, w = one_input(torch.tensor(gates, dtype=dtype), random(len(gates), dtype=dtype))
-    assert_gated(kernels.gated_linear(x, weight_of(kernels, w)), x, w)
+    assert_gated(kernels.gated_linear(x, weight_of(kernels, w), activation), x, w, activation)
 
 
 @both_dtypes
@@ -407,10 +410,11 @@ def test_any_gates(gates: list[float], dtype: torch.dtype) -> None:
 def test_gates_that_are_not_finite(kernels: NativeKernels, size: int, dtype: torch.dtype) -> None:
     gates = torch.tensor([float("inf"), float("nan"), *[1.0] * (size - 2)], dtype=dtype)
     x, w = one_input(gates, torch.full((size,), 2.0, dtype=dtype))
-    out = kernels.gated_linear(x, weight_of(kernels, w))[0]
-    assert out[0] == float("inf")
-    assert out[1].isnan()
-    assert out[2:].isfinite().all()
+    for activation in ACTIVATIONS:
+        out = kernels.gated_linear(x, weight_of(kernels, w), activation)[0]
+        torch.testing.assert_close(out[0].item(), 21.0 if activation == "clamped" else float("inf"), rtol=1e-2, atol=0)
+        assert out[1].isnan()
+        assert out[2:].isfinite().all()
 
 
 @both_dtypes

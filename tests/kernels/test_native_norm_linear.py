@@ -35,7 +35,7 @@ def assert_near(result: Tensor, exact: Tensor, magnitude: Tensor) -> None:
 def test_a_product_of_normed_rows(
     rows: int, outputs: int, inputs: int, added: bool, bias: bool, dtype: torch.dtype
 ) -> None:
-    kernels, x, norm = NativeKernels(), random(rows, inputs, dtype=dtype), random(inputs, dtype=dtype, seed=1)
+    kernels, x, norm = NativeKernels(), random(rows, inputs, dtype=dtype), random(inputs, dtype=torch.float32, seed=1)
     residual = random(rows, inputs, dtype=dtype, seed=2) if added else None
     w, b = random(outputs, inputs, dtype=dtype, seed=3), random(outputs, dtype=dtype, seed=4) if bias else None
     before, (factors, total) = x.clone(), normed(x, residual, norm)
@@ -54,7 +54,7 @@ def test_a_product_of_normed_rows(
 def test_gates_of_normed_rows(rows: int, size: int, dtype: torch.dtype) -> None:
     kernels, x, residual = NativeKernels(), random(rows, 300, dtype=dtype), random(rows, 300, dtype=dtype, seed=1)
     norm, weight = (
-        random(300, dtype=dtype, seed=2),
+        random(300, dtype=torch.float32, seed=2),
         weight_of(kernels, random(2 * size, 300, dtype=dtype, seed=3) * 0.05),
     )
     factors, total = kernels.add_rms_norm(x, residual.clone(), norm, EPS)
@@ -69,7 +69,7 @@ def test_gates_of_normed_rows(rows: int, size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 def test_a_normed_row_is_the_same_in_batches_of_every_size(dtype: torch.dtype) -> None:
-    kernels, x, norm = NativeKernels(), random(100, 75, dtype=dtype), random(75, dtype=dtype, seed=1)
+    kernels, x, norm = NativeKernels(), random(100, 75, dtype=dtype), random(75, dtype=torch.float32, seed=1)
     residual, weight = random(100, 75, dtype=dtype, seed=2), weight_of(kernels, random(70, 75, dtype=dtype, seed=3))
     together = kernels.norm_linear(x, residual.clone(), norm, EPS, weight, None)[0]
     for rows in (1, 2, 5, 6, 7, 13, 25, 96, 97):

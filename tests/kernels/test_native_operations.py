@@ -47,7 +47,8 @@ def declared(name: str) -> str:
         ),
         (
             "experts",
-            "(Tensor x, Tensor gate, Tensor up, Tensor down, Tensor chosen, Tensor factors, int size) -> Tensor",
+            "(Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? gate_bias, Tensor? up_bias, Tensor? down_bias, "
+            "Tensor chosen, Tensor factors, int size, int activation) -> Tensor",
         ),
         ("embed", "(Tensor token_ids, Tensor packed, int inputs, ScalarType dtype) -> Tensor"),
         ("rms_norm", "(Tensor x, Tensor(a1!)? residual, Tensor weight, float eps) -> Tensor"),
@@ -74,13 +75,14 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
     starts, sizes = torch.tensor([0, 1, 2, 3], dtype=torch.int32), (HEADS, DIM, 16)
     packed = Packed(64, 8, torch.float32).dwords
     experts = [PackedExperts(2, 8, 8, torch.float32).dwords for _ in range(3)]
+    choices = torch.tensor([[1, 0]] * 3), torch.rand(3, 2)
     calls = [
         (ops.rms_norm, (torch.randn(3, 8), None, torch.rand(8), 1e-6)),
         (ops.rms_norm, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6)),
         (ops.linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, None, 5, False)),
         (ops.linear, (torch.randn(3, 8), None, None, 0.0, packed, torch.rand(5), 5, True)),
-        (ops.gated_linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, 32)),
-        (ops.experts, (torch.randn(3, 8), *experts, torch.tensor([[1, 0]] * 3), torch.rand(3, 2), 8)),
+        (ops.gated_linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, 32, 0)),
+        (ops.experts, (torch.randn(3, 8), *experts, None, None, None, *choices, 8, 0)),
         (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]))),
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),

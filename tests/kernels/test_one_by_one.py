@@ -20,8 +20,8 @@ def test_the_result_is_that_of_the_separate_operations(gated: bool, has_residual
         normed, total = kernels.rms_norm(x, norm, 1e-6), x
     given = residual.clone() if has_residual else None
     if gated:
-        out, carried = kernels.norm_gated_linear(x, given, norm, 1e-6, weight)
-        assert torch.equal(out, kernels.gated_linear(normed, weight))
+        out, carried = kernels.norm_gated_linear(x, given, norm, 1e-6, weight, "gelu_tanh")
+        assert torch.equal(out, kernels.gated_linear(normed, weight, "gelu_tanh"))
     else:
         out, carried = kernels.norm_linear(x, given, norm, 1e-6, weight, bias)
         assert torch.equal(out, kernels.linear(normed, weight, bias))

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.torch_kernels import TorchKernels
+from tests.kernels.formulas import gated
 from tests.kernels.mixtures import TOLERANCE, assert_mixture, mixture
 
 
@@ -39,8 +41,9 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
 
     check(kernels.linear(x, weight, bias), exact + bias.double())  # type: ignore[arg-type]
-    gate, up = exact.chunk(2, dim=-1)
-    check(kernels.gated_linear(x, weight), gate / (1 + (-gate).exp()) * up)  # type: ignore[arg-type]
+    for activation in ACTIVATIONS:
+        right = gated(*exact.chunk(2, dim=-1), activation)
+        check(kernels.gated_linear(x, weight, activation), right)  # type: ignore[arg-type]
     total = (x + residual).double()
     normed, after = kernels.add_rms_norm(x, residual, scale, 1e-6)
     check(after, total)
@@ -50,8 +53,17 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(list(TOLERANCE)), st.data())
 def test_a_mixture_of_experts_is_its_formula(rows: int, experts: int, dtype: torch.dtype, data: st.DataObject) -> None:
-    drawn = mixture(rows, experts, data.draw(st.integers(1, experts)), 19, 12, dtype)
-    assert_mixture(drawn.by(TorchKernels()), drawn)
+    per_row, activation = data.draw(st.integers(1, experts)), data.draw(st.sampled_from(ACTIVATIONS))
+    drawn = mixture(rows, experts, per_row, 19, 12, dtype, activation=activation)
+    assert_mixture(drawn.by(TorchKernels()), drawn, 8 if activation == "clamped" else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_with_a_weight_near_1_is_rounded_once(dtype: torch.dtype) -> None:
+    """1 + w in the dtype would be 1."""
+    x, weight = torch.randn(4, 64).to(dtype), 1 + torch.randn(64) * 2e-3
+    exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    assert torch.equal(TorchKernels().rms_norm(x, weight, 1e-6), exact.float().to(dtype))
 
 
 def test_logits_are_float32_whatever_the_weights_are() -> None:

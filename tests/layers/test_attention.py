@@ -22,6 +22,7 @@ from tests.support import angles_at
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(0.25)
 HEADS, KV_HEADS, DIM = 4, 2, 8
+SINKS = torch.randn(HEADS)
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 
 
@@ -63,16 +64,16 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
 
 def layer_over(backend: Recorder, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None) -> Attention:
     """The second layer of a model."""
-    return Attention(1, KV_HEADS, DIM, SPEC, backend, q_norm, k_norm)  # type: ignore[arg-type]
+    return Attention(1, KV_HEADS, DIM, SPEC, backend, q_norm, k_norm, SINKS)  # type: ignore[arg-type]
 
 
 def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: AttentionMetadata) -> None:
-    """The last call attends with q to the cache of the layer, as its spec says, and its result is that of the layer."""
+    """The last call attends with q to the cache of the layer, by its spec and sinks, and its result is that of the layer."""
     name, given, *rest = backend.calls[-1]
     assert name == "attend"
     torch.testing.assert_close(given, q)
     assert torch.equal(out, given + 2)
-    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, None), strict=True):
+    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
         assert got is expected
 
 

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
+from nanoengine.model_config import ExpertsConfig
 
 HIDDEN, SIZE, EPS = 33, 20, 1e-6
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}
@@ -39,18 +41,41 @@ def layer_of(factory: Factory, block: Any, names: tuple[str, str, str]) -> Exper
     """A layer with the weights of a block, by the names of a checkpoint."""
     experts, hidden = block.gate.weight.shape
     normalize = getattr(block.gate, "norm_topk_prob", True)
-    layer = Experts(factory, hidden, SIZE, experts, block.gate.top_k, normalize=normalize)
+    facts = ExpertsConfig(num_experts=experts, num_chosen=block.gate.top_k, intermediate_size=SIZE, normalize=normalize)
+    layer = Experts(factory, hidden, facts)
     tensors = {"mlp.gate.weight": block.gate.weight}
     for i in range(experts):
         gate, up = block.experts.gate_up_proj[i].chunk(2)
         for name, values in zip(names, (gate, up, block.experts.down_proj[i]), strict=True):
             tensors[f"mlp.experts.{i}.{name}.weight"] = values
-    places = layer.parts("mlp", *names)
+    places = layer.parts("mlp", "gate", names)
     assert places.keys() == tensors.keys()
     for name, place in places.items():
         assert place.shape == tensors[name].shape
         place.copy_(tensors[name])
     return layer
+
+
+@pytest.mark.parametrize(("rows", "experts", "chosen"), [(1, 4, 2), (7, 5, 5), (20, 3, 1)])
+def test_with_biases_and_clamped_gates_it_is_that_of_gpt_oss(
+    factory: Factory, rows: int, experts: int, chosen: int
+) -> None:
+    torch.manual_seed(rows)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": SIZE, "experts_implementation": "eager"}
+    block = GptOssMLP(GptOssConfig(**sizes, num_local_experts=experts, num_experts_per_tok=chosen))
+    for parameter in block.parameters():
+        parameter.data.normal_()  # large: some gates are clamped
+    block = block.requires_grad_(False)
+    facts = {"num_experts": experts, "num_chosen": chosen, "intermediate_size": SIZE, "normalize": True}
+    layer = Experts(factory, HIDDEN, ExpertsConfig(**facts, has_biases=True), "clamped")
+    places, tensors = layer.parts("mlp", "router", ("gate_up_proj", "down_proj")), block.state_dict(prefix="mlp.")
+    assert {name: place.shape for name, place in places.items()} == {name: t.shape for name, t in tensors.items()}
+    for name, place in places.items():
+        place.copy_(tensors[name])
+    hidden, residual = torch.randn(rows, HIDDEN), torch.randn(rows, HIDDEN)
+    right, _ = block(normed(hidden + residual)[None])
+    out, _ = layer(plain_norm(factory), hidden, residual)
+    torch.testing.assert_close(out, right[0], rtol=1e-4, atol=1e-3)
 
 
 def plain_norm(factory: Factory) -> RMSNorm:

@@ -20,5 +20,11 @@ def test_parameters_are_of_its_dtype_and_on_its_device(dtype: torch.dtype, devic
     assert not vector.requires_grad
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_some_are_float32_all_the_same(dtype: torch.dtype) -> None:
+    floats = Factory(TorchKernels(), dtype, torch.device("meta")).floats(7, 2)
+    assert (floats.shape, floats.dtype, floats.device.type) == ((7, 2), torch.float32, "meta")
+
+
 def test_the_kernels_say_how_a_weight_lies_in_memory(factory: Factory) -> None:
     assert type(factory.weight(40, 33)) is type(factory.kernels.new_weight(40, 33, factory.dtype, factory.device))

@@ -61,8 +61,8 @@ def test_behind_a_norm_it_is_the_norm_and_then_itself(factory: Factory, num_rows
             exact = gate / (1 + (-gate).exp()) * up
         elif layer.bias is not None:
             exact = exact + layer.bias.double()
-        apply = layer.gated_after_norm if gated else layer.after_norm
-        out, carried = apply(norm, x, None if residual is None else residual.clone())
+        given = norm, x, None if residual is None else residual.clone()
+        out, carried = layer.gated_after_norm(*given, "silu") if gated else layer.after_norm(*given)
         torch.testing.assert_close(out.double(), exact, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(carried.double(), total, rtol=1e-6, atol=1e-6)
 

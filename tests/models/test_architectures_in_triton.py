@@ -1,4 +1,6 @@
-"""What families need of kernels, by those for GPUs: biases, norms of all heads, rotations of a part or none, scales, experts."""
+"""What families need of kernels, by those for GPUs: biases, norms of all heads, rotations of a part or none, scales, experts,
+windows, soft caps, sinks, and other gates.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +28,9 @@ SHAPES: dict[str, dict[str, Any]] = {  # the kernels want heads of a power of tw
     "Granite": {},
     "Mixtral": {"head_dim": 16},
     "Qwen3-MoE, some layers dense": {},
+    "Gemma2": {"sliding_window": 6},
+    "Gemma3": {"num_hidden_layers": 6, "sliding_window": 9},
+    "gpt-oss": {"sliding_window": 7},
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton.experts import mixture as computed
 from tests.kernels.mixtures import Mixture, assert_mixture, mixture
 
@@ -22,7 +23,9 @@ LOOSER = 2  # Triton's interpreter does not round bfloat16 to the nearest
 
 
 def by_triton(given: Mixture) -> torch.Tensor:
-    return computed(given.x, given.gate, given.up, given.down, given.chosen, given.factors)
+    return computed(
+        given.x, given.gate, given.up, given.down, given.chosen, given.factors, given.activation, given.biases
+    )
 
 
 @settings(deadline=None, max_examples=12)
@@ -37,8 +40,9 @@ def by_triton(given: Mixture) -> torch.Tensor:
 def test_it_is_the_formula(
     rows: int, experts: int, hidden: int, size: int, dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    given = mixture(rows, experts, data.draw(st.integers(1, min(experts, 3))), hidden, size, dtype, DEVICE)
-    assert_mixture(by_triton(given), given, LOOSER)
+    activation = data.draw(st.sampled_from(ACTIVATIONS))
+    given = mixture(rows, experts, data.draw(st.integers(1, min(experts, 3))), hidden, size, dtype, DEVICE, activation)
+    assert_mixture(by_triton(given), given, LOOSER * (8 if activation == "clamped" else 1))  # those are up to 7 * 8
 
 
 @pytest.mark.parametrize(("experts", "per_row"), [(9, 9), (64, 8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton.few_rows import ROWS, product_of_few_rows
+from tests.kernels.formulas import gated
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 EPS = 1e-6
@@ -36,7 +39,7 @@ def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     inputs=st.sampled_from([16, 48, 80, 256, 300, 520]),
     outputs=st.sampled_from([1, 15, 16, 40, 96]),
     before=st.sampled_from(["nothing", "norm", "addition and norm"]),
-    behind=st.sampled_from(["nothing", "bias", "gate"]),
+    behind=st.sampled_from(["nothing", "bias", *ACTIVATIONS]),
     seed=st.integers(0, 1000),
 )
 def test_it_is_the_addition_the_norm_the_product_and_the_gate(
@@ -44,14 +47,15 @@ def test_it_is_the_addition_the_norm_the_product_and_the_gate(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = draw(generator, num_rows, inputs, dtype=dtype)
-    weight = (draw(generator, outputs * (1 + (behind == "gate")), inputs, dtype=dtype).double() / inputs**0.5).to(dtype)
+    activation = behind if behind in ACTIVATIONS else None
+    weight = (draw(generator, outputs * (1 + (activation is not None)), inputs, dtype=dtype).double() / inputs**0.5).to(
+        dtype
+    )
     residual = draw(generator, num_rows, inputs, dtype=dtype) if before == "addition and norm" else None
-    norm = None if before == "nothing" else 1 + draw(generator, inputs, dtype=dtype) / 8
+    norm = None if before == "nothing" else 1 + draw(generator, inputs, dtype=torch.float32) / 8
     bias = draw(generator, outputs, dtype=dtype) if behind == "bias" else None
     given = [None if tensor is None else tensor.clone() for tensor in (x, residual)]
-    out, total = product_of_few_rows(
-        x, weight, bias=bias, residual=residual, norm=norm, eps=EPS, gated=behind == "gate"
-    )
+    out, total = product_of_few_rows(x, weight, bias=bias, residual=residual, norm=norm, eps=EPS, activation=activation)
 
     assert out.dtype == total.dtype == dtype
     exact = x.double() if residual is None else x.double() + residual.double()
@@ -61,20 +65,19 @@ def test_it_is_the_addition_the_norm_the_product_and_the_gate(
     exact = exact @ weight.double().T
     if bias is not None:
         exact += bias.double()
-    if behind == "gate":
-        gate, up = exact.chunk(2, dim=1)
-        exact = gate / (1 + (-gate).exp()) * up
+    if activation is not None:
+        exact = gated(*exact.chunk(2, dim=1), activation)
     assert_near(out, exact, dtype)
     for tensor, before_it in zip((x, residual), given, strict=True):
         assert tensor is None or torch.equal(tensor, before_it), "nothing that is given is changed"
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_a_row_does_not_depend_on_the_others(gated: bool) -> None:
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_row_does_not_depend_on_the_others(activation: str | None) -> None:
     generator = torch.Generator().manual_seed(0)
     x, residual = (draw(generator, ROWS, 100, dtype=torch.float32) for _ in range(2))
     weight, norm = draw(generator, 40, 100, dtype=torch.float32), torch.ones(100, device=DEVICE)
-    options = {"norm": norm, "eps": EPS, "gated": gated}
+    options: dict[str, Any] = {"norm": norm, "eps": EPS, "activation": activation}
     together = product_of_few_rows(x, weight, residual=residual, **options)[0]
     alone = [product_of_few_rows(x[i : i + 1], weight, residual=residual[i : i + 1], **options)[0] for i in range(ROWS)]
     assert torch.equal(together, torch.cat(alone))
@@ -87,7 +90,7 @@ def test_a_row_does_not_depend_on_the_others(gated: bool) -> None:
 
 def test_large_gates_do_not_overflow() -> None:
     x = torch.tensor([[-1e4, 3.0], [1e4, 3.0]], device=DEVICE)
-    out, _ = product_of_few_rows(x, torch.eye(2, device=DEVICE), gated=True)
+    out, _ = product_of_few_rows(x, torch.eye(2, device=DEVICE), activation="silu")
     torch.testing.assert_close(out.cpu(), torch.tensor([[0.0], [3e4]]))
 
 

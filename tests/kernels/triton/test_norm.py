@@ -43,7 +43,7 @@ def assert_near(result: Tensor, expected: Tensor) -> None:
     seed=st.integers(0, 1000),
 )
 def test_it_is_the_formula(size: int, leading: list[int], dtype: torch.dtype, seed: int) -> None:
-    x, weight = random(seed, *leading, size, dtype=dtype), random(seed + 1, size, dtype=dtype)
+    x, weight = random(seed, *leading, size, dtype=dtype), random(seed + 1, size)
     result = rms_norm(x, weight, EPS)
     assert result.dtype == dtype
     assert_near(result, exact(x, weight))

@@ -45,7 +45,7 @@ class Case:
         self.normed, self.rotated = normed, rotated
         self.head_dim, self.block_size = head_dim, block_size
         self.qkv = torch.randn(num_tokens, width + gap, generator=generator).to(dtype).to(DEVICE)[:, :width]
-        self.norms = [(torch.rand(head_dim, generator=generator) + 0.5).to(dtype).to(DEVICE) for _ in range(2)]
+        self.norms = [(torch.rand(head_dim, generator=generator) + 0.5).to(DEVICE) for _ in range(2)]
         positions = torch.randint(0, 3000, (num_tokens,), generator=generator)
         angles = angles_at(positions, head_dim, 10_000.0)
         self.angles = [angle.to(DEVICE) for angle in angles]

@@ -13,7 +13,7 @@ if torch.cuda.is_available():
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.triton import few_rows
-from nanoengine.kernels.triton.activation import silu_and_multiply
+from nanoengine.kernels.triton.activation import gate_and_multiply
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
 from nanoengine.kernels.triton.write_kv import write_kv
@@ -28,7 +28,7 @@ def half(*shape: int) -> Tensor:
 
 
 def test_norms_and_gates_move_nothing_twice() -> None:
-    x, weight = half(ROWS, SIZE), half(SIZE)
+    x, weight = half(ROWS, SIZE), torch.randn(SIZE)
     with counting() as norm:
         rms_norm(x, weight, 1e-6)
     assert norm.total == 2 * x.nbytes + ROWS * weight.nbytes  # every row's program reads the weight, from the cache
@@ -36,7 +36,7 @@ def test_norms_and_gates_move_nothing_twice() -> None:
         add_rms_norm(x, half(ROWS, SIZE), weight, 1e-6)
     assert added.total == 4 * x.nbytes + ROWS * weight.nbytes
     with counting() as gate:
-        silu_and_multiply(half(ROWS, 2 * SIZE))
+        gate_and_multiply(half(ROWS, 2 * SIZE), "gelu_tanh")
     assert gate.total == 3 * x.nbytes
 
 
@@ -44,12 +44,14 @@ def test_norms_and_gates_move_nothing_twice() -> None:
 def test_products_of_few_rows_read_their_weights_once(gated: bool) -> None:
     """Every program reads the rows, twice with a norm: they stay in the cache, and are small beside the weights."""
     outputs = 96
-    x, residual, norm = half(ROWS, SIZE), half(ROWS, SIZE), half(SIZE)
+    x, residual, norm = half(ROWS, SIZE), half(ROWS, SIZE), torch.randn(SIZE)
     weight = half(outputs * (1 + gated), SIZE)
     tile, _ = few_rows._shape(HALF, SIZE, outputs)
     programs = outputs // tile
     with counting() as traffic:
-        out, total = few_rows.product_of_few_rows(x, weight, residual=residual, norm=norm, eps=1e-6, gated=gated)
+        out, total = few_rows.product_of_few_rows(
+            x, weight, residual=residual, norm=norm, eps=1e-6, activation="silu" if gated else None
+        )
     rows = programs * (2 * (x.nbytes + residual.nbytes) + norm.nbytes)
     assert traffic.loaded == weight.nbytes + rows
     assert traffic.stored == out.nbytes + total.nbytes
@@ -57,7 +59,7 @@ def test_products_of_few_rows_read_their_weights_once(gated: bool) -> None:
 
 def test_rotation_and_write_move_nothing_twice() -> None:
     heads, kv_heads, dim, block_size = 4, 2, 64, 16
-    qkv, weight = half(ROWS, (heads + 2 * kv_heads) * dim), half(dim)
+    qkv, weight = half(ROWS, (heads + 2 * kv_heads) * dim), torch.randn(dim)
     cos, sin = torch.rand(2, ROWS, 1, dim // 2)
     k_cache, v_cache = (half(2, block_size, kv_heads, dim) for _ in range(2))
     slots = torch.tensor([3, -1, 20])
