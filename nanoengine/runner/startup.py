@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -150,9 +151,20 @@ class Startup:
             f"kernels: {self.kernels.name} ({self.kernels.description}); "
             f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
             f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
-            f"{config.block_size} tokens ({pool.source}); {host}{disk}max_model_len {pool.max_model_len}{lowered}; "
+            f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}max_model_len {pool.max_model_len}{lowered}; "
             f"{config.scheduling_policy}, at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
         )
+
+    def _describe_groups(self) -> str:
+        """Which layers share tables, and how much of the pool is padding; nothing if all do."""
+        if len(self.kv_groups) == 1:
+            return ""
+        kinds = Counter(str(group.spec) for group in self.kv_groups)
+        names = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+        size = max(len(group.layers) for group in self.kv_groups)
+        padding = len(self.kv_groups) * size - self.model_config.num_layers
+        padded = f", {padding} of {len(self.kv_groups) * size} places are padding" if padding else ""
+        return f"{len(self.kv_groups)} KV groups ({names}), a block holds {size} layers{padded}; "
 
     # ---- making
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.small_engine import late_device, open_llm
 from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS, draw_engine, run
+from tests.e2e.test_windows_every_way import groups_of
 from tests.models.families import SHAPES, family_checkpoint
 from tests.support import fill_kv_with_nan
 
@@ -28,10 +29,11 @@ def drawn_shapes() -> list[str]:
 def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int, shape: str) -> None:
     folder = family_checkpoint(tmp_path, shape, seed=number)
     options = draw_engine(100 + number)
+    options["num_kv_blocks"] *= len(groups_of(folder, options["block_size"], 1))  # each takes blocks of its own
     chosen = random.Random(number).sample(range(NUM_REQUESTS), 6)
     requests = [REQUESTS[i] for i in chosen]
     bare = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
-    with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=50, kernels=options["kernels"], **bare) as llm:
+    with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=200, kernels=options["kernels"], **bare) as llm:
         alone = [run(llm, [request])[0] for request in requests]
     with ExitStack() as stack:
         if number % 3 == 2:
