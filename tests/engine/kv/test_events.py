@@ -2,16 +2,28 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.disk_tier import DiskTier
-from nanoengine.engine.kv.events import AllCleared, BlockRemoved, BlockStored, KVEvent
+from nanoengine.engine.kv.events import AllCleared, BlockRemoved, BlockStored
 from nanoengine.engine.kv.host_tier import HostTier
-from tests.engine.kv.toys import B, evict, fetch_and_run, make_sequence, run, settle, start, step, tell
+from tests.engine.kv.toys import (
+    B,
+    Known,
+    cached,
+    evict,
+    fetch_and_run,
+    follow,
+    make_sequence,
+    run,
+    settle,
+    start,
+    step,
+    tell,
+)
 
 
 def listened(num_blocks: int = 8, host: int = 0, disk: Path | None = None) -> BlockManager:
@@ -31,25 +43,6 @@ def stored(manager: BlockManager) -> list[BlockStored]:
     events = manager.drain_events()
     assert all(isinstance(event, BlockStored) for event in events)
     return events  # type: ignore[return-value]
-
-
-Known = Counter[tuple[bytes, int]]
-"""Hash and group -> number of prefixes."""
-
-
-def follow(known: Known, events: Sequence[KVEvent]) -> None:
-    """What a listener makes of it."""
-    for event in events:
-        if isinstance(event, AllCleared):
-            known.clear()
-        else:
-            known[event.hash, event.group] += 1 if isinstance(event, BlockStored) else -1
-
-
-def cached(manager: BlockManager) -> Known:
-    return Counter(
-        (kv.prefix.hash, kv.group) for prefix in manager.pool.prefixes() for kv in prefix.kv if kv is not None
-    )
 
 
 def test_each_full_block_is_stored_once_behind_its_parent() -> None:

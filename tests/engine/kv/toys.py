@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.events import AllCleared, BlockStored, KVEvent
 from nanoengine.engine.kv.orders import Orders
 from nanoengine.engine.messages import FileDone, Tier, Transfer
 
@@ -162,3 +164,22 @@ def num_cached(manager: BlockManager, prompt: Iterable[int], **options: object) 
 
 def moves(transfers: Seq[Transfer]) -> list[tuple[Tier, Tier]]:
     return [(transfer.source.tier, transfer.target.tier) for transfer in transfers]
+
+
+Known = Counter[tuple[bytes, int]]
+"""Hash and group -> number of prefixes."""
+
+
+def follow(known: Known, events: Iterable[KVEvent]) -> None:
+    """What a listener makes of events."""
+    for event in events:
+        if isinstance(event, AllCleared):
+            known.clear()
+        else:
+            known[event.hash, event.group] += 1 if isinstance(event, BlockStored) else -1
+
+
+def cached(manager: BlockManager) -> Known:
+    """What a listener should know."""
+    pool = manager.pool
+    return Counter((kv.prefix.hash, kv.group) for prefix in pool.prefixes() for kv in prefix.kv if kv is not None)
