@@ -149,7 +149,9 @@ def settle(manager: BlockManager, problem: str | None = None) -> Orders:
 def evict(manager: BlockManager, count: int | None = None) -> None:
     """Somebody takes free blocks, all of them if not told how many, for a moment."""
     room = manager.pool.num_free if count is None else count
-    intruder = make_sequence(-1, [-1 - room] * (room * manager.block_size - 1), reads_cache=False)
+    num_tokens = manager.groups.longest(room, 1 << 20) - 1
+    intruder = make_sequence(-1, [-1 - room] * num_tokens, reads_cache=False)
+    assert manager.groups.blocks_at_once(num_tokens + 1) == room
     assert manager.admit(intruder) is not None
     manager.discard(intruder)
 
