@@ -164,6 +164,19 @@ def test_a_growth_that_fails_changes_nothing() -> None:
     assert first.block_table == [1]
 
 
+def test_a_fork_of_a_prompt_that_was_begun_gets_room_for_all_its_tokens() -> None:
+    """It shares what is computed, here whole blocks; what it has to compute itself may be more than one."""
+    manager = BlockManager(10, B)
+    parent, child = make_sequence(0, list(range(3 * B))), make_sequence(1, list(range(3 * B)))
+    manager.admit(parent)
+    compute(manager, parent, B)
+    child.num_computed_tokens = B
+    manager.fork(parent, child)
+    assert manager.allocate_slots(child) is not None
+    assert child.num_slots == 3 * B
+    assert len(child.block_table) == 3
+
+
 def test_two_admissions_on_a_full_pool_do_not_rob_each_other() -> None:
     """Finding a prefix and pinning it is one call: the next admission cannot evict what this one counts on."""
     manager = BlockManager(3, B)
