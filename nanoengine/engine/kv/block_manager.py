@@ -136,6 +136,7 @@ class BlockManager(PrefixCache):
             and num_computed == len(tables[0]) * size
             and pool.empty_blocks
             and not (num_lookahead or self._spoilt or self._forgets)
+            and seq.num_tokens <= num_computed + size  # a fork of a prompt that was begun may have more to compute
         ):  # By far the most frequent case, so it has a way of its own: the next token begins a block.
             self.publish(seq, min(num_computed, len(seq.token_ids) - 1))
             block = pool.take_empty()

@@ -1,57 +1,17 @@
-"""The life of a BlockManager under test: its sequences, a simulated device, and what must hold after each call."""
+"""The life of a BlockManager under test: single calls with what each must do, and plans on their way."""
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
-from pathlib import Path
-
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
-
-from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.disk_tier import DiskTier
-from nanoengine.engine.kv.host_tier import HostTier
-from nanoengine.engine.messages import Place, Tier
-from tests.engine.kv.late_device import LateDevice, Row, ToyPlan
-from tests.engine.kv.slot_memory import all_tokens
+from nanoengine.engine.kv.orders import find_fallout
+from nanoengine.engine.messages import Tier
+from tests.engine.kv.kv_world import KVWorld, has
+from tests.engine.kv.late_device import Row, ToyPlan
+from tests.engine.kv.slot_memory import GARBAGE, all_tokens
 from tests.engine.kv.toys import ToySequence, tell
 
 
-class KVLife(RuleBasedStateMachine):
-    """What a machine of random calls is made of: single calls with what each must do, and the invariants.
-
-    Args:
-        folder: has a folder for each life, for its disk tier.
-        totals: counts what happened, over all lives.
-        host: sizes of the host tier to choose from; 0 is none.
-        disk: numbers of files to choose from; 0 is none.
-    """
-
-    def __init__(self, folder: Path, totals: Counter[str], host: list[int], disk: list[int]):
-        super().__init__()
-        self.folder, self.totals, self.host_sizes, self.disk_sizes = folder, totals, host, disk
-        self.running: list[ToySequence] = []
-        self.waiting: list[ToySequence] = []
-        self.touched: set[ToySequence] = set()  # the plan to come makes copies for them: they fall with it
-        self.drafts: dict[ToySequence, int] = {}  # lookahead slots
-        self.seq_ids = itertools.count()
-
-    @initialize(data=st.data(), caching=st.integers(0, 5), block_size=st.sampled_from([1, 2, 3, 4]))
-    def begin(self, data: st.DataObject, caching: int, block_size: int) -> None:
-        self.size = block_size
-        self.device = LateDevice(block_size)
-        host = data.draw(st.sampled_from(self.host_sizes))
-        disk = data.draw(st.sampled_from(self.disk_sizes))
-        folder = self.folder / str(self.totals["lives"])
-        self.manager = BlockManager(
-            data.draw(st.integers(3, 10)),
-            block_size,
-            enable_prefix_caching=caching > 0,
-            host=HostTier(host) if host else None,
-            disk=DiskTier(folder, "f", 1, disk * 270) if disk else None,
-            hash_seed=7,
-        )
+class KVLife(KVWorld):
+    """What a machine of random calls is made of."""
 
     # ---- single calls
 
@@ -61,27 +21,34 @@ class KVLife(RuleBasedStateMachine):
             self.totals["fetches"] += 1
             self.waiting.append(seq)
             return
-        before = self._everything(seq)
+        before, best = self.everything(seq), self.longest_hit(seq)
+        chain = self.chain_of(seq)
+        beginnings = [[has(prefix, group) for prefix in chain] for group in self.growing]
         loaded = self.manager.stats.num_loaded_blocks
         cached = self.manager.admit(seq)
         if cached is None:
-            assert self._everything(seq) == before
-            assert self.manager.pool.num_free < self.manager.blocks_for(seq.num_tokens + 1)
+            assert self.everything(seq) == before
+            assert self.manager.pool.num_free < self.needs(seq, seq.num_tokens + 1)
             self.totals["failed admissions"] += 1
-            if seq.num_tokens < self.manager.pool.num_blocks * self.size and len(self.waiting) < 6:
+            if self.needs(seq, seq.num_tokens + 1) <= self.manager.pool.num_blocks and len(self.waiting) < 6:
                 self.waiting.append(seq)
             else:
                 self.manager.cancel_fetch(seq)
             return
         self.totals["admissions"] += 1
-        assert cached % self.size == 0
+        assert cached == best * self.size
         assert 0 <= cached < seq.num_tokens
-        assert seq.reads_cache or not cached
         seq.num_computed_tokens = seq.num_cached_tokens = cached
         self.running.append(seq)
+        self.admissions[seq] += 1
         self.touched.add(seq)
-        self.totals["hits"] += cached // self.size
+        self.totals["hits"] += best
         self.totals["loads"] += self.manager.stats.num_loaded_blocks - loaded
+        for group, beginning in zip(self.growing, beginnings, strict=True):
+            first = seq.first_blocks[group]
+            assert first == self.specs[group].first_seen(cached) // self.size
+            assert all(self.manager.pool.contents[block] for block in seq.block_tables[group][first:best])
+            self.totals["hits without their beginning"] += not all(beginning[:first])
 
     def append_one(self, seq: ToySequence, token: int, lookahead: int) -> bool:
         tell(seq, token)
@@ -92,19 +59,23 @@ class KVLife(RuleBasedStateMachine):
         return False
 
     def _make_room(self, seq: ToySequence, lookahead: int = 0) -> bool:
-        before, table = self._everything(seq), list(seq.block_table)
+        before, tables = self.everything(seq), [list(table) for table in seq.block_tables]
         copied = self.manager.stats.num_copied_blocks
         self.drafts.pop(seq, None)
-        growth = self.manager.allocate_slots(seq, lookahead)
-        if growth is None:
-            assert self._everything(seq) == before
+        changes = self.manager.allocate_slots(seq, lookahead)  # type: ignore[arg-type]
+        if changes is None:
+            assert self.everything(seq) == before
             self.totals["failed growth"] += 1
             return False
-        if growth.replaced is not None:
-            table[growth.replaced[0]] = growth.replaced[1]
-        assert table + growth.new == seq.block_table, "a growth says what has changed"
-        assert seq.num_slots >= seq.num_tokens + lookahead
-        self._assert_private(seq)
+        for group, first, blocks in changes:
+            assert first <= len(tables[group])
+            tables[group][first : first + len(blocks)] = blocks
+        assert tables == seq.block_tables, "it says what has changed"
+        computed = seq.num_computed_tokens
+        assert seq.first_blocks == [spec.first_seen(computed) // self.size for spec in self.specs]
+        most = computed + self.most_new if self.manager.groups.forget else 9999
+        assert seq.num_slots >= min(seq.num_tokens + lookahead, most)
+        self.assert_private(seq)
         self.touched.add(seq)
         self.totals["growth"] += 1
         self.totals["copies"] += self.manager.stats.num_copied_blocks - copied
@@ -123,15 +94,38 @@ class KVLife(RuleBasedStateMachine):
         self.totals["saves"] += self.manager.stats.num_saved_blocks - saved
 
     def trim_one(self, seq: ToySequence) -> None:
-        kept = seq.block_table[: self.manager.blocks_for(seq.num_tokens)]
+        keep = self.manager.blocks_for(seq.num_tokens)
+        kept = [table[:keep] if group in self.growing else table for group, table in enumerate(seq.block_tables)]
         self.manager.trim(seq)
         self.drafts.pop(seq, None)
-        assert seq.block_table == kept
+        assert seq.block_tables == kept
+
+    def fork_one(self, parent: ToySequence, whole: bool) -> ToySequence:
+        keep = parent.num_tokens if whole else parent.num_computed_tokens
+        child = ToySequence(next(self.seq_ids), parent.token_ids[:keep], cache_salt=parent.cache_salt)
+        child.num_encoder_tokens = parent.num_encoder_tokens
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_cached_tokens = 0
+        self.manager.fork(parent, child)
+        assert child.num_slots == parent.num_slots == 0
+        self.running.append(child)
+        self.encoded.add(child)
+        self.touched |= {parent, child}
+        self.totals["forks"] += 1
+        self.totals["forks of several groups"] += len(self.specs) > 1
+        return child
 
     def forget(self, seq: ToySequence) -> None:
-        assert (seq.block_table, seq.num_slots, seq.num_published) == ([], 0, 0)
+        assert (seq.block_tables, seq.first_blocks, seq.num_slots, seq.num_published, seq.prefix) == (
+            [],
+            [],
+            0,
+            0,
+            None,
+        )
         self.running.remove(seq)
         self.touched.discard(seq)
+        self.encoded.discard(seq)
         self.drafts.pop(seq, None)
 
     def end(self, seq: ToySequence) -> None:
@@ -162,37 +156,100 @@ class KVLife(RuleBasedStateMachine):
 
     def _row(self, seq: ToySequence, count: int) -> Row:
         end = seq.num_computed_tokens + count
-        return Row(
-            seq, list(seq.block_table), all_tokens(seq)[:end] + self.drafts_of(seq, count), seq.num_computed_tokens
-        )
+        tokens = all_tokens(seq)[:end] + self.drafts_of(seq, count)
+        encodes = seq not in self.encoded
+        self.encoded.add(seq)
+        tables = [list(table) for table in seq.block_tables]
+        return Row(seq, self.admissions[seq], tables, tokens, seq.num_computed_tokens, encodes)
+
+    def launch_behind(
+        self,
+        skip: set[int],
+        chunk: int,
+        tokens: list[int],
+        *,
+        fate: str = "good",
+        num_done: int = 99,
+        fork: bool = False,
+        poison: bool = False,
+    ) -> None:
+        """A plan more on its way. Who has all its tokens in it gets another, which nobody knows yet; its prompt may fork."""
+        for seq in list(self.drafts):
+            self.trim_one(seq)
+        rows = self.plan_rows(skip, chunk)
+        sampled = [seq for seq, count in rows.items() if count == seq.num_uncomputed_tokens]
+        plan_of = {seq: seq.num_computed_tokens for seq in rows}
+        for seq, count in rows.items():
+            seq.num_computed_tokens += count
+        forks = []
+        if fork and sampled and not sampled[0].coming and len(self.running) < 8:
+            forks.append((sampled[0], self.fork_one(sampled[0], True)))
+            sampled.append(forks[0][1])
+        after = {seq: seq.num_computed_tokens for seq in rows}
+        for seq in rows:
+            seq.num_computed_tokens = plan_of[seq]
+        plan = self.launch(rows, fate=fate, num_done=num_done, poison=poison and fate == "good")
+        for seq in rows:
+            seq.num_computed_tokens = after[seq]
+        plan.sampled, plan.forks = sampled, forks
+        for seq, token in zip(sampled, tokens, strict=False):
+            seq.coming.append(token)
+        del sampled[len(tokens) :]
+        self.totals["plans behind others"] += len(self.device.plans) > 1
 
     def land(self) -> None:
         """Take the result of the oldest plan."""
         plan = self.device.land()
-        everybody = list(dict.fromkeys([*(row.seq for row in plan.rows), *plan.others, *plan.sampled]))
-        alive = [seq for seq in everybody if seq in self.running or seq in self.waiting]
         if plan.fate == "good":
-            self.manager.commit(self.device.take_answers())
-            for seq in plan.sampled:
-                if seq in alive:
-                    seq.token_ids.append(seq.coming.pop(0))
-            spoilt = [row.seq for row in plan.rows if not row.is_sound]
-            for seq in [*spoilt, *(child for parent, child in plan.forks if parent in spoilt)]:
-                self.manager.condemn(seq)  # its logits are NaN, whatever has become of it meanwhile
-                self.totals["condemned"] += 1
-                if seq in self.running:
-                    self.forget(seq)
-                self.end(seq)
+            self._take_result(plan)
         else:
-            before = list(self.running)
-            fallen = self.manager.rollback(everybody, self.running)
-            assert fallen[: len(everybody)] == everybody
-            assert set(fallen[len(everybody) :]) <= set(before) - set(everybody)
-            self.totals["fallen with others"] += len(fallen) - len(everybody)
-            self.totals["failed plans"] += 1
-            for seq in fallen:
-                self.end(seq)
+            self._take_back(plan)
         self.totals["steps"] += 1
+
+    def _take_result(self, plan: ToyPlan) -> None:
+        self.manager.commit(self.device.take_answers())
+        for row in plan.rows:
+            is_alive = row.seq in self.running and row.life == self.admissions[row.seq]
+            assert row.fault != GARBAGE or not is_alive, "who has read what was never written has fallen"
+        for seq in plan.sampled:
+            if seq in self.running or seq in self.waiting:
+                seq.token_ids.append(seq.coming.pop(0))
+        spoilt = [row.seq for row in plan.rows if row.fault and row.fault != GARBAGE]
+        for seq in [*spoilt, *(child for parent, child in plan.forks if parent in spoilt)]:
+            self.manager.condemn(seq)  # its logits are NaN, whatever has become of it meanwhile
+            self.totals["condemned"] += 1
+            if seq in self.running:
+                self.forget(seq)
+            self.end(seq)
+
+    def _take_back(self, plan: ToyPlan) -> None:
+        everybody = list(dict.fromkeys([*(row.seq for row in plan.rows), *plan.others, *plan.sampled]))
+        before = list(self.running)
+        num_others = self._num_fallen_for_what_they_hold(everybody)
+        fallen = self.manager.rollback(everybody, self.running)
+        assert fallen[: len(everybody)] == everybody
+        others = fallen[len(everybody) :]
+        assert set(others) <= set(before) - set(everybody)
+        self.totals["fallen with others"] += len(others)
+        self.totals["fallen for what they had forgotten"] += len(fallen) - num_others
+        self.totals["failed plans"] += 1
+        for seq in fallen:
+            self.end(seq)
+        for seq in self.waiting:  # preempted: what is on its way may come from what was never written
+            seq.coming.clear()
+            for later in self.device.plans:
+                later.sampled = [other for other in later.sampled if other is not seq]
+
+    def _num_fallen_for_what_they_hold(self, everybody: list[ToySequence]) -> int:
+        """How many would fall with the oldest plan if nothing had been forgotten since."""
+        plans = [*self.manager._in_flight, self.manager._plan]
+        forgotten = [plan.forgotten for plan in plans]
+        for plan in plans:
+            plan.forgotten = []
+        fallen, _ = find_fallout(plans[0], plans[1:], self.manager.pool, everybody, self.running)  # type: ignore[arg-type]
+        for plan, had in zip(plans, forgotten, strict=True):
+            plan.forgotten = had
+        return len(fallen)
 
     def land_all(self) -> None:
         while self.device.plans:
@@ -202,10 +259,14 @@ class KVLife(RuleBasedStateMachine):
         """Who is in the plan with how many tokens; what that completes is published, as the scheduler does."""
         rows = {}
         for i, seq in enumerate(self.running):
-            count = min(chunk, seq.num_uncomputed_tokens)
+            count = min(chunk, seq.num_uncomputed_tokens, self.most_new)
             if i in skip or not count:
                 continue
-            if seq.num_tokens > seq.num_slots and not self._make_room(seq):
+            if self.manager.groups.forget and seq.num_uncomputed_tokens > 1:
+                has_room = self._make_room(seq, 1)
+            else:
+                has_room = seq.num_computed_tokens + count <= seq.num_slots or self._make_room(seq)
+            if not has_room:
                 continue
             rows[seq] = count
             end = seq.num_computed_tokens + count
@@ -234,98 +295,11 @@ class KVLife(RuleBasedStateMachine):
             return []
         return [1, 2, 0, 1, 2][: self.drafts.get(seq, 0)]
 
-    # ---- who can do what
-
-    def in_flight(self) -> set[ToySequence]:
-        return {row.seq for plan in self.device.plans for row in plan.rows}
-
-    def idle(self) -> list[ToySequence]:
-        """Running, and all that is known of them is done."""
-        busy = self.in_flight()
-        return [seq for seq in self.running if seq not in busy and not seq.coming]
-
-    def ready(self) -> list[ToySequence]:
-        return [seq for seq in self.idle() if not seq.num_uncomputed_tokens]
-
-    def prefilled(self) -> list[ToySequence]:
-        return [seq for seq in self.idle() if seq.num_uncomputed_tokens <= 1]
-
-    def begun(self) -> list[ToySequence]:
-        return [seq for seq in self.idle() if seq.num_computed_tokens]
-
-    def admissible(self) -> list[ToySequence]:
-        return [seq for seq in self.waiting if not seq.coming and not self.manager.is_fetching(seq)]
-
     def choose(self, seqs: list[ToySequence], which: int) -> ToySequence:
         self.totals["rules"] += 1
         return seqs[which % len(seqs)]
 
-    # ---- what must hold
-
-    def _assert_private(self, seq: ToySequence) -> None:
-        """What it may write to from now on is its own, and cannot be hit."""
-        for block in seq.block_table[seq.num_computed_tokens // self.size :]:
-            assert self.manager.pool.ref_counts[block] == 1
-            assert self.manager.pool.contents[block] is None
-
-    def _everything(self, seq: ToySequence) -> object:
-        """All that a call which fails must leave alone."""
-        pool, tiers = self.manager.pool, self.manager.tiers
-        return (
-            list(pool.ref_counts),
-            list(pool.contents),
-            pool.free_blocks,
-            [(p, p.blocks, p.host_slot, p.host_filled) for p in pool.prefixes()],
-            repr(self.manager._plan.orders()),
-            None
-            if tiers.host is None
-            else (list(tiers.host.entries), list(tiers.host.free_slots), list(tiers.host.pins)),
-            None if tiers.disk is None else (list(tiers.disk.files), set(tiers.disk.writing), set(tiers.disk.barred)),
-            repr(self.manager.stats),
-            (list(seq.block_table), seq.num_slots, seq.num_published, seq.num_computed_tokens),
-        )
-
-    @invariant()
-    def the_books_are_right(self) -> None:
-        self.manager.check()
-        pool = self.manager.pool
-        counts = Counter(block for seq in self.running for block in seq.block_table)
-        assert pool.ref_counts == [counts[block] for block in range(pool.num_blocks + 1)]
-        assert pool.num_free + len(counts) == pool.num_blocks
-        for seq in self.running:
-            assert len(seq.block_table) >= self.manager.blocks_for(seq.num_computed_tokens)
-            assert seq.num_slots <= len(seq.block_table) * self.size
-            if seq.num_slots > seq.num_computed_tokens:
-                self._assert_private(seq)
-
-    @invariant()
-    def what_is_committed_reads_back(self) -> None:
-        """Every copy that counts as written holds what its prefix says, in all tiers, now."""
-        pool, disk = self.manager.pool, self.manager.tiers.disk
-        for prefix in pool.prefixes():
-            places = [Place(Tier.DEVICE, block) for block in prefix.blocks if block not in pool.uncommitted]
-            if prefix.host_filled:
-                assert prefix.host_slot is not None
-                places.append(Place(Tier.HOST, prefix.host_slot))
-            self.device.memory.check_prefix(prefix, places)
-        if disk is not None:
-            self.device.check_files(disk, pool)
-
-    @invariant()
-    def what_is_promised_will_read_back(self) -> None:
-        """If nothing breaks: every table its own tokens, and every copy of a prefix what it says."""
-        plans = self.device.plans
-        if any(plan.fate != "good" or any(row.poisoned or not row.is_sound for row in plan.rows) for plan in plans):
-            return
-        memory = self.device.after(self.manager._plan.orders())
-        for seq in self.running:
-            assert memory.holds(seq.cache_salt, seq.block_table, all_tokens(seq)[: seq.num_computed_tokens])
-        planned = {block for _, block, _ in self.manager._plan.published}
-        for prefix in self.manager.pool.prefixes():
-            places = [Place(Tier.DEVICE, block) for block in prefix.blocks if block not in planned]
-            if prefix.host_slot is not None:
-                places.append(Place(Tier.HOST, prefix.host_slot))
-            memory.check_prefix(prefix, places)
+    # ---- its end
 
     def teardown(self) -> None:
         if not hasattr(self, "manager"):
@@ -342,7 +316,22 @@ class KVLife(RuleBasedStateMachine):
         assert not any(pool.ref_counts)
         self.manager.check()
         assert tiers.host is None or not any(tiers.host.pins), "nobody holds a slot any more"
-        self.totals["lives"] += 1
-        self.totals["evictions"] += self.manager.stats.num_evicted_blocks
-        self.totals["bad files"] += self.manager.stats.num_bad_files
-        self.totals["disk hits"] += self.manager.stats.hits_by_tier[Tier.DISK]
+        assert all(sum(map(bool, prefix.kv)) or prefix.num_uses for prefix in pool.prefixes())
+        self._count()
+
+    def _count(self) -> None:
+        """What happened in this life."""
+        totals, stats = self.totals, self.manager.stats
+        totals["lives"] += 1
+        totals["evictions"] += stats.num_evicted_blocks
+        totals["bad files"] += stats.num_bad_files
+        totals["disk hits"] += stats.hits_by_tier[Tier.DISK]
+        totals[f"rules in lives of {len(self.specs)} groups"] += totals["rules"] - self.first_rule
+        for spec, group in zip(self.specs, stats.groups, strict=True):
+            totals["forgotten"] += group.num_forgotten_blocks
+            if spec.forgets:
+                totals["hit blocks of groups that forget"] += group.num_hit_blocks
+                totals["copies of groups that forget"] += group.num_copied_blocks
+                totals["saves of groups that forget"] += group.num_saved_blocks
+                totals["loads of groups that forget"] += group.num_loaded_blocks
+                totals["reads of groups that forget"] += group.num_read_files

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nanoengine.engine.kv.block_pool import BlockPool
 from nanoengine.engine.kv.disk_tier import DiskTier
+from nanoengine.engine.kv.groups import KVSpec
 from nanoengine.engine.kv.orders import Orders
 from nanoengine.engine.messages import FileDone, FileRead, FileWrite, Place, Tier
-from tests.engine.kv.slot_memory import Content, SlotMemory
+from tests.engine.kv.slot_memory import GARBAGE, NAN, Content, Slot, SlotMemory
 from tests.engine.kv.toys import ToySequence
 
 
@@ -18,11 +19,13 @@ class Row:
     """What a plan computes of one sequence."""
 
     seq: ToySequence
-    table: list[int]
+    life: int  # how often the sequence has been admitted
+    tables: list[list[int]]
     tokens: list[int]
     start: int
+    encodes: bool  # its encoder's tokens come first
     poisoned: bool = False
-    is_sound: bool = True  # after it was executed
+    fault: Slot | None = None  # what it wrote instead of what it should have, after it was executed
 
 
 @dataclass(eq=False)
@@ -42,8 +45,8 @@ class ToyPlan:
 class LateDevice:
     """A memory, and a thread of files that knows no steps: it may be early, late, or meet files that somebody has damaged."""
 
-    def __init__(self, block_size: int):
-        self.memory = SlotMemory(block_size)
+    def __init__(self, block_size: int, specs: tuple[KVSpec, ...]):
+        self.memory = SlotMemory(block_size, specs)
         self.plans: deque[ToyPlan] = deque()
         self.files: dict[str, tuple[bytes, Content]] = {}
         self.jobs: deque[FileRead | str | tuple[FileWrite, Content]] = deque()
@@ -81,9 +84,11 @@ class LateDevice:
         else:
             self.memory.move(transfers)
         for row in plan.rows:
-            poisoned = row.poisoned or plan.fate == "broken"
-            salt = row.seq.cache_salt
-            row.is_sound = self.memory.compute(salt, row.table, row.tokens, row.start, poisoned=poisoned)
+            fault = GARBAGE if plan.fate == "broken" else NAN if row.poisoned else None
+            salt, num_encoder_tokens = row.seq.cache_salt, row.seq.num_encoder_tokens
+            row.fault = self.memory.compute(
+                salt, row.tables, row.tokens, row.start, num_encoder_tokens, encodes=row.encodes, fault=fault
+            )
 
     def land(self) -> ToyPlan:
         """The oldest plan is over."""
@@ -116,11 +121,11 @@ class LateDevice:
 
     def after(self, orders: Orders) -> SlotMemory:
         """What the memory will hold when all plans on their way, and the one that is being made, have made their copies."""
-        later = LateDevice(self.memory.block_size)
+        later = LateDevice(self.memory.block_size, self.memory.specs)
         later.memory = self.memory.copy()
         for plan in self.plans:
             if not plan.is_executed:
-                rows = [Row(row.seq, row.table, row.tokens, row.start) for row in plan.rows]
+                rows = [replace(row, poisoned=False) for row in plan.rows]
                 later.execute(ToyPlan(plan.orders, rows, []))
         later.memory.move(orders.transfers)
         return later.memory
@@ -132,10 +137,10 @@ class LateDevice:
             if name not in disk.files or name in disk.writing or not header:
                 continue
             size = 4 * self.memory.block_size
-            whole = content[self.memory.block_size - 1]
+            group, whole = content[self.memory.block_size - 1]
             first = len(whole) % 4 + size  # the salt has one byte or none
             hash, parent_hash = pool.hash_block(b"", whole[:first]), b""
             for start in range(first, len(whole), size):
                 hash, parent_hash = pool.hash_block(hash, whole[start : start + size]), hash
-            assert name == disk.name(hash, parent_hash), "a file holds other tokens"
-            assert content == self.memory.full_block(whole)
+            assert name == disk.name(hash, parent_hash, group), "a file holds other tokens"
+            assert content == self.memory.full_block(group, whole)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.kv.block_manager import BlockManager, Growth
+from nanoengine.engine.kv.block_manager import BlockManager, Change
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.kv.host_tier import HostTier
 from tests.engine.kv.toys import (
@@ -60,7 +60,7 @@ def test_admission_gives_room_for_the_prompt_and_one_token_more(length: int, tab
     seq = make_sequence(0, list(range(length)))
     assert manager.admit(seq) == 0
     assert seq.block_table == table
-    assert manager.allocate_slots(seq) == Growth([], None)
+    assert manager.allocate_slots(seq) == []
     assert seq.block_table == table
 
 
@@ -159,9 +159,22 @@ def test_a_growth_that_fails_changes_nothing() -> None:
     run_prompt(manager, 1, [3])
     tell(first, 1, 1, 1)
     before = snapshot(manager.pool)
-    assert not manager.allocate_slots(first)
+    assert manager.allocate_slots(first) is None
     assert snapshot(manager.pool) == before
     assert first.block_table == [1]
+
+
+def test_a_fork_of_a_prompt_that_was_begun_gets_room_for_all_its_tokens() -> None:
+    """It shares what is computed, here whole blocks; what it has to compute itself may be more than one."""
+    manager = BlockManager(10, B)
+    parent, child = make_sequence(0, list(range(3 * B))), make_sequence(1, list(range(3 * B)))
+    manager.admit(parent)
+    compute(manager, parent, B)
+    child.num_computed_tokens = B
+    manager.fork(parent, child)
+    assert manager.allocate_slots(child) is not None
+    assert child.num_slots == 3 * B
+    assert len(child.block_table) == 3
 
 
 def test_two_admissions_on_a_full_pool_do_not_rob_each_other() -> None:
@@ -189,10 +202,9 @@ def test_a_growth_says_what_is_new_and_what_was_copied() -> None:
     manager.fork(parent, child)
     shared = parent.block_table[1]
     tell(parent, 5)
-    growth = manager.allocate_slots(parent, num_lookahead=B)
-    assert growth is not None
+    changes = manager.allocate_slots(parent, num_lookahead=B)
     own, new = parent.block_table[1:]
-    assert growth == Growth([new], (1, own))
+    assert changes == [Change(0, 1, [own]), Change(0, 2, [new])]
     assert child.block_table[1] == shared != own
     assert step(manager).transfers[0].target.where == own
 

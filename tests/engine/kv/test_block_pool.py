@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix
+from nanoengine.engine.kv.events import BlockRemoved, BlockStored
 from tests.engine.kv.toys import FAST, free_order, snapshot
 
 
@@ -18,17 +19,22 @@ def find(pool: BlockPool, parent: Prefix | None, token_bytes: bytes) -> Prefix |
     return pool.find(hash_of(pool, parent, token_bytes), parent, token_bytes)
 
 
-def publish_at(pool: BlockPool, block: int, parent: Prefix | None, token_bytes: bytes) -> None:
-    pool.attach(block, pool.add(hash_of(pool, parent, token_bytes), parent, token_bytes))
+def publish_at(pool: BlockPool, block: int, parent: Prefix | None, token_bytes: bytes, group: int = 0) -> Prefix:
+    prefix = pool.add(hash_of(pool, parent, token_bytes), parent, token_bytes)
+    pool.attach(block, prefix, group)
+    return prefix
 
 
-def published(pool: BlockPool, token_bytes: bytes, parent: Prefix | None = None) -> tuple[int, Prefix]:
+def published(pool: BlockPool, token_bytes: bytes, parent: Prefix | None = None, group: int = 0) -> tuple[int, Prefix]:
     """A block in use that holds these tokens."""
     [block] = pool.allocate(1)
-    publish_at(pool, block, parent, token_bytes)
-    prefix = pool.contents[block]
-    assert prefix is not None
-    return block, prefix
+    return block, publish_at(pool, block, parent, token_bytes, group)
+
+
+def blocks_of(prefix: Prefix | None, group: int = 0) -> tuple[int, ...]:
+    """The copies of a prefix in the pool."""
+    kv = None if prefix is None else prefix.kv[group]
+    return () if kv is None else kv.blocks
 
 
 def test_fresh_blocks_are_handed_out_in_order_with_one_reference_and_no_content() -> None:
@@ -171,7 +177,7 @@ def test_equal_content_computed_twice_survives_the_loss_of_one_copy() -> None:
     assert pool.allocate(1) == [first]
     found = find(pool, None, b"tokens")
     assert found is prefix
-    assert found.blocks == (second,)
+    assert blocks_of(found) == (second,)
     pool.withdraw(second)
     assert find(pool, None, b"tokens") is None
     pool.check()
@@ -231,15 +237,85 @@ class TestForcedCollision:
         assert pool.index == {}
 
 
-def test_evicted_parent_computed_again_does_not_adopt_the_old_children() -> None:
-    """What follows an evicted block was computed behind another copy of it: it misses, and never hits wrongly."""
+def test_an_evicted_parent_stays_in_the_index_and_has_its_children_when_it_is_computed_again() -> None:
+    """Behind equal tokens the K/V of the child is what it was, and a group that forgets has no K/V of the beginning."""
     pool = BlockPool(3)
     parent_block, parent = published(pool, b"parent")
-    published(pool, b"child", parent)
+    child_block, child = published(pool, b"child", parent)
     pool.withdraw(parent_block)
-    _, again = published(pool, b"parent")
-    assert again is not parent
-    assert find(pool, again, b"child") is None
+    assert find(pool, None, b"parent") is parent
+    assert (blocks_of(parent), blocks_of(child)) == ((), (child_block,))
+    pool.check()
+    again, same = published(pool, b"parent")
+    assert same is parent
+    assert blocks_of(parent) == (again,)
+    assert find(pool, parent, b"child") is child
+    pool.check()
+
+
+def test_a_chain_leaves_the_index_with_the_last_thing_that_anybody_has_of_it() -> None:
+    pool = BlockPool(3)
+    blocks, prefix = [], None
+    for name in (b"a", b"b", b"c"):
+        block, prefix = published(pool, name, prefix)
+        blocks.append(block)
+    pool.withdraw(blocks[0])
+    pool.withdraw(blocks[1])
+    assert len(pool.index) == 3
+    pool.withdraw(blocks[2])
+    assert not pool.index
+    pool.check()
+
+
+def test_who_has_come_as_far_as_a_prefix_keeps_it_and_its_ancestors() -> None:
+    pool = BlockPool(2)
+    first, parent = published(pool, b"parent")
+    second, child = published(pool, b"child", parent)
+    pool.use(child)
+    pool.use(child)
+    for block in (first, second):
+        pool.withdraw(block)
+    pool.leave(child)
+    assert find(pool, find(pool, None, b"parent"), b"child") is child
+    pool.check()
+    pool.leave(child)
+    assert not pool.index
+    assert not parent.is_known
+    pool.check()
+
+
+def test_of_a_prefix_each_group_has_copies_of_its_own() -> None:
+    pool = BlockPool(4, num_groups=2)
+    pool.events = []
+    one, prefix = published(pool, b"tokens")
+    other, same = published(pool, b"tokens", group=1)
+    twin, _ = published(pool, b"tokens", group=1)
+    assert same is prefix
+    assert [blocks_of(prefix, group) for group in (0, 1)] == [(one,), (other, twin)]
+    pool.check()
+    pool.withdraw(other)
+    pool.withdraw(twin)
+    assert [blocks_of(prefix, group) for group in (0, 1)] == [(one,), ()]
+    assert find(pool, None, b"tokens") is prefix
+    pool.withdraw(one)
+    assert find(pool, None, b"tokens") is None
+    hash = prefix.hash
+    stored = [BlockStored(hash, b"", b"tokens", group) for group in (0, 1)]
+    assert pool.events == [*stored, BlockRemoved(hash, 1), BlockRemoved(hash, 0)]
+    pool.check()
+
+
+def test_what_is_condemned_leaves_the_index_though_sequences_have_come_as_far() -> None:
+    pool = BlockPool(1)
+    block, prefix = published(pool, b"tokens")
+    pool.use(prefix)
+    pool.withdraw(block)
+    pool.forget(prefix)
+    assert not pool.index
+    _, again = published(BlockPool(1), b"tokens")
+    assert again is not prefix
+    pool.leave(prefix)
+    assert not pool.index
     pool.check()
 
 
@@ -287,7 +363,7 @@ def corrupt_empty_blocks(pool: BlockPool) -> None:
 
 
 def corrupt_promises(pool: BlockPool) -> None:
-    pool.uncommitted[2] = "a plan"
+    pool.uncommitted[3] = "a plan"
 
 
 def corrupt_null_block(pool: BlockPool) -> None:
@@ -304,7 +380,19 @@ def corrupt_index(pool: BlockPool) -> None:
 
 def corrupt_copies(pool: BlockPool) -> None:
     for prefix in pool.prefixes():
-        prefix.blocks += (2,)
+        for kv in filter(None, prefix.kv):
+            kv.blocks += (2,)
+
+
+def corrupt_group(pool: BlockPool) -> None:
+    for prefix in pool.prefixes():
+        for kv in filter(None, prefix.kv):
+            kv.group = 1
+
+
+def corrupt_uses(pool: BlockPool) -> None:
+    for prefix in pool.prefixes():
+        prefix.num_uses -= 1
 
 
 @pytest.mark.parametrize(
@@ -318,11 +406,14 @@ def corrupt_copies(pool: BlockPool) -> None:
         corrupt_contents,
         corrupt_index,
         corrupt_copies,
+        corrupt_group,
+        corrupt_uses,
     ],
 )
 def test_check_notices_every_kind_of_corruption(corrupt: Callable[[BlockPool], None]) -> None:
-    pool = BlockPool(3)
-    published(pool, b"tokens")
+    pool = BlockPool(3, num_groups=2)
+    _, parent = published(pool, b"tokens")
+    published(pool, b"child", parent)
     pool.check()
     corrupt(pool)
     with pytest.raises(AssertionError):
@@ -370,4 +461,4 @@ def test_any_run_of_calls_agrees_with_a_slow_model_of_the_pool(calls: list[tuple
         assert [each for each in free_order(pool) if each in contents] == [each for each in free if each in contents]
         for content in (b"0", b"1", b"2"):
             prefix = find(pool, None, content)
-            assert sorted(prefix.blocks if prefix else []) == sorted(b for b, c in contents.items() if c == content)
+            assert sorted(blocks_of(prefix)) == sorted(block for block, held in contents.items() if held == content)

@@ -20,8 +20,8 @@ def make_tier(folder: Path, *, fingerprint: str = "model", max_files: int = 10) 
     return DiskTier(folder, fingerprint, BYTES, max_files * SIZE)
 
 
-def name(number: int, parent: int | None = None) -> str:
-    return DiskTier.name(bytes([number] * 16), b"" if parent is None else bytes([parent] * 16))
+def name(number: int, parent: int | None = None, group: int = 0) -> str:
+    return DiskTier.name(bytes([number] * 16), b"" if parent is None else bytes([parent] * 16), group)
 
 
 def order(tier: DiskTier, *names: str, at_once: bool = True) -> PlanRecord:
@@ -90,11 +90,26 @@ def test_paths_and_names_belong_together_and_other_paths_are_nobodys(tmp_path: P
     assert tier.name_at(str(tmp_path / "model" / "x.tmp")) is None
 
 
-def test_the_header_tells_models_tokens_and_parents_apart(tmp_path: Path) -> None:
+def test_the_header_tells_models_tokens_parents_and_groups_apart(tmp_path: Path) -> None:
     one, other = make_tier(tmp_path), make_tier(tmp_path, fingerprint="other")
-    headers = {one.header(b"1", b"", b"a"), one.header(b"1", b"", b"b"), one.header(b"1", b"2", b"a")}
-    assert len(headers | {one.header(b"2", b"", b"a"), other.header(b"1", b"", b"a")}) == 5
-    assert one.header(b"1", b"2", b"a") == make_tier(tmp_path).header(b"1", b"2", b"a")
+    facts = [
+        (b"1", b"", b"a", 0),
+        (b"2", b"", b"a", 0),
+        (b"1", b"2", b"a", 0),
+        (b"1", b"", b"b", 0),
+        (b"1", b"", b"a", 1),
+    ]
+    headers = {tier.header(*fact) for tier in (one, other) for fact in facts}
+    assert len(headers) == 2 * len(facts)
+    assert {make_tier(tmp_path).header(*fact) for fact in facts} < headers
+
+
+def test_each_group_has_a_file_of_its_own(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    names = [name(1, 2, group) for group in (0, 1, 10)]
+    assert len(written(tier, *names[:2]).writes) == 2
+    assert readable(tier, *names) == [True, True, False]
+    assert readable(make_tier(tmp_path), *names) == [True, True, False]
 
 
 def test_a_file_that_a_crash_left_unfinished_is_not_seen_and_deleted(tmp_path: Path) -> None:
@@ -226,6 +241,17 @@ def test_all_that_follows_from_some_blocks_is_dropped_with_them(tmp_path: Path) 
     tier.check()
     assert set(tier.files) == {name(1), name(5, 1), name(6), name(7, 6)}
     assert sorted(plan.deletes) == sorted(tier.path(each) for each in (name(2, 1), name(3, 2), name(4, 3), name(9, 8)))
+
+
+def test_what_follows_from_a_block_is_dropped_in_every_group(tmp_path: Path) -> None:
+    tier = make_tier(tmp_path)
+    going = [name(2, 1, 0), name(2, 1, 1), name(3, 2, 1), name(4, 3, 0), name(4, 3, 1)]
+    written(tier, *going, name(1, None, 1), name(5, 1, 0))
+    plan = PlanRecord()
+    tier.drop_behind(plan, [bytes([2] * 16)])
+    tier.check()
+    assert set(tier.files) == {name(1, None, 1), name(5, 1, 0)}
+    assert sorted(plan.deletes) == sorted(map(tier.path, going))
 
 
 def test_clear_drops_the_files_of_this_model_only(tmp_path: Path) -> None:

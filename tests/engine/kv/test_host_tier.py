@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.kv.block_pool import Prefix
+from nanoengine.engine.kv.block_pool import Prefix, PrefixKV
 from nanoengine.engine.kv.host_tier import HostTier
 from tests.engine.kv.toys import FAST
 
 
-def put(tier: HostTier, count: int = 1) -> list[Prefix]:
+def put(tier: HostTier, count: int = 1) -> list[PrefixKV]:
     """New prefixes, each in a slot of its own."""
-    prefixes = [Prefix(bytes([i]), None, b"") for i in range(count)]
+    prefixes = [PrefixKV(Prefix(bytes([i]), None, b"", 1), 0) for i in range(count)]
     for prefix in prefixes:
         tier.put(tier.free_slots.pop(), prefix, filled=True)
     return prefixes
@@ -114,7 +114,7 @@ def test_check_notices_a_lost_slot_and_a_wrong_one() -> None:
 )
 def test_any_run_of_calls_agrees_with_a_list_in_order_of_use(calls: list[tuple[str, int]]) -> None:
     tier = HostTier(4)
-    order: list[Prefix] = []
+    order: list[PrefixKV] = []
     pinned: list[int] = []
     for name, number in calls:
         if name == "put" and tier.free_slots:

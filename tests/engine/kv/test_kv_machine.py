@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from tests.engine.kv.kv_life import KVLife
-from tests.engine.kv.toys import ToySequence
 
 LONG = os.environ.get("NANOENGINE_LONG_TESTS") == "1"
 PROFILE = settings(
-    max_examples=1000 if LONG else 25,
+    max_examples=5000 if LONG else 25,
     stateful_step_count=100,
     deadline=None,
     database=None,
@@ -36,12 +35,12 @@ class KVMachine(KVLife):
         """Few different prompts, so that prefixes meet; some do not fit."""
         self.totals["rules"] += 1
         for length, family, change in prompts:
-            room = self.manager.pool.num_blocks * self.size
+            room = self.longest
             prompt = [family] * (1 + length % (room if length > 30 else 1 + room // 2))
             if change < len(prompt):
                 prompt[change] = 9
             salt = "s" if change == 12 else ""
-            self.admit_one(ToySequence(next(self.seq_ids), prompt, cache_salt=salt, reads_cache=change != 13))
+            self.admit_one(self.new_sequence(prompt, salt, reads_cache=change != 13))
 
     @precondition(lambda self: self.admissible())
     @rule(which=st.integers(0, 99))
@@ -61,8 +60,7 @@ class KVMachine(KVLife):
         self.totals["rules"] += 1
         for seq in list(self.running):
             self.preempt_one(seq, stay)
-        room = self.manager.pool.num_blocks * self.size
-        seq = ToySequence(next(self.seq_ids), [family] * min(length, room - 1))
+        seq = self.new_sequence([family] * min(length, self.longest - 1))
         for _ in range(2):
             self.admit_one(seq)
             self.launch({})
@@ -71,7 +69,8 @@ class KVMachine(KVLife):
             if seq not in self.admissible():
                 break
             self.waiting.remove(seq)
-        self.run_step(set(), 99, 0)
+        while seq in self.running and seq.num_uncomputed_tokens:
+            self.run_step(set(), 99, 0)
         if seq in self.running and not stay:
             self.manager.free(seq)
             self.forget(seq)
@@ -89,7 +88,7 @@ class KVMachine(KVLife):
     @rule(which=st.integers(0, 99), token=st.integers(0, 2), lookahead=st.sampled_from([0, 0, 1, 2, 5]))
     def append(self, which: int, token: int, lookahead: int) -> None:
         """A sampled token, and room for it and for drafts behind it."""
-        self.append_one(self.choose(self.ready(), which), token, lookahead)
+        self.append_one(self.choose(self.ready(), which), token, min(lookahead, self.most_new - 1))
 
     @precondition(lambda self: self.ready())
     @rule(
@@ -103,7 +102,8 @@ class KVMachine(KVLife):
         self.totals["rules"] += 1
         for token in tokens:
             for seq in self.ready():
-                while seq in self.running and not self.append_one(seq, (token + seq.seq_id) % 3, lookahead):
+                drafts = min(lookahead, self.most_new - 1)
+                while seq in self.running and not self.append_one(seq, (token + seq.seq_id) % 3, drafts):
                     self.preempt_one(self.running[-1], swap)
             self.run_step(set(), 1, accept)
 
@@ -130,17 +130,6 @@ class KVMachine(KVLife):
             if not seq.num_uncomputed_tokens:
                 self.append_one(seq, token, 0)
 
-    def fork_one(self, parent: ToySequence, whole: bool) -> ToySequence:
-        keep = parent.num_tokens if whole else parent.num_computed_tokens
-        child = ToySequence(next(self.seq_ids), parent.token_ids[:keep], cache_salt=parent.cache_salt)
-        child.num_computed_tokens = parent.num_computed_tokens
-        child.num_cached_tokens = 0
-        self.manager.fork(parent, child)
-        self.running.append(child)
-        self.touched |= {parent, child}
-        self.totals["forks"] += 1
-        return child
-
     @precondition(lambda self: len(self.prefilled()) > 1)
     @rule(which=st.integers(0, 99), parents=st.lists(st.integers(0, 99), min_size=8, max_size=8))
     def refork(self, which: int, parents: list[int]) -> None:
@@ -154,7 +143,7 @@ class KVMachine(KVLife):
             and seq.cache_salt == first.cache_salt
         ]
         for seq in seqs:
-            if len(seq.block_table) > seq.num_computed_tokens // self.size + 1:
+            if any(len(seq.block_tables[g]) > seq.num_computed_tokens // self.size + 1 for g in self.growing):
                 self.trim_one(seq)
         tokens = [list(seq.token_ids) for seq in seqs]
         chosen = [parents[i % len(parents)] % len(seqs) for i in range(len(seqs))]
@@ -219,31 +208,40 @@ class KVMachine(KVLife):
     ) -> None:
         """A plan more on its way. Who has all its tokens in it gets another, which nobody knows yet; its prompt may fork."""
         self.totals["rules"] += 1
-        for seq in list(self.drafts):
-            self.trim_one(seq)
-        rows = self.plan_rows(skip, chunk)
-        sampled = []
-        for seq, count in list(rows.items()):
-            if count == seq.num_uncomputed_tokens:
-                sampled.append(seq)
-        plan_of = {seq: seq.num_computed_tokens for seq in rows}
-        for seq, count in rows.items():
-            seq.num_computed_tokens += count
-        forks = []
-        if fork and sampled and not sampled[0].coming and len(self.running) < 8:
-            forks.append((sampled[0], self.fork_one(sampled[0], True)))
-            sampled.append(forks[0][1])
-        after = {seq: seq.num_computed_tokens for seq in rows}
-        for seq in rows:
-            seq.num_computed_tokens = plan_of[seq]
-        plan = self.launch(rows, fate=fate, num_done=num_done, poison=poison == 9 and fate == "good")
-        for seq in rows:
-            seq.num_computed_tokens = after[seq]
-        plan.sampled, plan.forks = sampled, forks
-        for seq, token in zip(sampled, tokens, strict=False):
-            seq.coming.append(token)
-        del sampled[len(tokens) :]
-        self.totals["plans behind others"] += len(self.device.plans) > 1
+        self.launch_behind(skip, chunk, tokens, fate=fate, num_done=num_done, fork=fork, poison=poison == 9)
+
+    @rule(
+        family=st.integers(0, 3),
+        length=st.integers(3, 30),
+        more=st.integers(1, 20),
+        fate=st.sampled_from(["broken", "never begun"]),
+        num_done=st.sampled_from([0, 1, 99]),
+        fork=st.booleans(),
+        stay=st.booleans(),
+    )
+    def share_what_breaks(
+        self, family: int, length: int, more: int, fate: str, num_done: int, fork: bool, stay: bool
+    ) -> None:
+        """A prompt that breaks, and another that shares it and has gone on behind it before that is known."""
+        self.totals["rules"] += 1
+        self.land_all()
+        for seq in list(self.running):
+            self.preempt_one(seq, stay)
+        length = min(length, self.most_new, self.longest // 2)
+        more = min(more, self.longest - length - 1)
+        first = self.new_sequence([family + 4] * max(length, 1))
+        self.admit_one(first)
+        self.launch_behind(set(), 99, [0] * 8, fate=fate, num_done=num_done)
+        second = self.new_sequence([*first.token_ids, *[8] * max(more, 1)])
+        second.cache_salt, second.num_encoder_tokens = first.cache_salt, first.num_encoder_tokens
+        self.admit_one(second)
+        self.launch_behind(set(), 99, [0] * 8)
+        if not stay and first in self.running:
+            self.manager.free(first)
+            self.forget(first)
+        self.launch_behind(set(), 99, [0] * 8, fork=fork)
+        if more % 2:
+            self.land()
 
     @precondition(lambda self: self.device.plans)
     @rule()
@@ -294,11 +292,19 @@ def run_machine(tiers: str, folder: Path) -> Counter[str]:
 @pytest.mark.parametrize("tiers", TIERS)
 def test_in_any_life_every_table_reads_back_its_own_tokens(tiers: str, tmp_path: Path) -> None:
     totals = run_machine(tiers, tmp_path)
-    assert totals["rules"] >= (30_000 if LONG else 500)
+    assert totals["rules"] >= (250_000 if LONG else 500)
+    assert totals["rules in lives of 2 groups"]
+    assert totals["rules in lives of 3 groups"]
     if LONG:
         events = {"forks", "reforks", "copies", "hits", "evictions", "swaps", "resets"}
+        events |= {"forgotten", "hits without their beginning", "evictions that leave other groups"}
+        events |= {"forks of several groups", "copies of groups that forget", "hit blocks of groups that forget"}
+        events |= {"fallen for what they had forgotten"}
         events |= {"failed plans", "fallen with others", "condemned", "plans behind others"}
-        events |= {"failed admissions", "failed growth"} | (set() if tiers == "no tier" else {"saves", "loads"})
+        events |= {"failed admissions", "failed growth"}
+        if tiers != "no tier":
+            events |= {"saves", "loads", "saves of groups that forget", "loads of groups that forget"}
         if "disk" in tiers:
             events |= {"fetches", "cancelled fetches", "reads", "writes", "bad files", "disk hits"}
+            events |= {"reads of groups that forget"}
         assert {name for name in events if not totals[name]} == set(), "everything that can happen does"

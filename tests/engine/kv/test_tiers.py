@@ -52,6 +52,12 @@ def swap(manager: BlockManager, seq_id: int, prompt: list[int]) -> int | None:
     return seq.num_cached_tokens
 
 
+def has_parent(name: str) -> bool:
+    """Whether a file is that of a block behind others."""
+    _, parent_hash, _ = name.split("-")
+    return bool(parent_hash)
+
+
 def test_without_tiers_what_is_evicted_is_gone() -> None:
     manager = make()
     assert [run(manager, i, prompt).num_cached_tokens for i, prompt in enumerate((LONG, OTHER, LONG))] == [0, 0, 0]
@@ -164,7 +170,7 @@ def test_a_hit_in_host_memory_puts_the_beginning_last_in_line() -> None:
     step(manager)
     start(manager, 1, [1] * 13)
     assert manager.tiers.host is not None
-    assert [prefix.hash for prefix in manager.tiers.host.entries.values()] == seq.block_hashes[::-1]
+    assert [kv.prefix.hash for kv in manager.tiers.host.entries.values()] == seq.block_hashes[::-1]
 
 
 def test_after_a_hit_the_files_of_children_are_deleted_before_those_of_their_parents(tmp_path: Path) -> None:
@@ -181,7 +187,7 @@ def test_after_a_hit_the_files_of_children_are_deleted_before_those_of_their_par
     fetch_and_run(manager, 2, [2] * 5)
     manager.save_all()
     assert step(manager).deletes == [disk.path(chain[0])]
-    assert [len(name.partition("-")[2]) > 0 for name in chain] == [True, True, False]
+    assert [has_parent(name) for name in chain] == [True, True, False]
 
 
 def test_chains_of_several_blocks_survive_a_turnover_of_both_tiers_from_their_beginning(tmp_path: Path) -> None:
@@ -237,8 +243,11 @@ def test_all_that_is_cached_is_saved_at_the_end_and_a_later_engine_finds_it(tmp_
         Path(write.path).touch()  # the index believes in names
     disk = manager.tiers.disk
     assert disk is not None
-    parents = [len(write.path.partition("-")[2]) > len(".kv") for write in orders.writes]
-    assert parents == sorted(parents, reverse=True), "beginnings are written last, and so are the last to be deleted"
+    names = [Path(write.path).stem.split("-") for write in orders.writes]
+    written = [hash for hash, _, _ in names]
+    assert len(written) == 6
+    for i, (_, parent_hash, _) in enumerate(names):
+        assert not parent_hash or parent_hash in written[i + 1 :], "beginnings are written last: they are deleted last"
 
     later = make(6, host=6, disk=tmp_path)
     assert fetch_and_run(later, 0, [*OTHER, 7]).num_cached_tokens == 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool, Prefix
+from nanoengine.engine.kv.events import AllCleared, BlockStored, KVEvent
 from nanoengine.engine.kv.orders import Orders
 from nanoengine.engine.messages import FileDone, Tier, Transfer
 
@@ -147,7 +149,9 @@ def settle(manager: BlockManager, problem: str | None = None) -> Orders:
 def evict(manager: BlockManager, count: int | None = None) -> None:
     """Somebody takes free blocks, all of them if not told how many, for a moment."""
     room = manager.pool.num_free if count is None else count
-    intruder = make_sequence(-1, [-1 - room] * (room * manager.block_size - 1), reads_cache=False)
+    num_tokens = manager.groups.longest(room, 1 << 20) - 1
+    intruder = make_sequence(-1, [-1 - room] * num_tokens, reads_cache=False)
+    assert manager.groups.blocks_at_once(num_tokens + 1) == room
     assert manager.admit(intruder) is not None
     manager.discard(intruder)
 
@@ -162,3 +166,22 @@ def num_cached(manager: BlockManager, prompt: Iterable[int], **options: object) 
 
 def moves(transfers: Seq[Transfer]) -> list[tuple[Tier, Tier]]:
     return [(transfer.source.tier, transfer.target.tier) for transfer in transfers]
+
+
+Known = Counter[tuple[bytes, int]]
+"""Hash and group -> number of prefixes."""
+
+
+def follow(known: Known, events: Iterable[KVEvent]) -> None:
+    """What a listener makes of events."""
+    for event in events:
+        if isinstance(event, AllCleared):
+            known.clear()
+        else:
+            known[event.hash, event.group] += 1 if isinstance(event, BlockStored) else -1
+
+
+def cached(manager: BlockManager) -> Known:
+    """What a listener should know."""
+    pool = manager.pool
+    return Counter((kv.prefix.hash, kv.group) for prefix in pool.prefixes() for kv in prefix.kv if kv is not None)
