@@ -41,10 +41,11 @@ class Runs:
     query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
     seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
     block_tables: (
-        Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, and before those seen, any blocks
+        Tensor  # [num_seqs, max_blocks] int32; behind the blocks of seq_len tokens, and before those seen, any
     )
     query_lens_list: list[int]
     seq_lens_list: list[int]
+    num_shared: int = 0  # leading tokens, in whole blocks, that all sequences have in the very same blocks
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
 
@@ -64,11 +65,15 @@ class AttentionMetadata:
     block_tables: Tensor
     query_lens_list: list[int]
     seq_lens_list: list[int]
+    num_shared: int = 0  # of the decodes: see `Runs`
 
     @cached_property
     def decodes(self) -> Runs | None:
         """The leading runs, of one new token each; None if there are none."""
-        return self._runs(0, self.num_decodes)
+        runs = self._runs(0, self.num_decodes)
+        if runs is not None:
+            runs.num_shared = self.num_shared
+        return runs
 
     @cached_property
     def chunks(self) -> Runs | None:

@@ -26,6 +26,7 @@ class NativeAttention(TwoKernels):
     description = "paged decode and prefill kernels"
     capturable = False
     captures_prompts = False
+    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = True
 
     def __init__(self, block_size: int):
@@ -72,10 +73,14 @@ class NativeAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
         tables, lens = runs.block_tables, runs.seq_lens
-        return self._decode(q, k_cache, v_cache, tables, lens, k_cache.shape[2], self.block_size, spec.scale)
+        num_shared = (
+            runs.num_shared if spec.window is None and spec.chunk is None else 0
+        )  # out of sight sooner or later
+        asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
+        return self._decode(q, k_cache, v_cache, tables, lens, num_shared, k_cache.shape[2], self.block_size, *asked)
 
     def prefill(
         self,
@@ -84,7 +89,8 @@ class NativeAttention(TwoKernels):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, spec.scale)
+        asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
+        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, *asked)

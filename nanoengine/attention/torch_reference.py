@@ -118,16 +118,18 @@ class TorchAttention(TwoKernels):
     def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
         """For each group of sequences: its rows, the slots that it reads, and which of them each sequence sees."""
         device = runs.seq_lens.device
-        first_seen = [_first_seen(max(0, seq_len - 1), spec) for seq_len in runs.seq_lens_list]
-        counts = [seq_len - first for seq_len, first in zip(runs.seq_lens_list, first_seen, strict=True)]
-        groups, firsts = list(_groups(counts)), torch.tensor(first_seen, device=device)[:, None]
+        # The host may know upper bounds alone: where a sequence begins to be seen follows from its length on the device.
+        counts = [min(seq_len, spec.window or seq_len, spec.chunk or seq_len) for seq_len in runs.seq_lens_list]
+        groups = list(_groups(counts))
         plan: list[tuple[Tensor | slice, Tensor, Tensor]] = []
         for group in groups:
             rows = torch.tensor(group, device=device) if len(groups) > 1 else slice(None)
-            positions = firsts[rows] + torch.arange(counts[group[-1]], device=device)
+            last = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)
+            first = torch.zeros_like(last) if spec.window is None else (last - spec.window + 1).clamp(min=0)
+            first = first if spec.chunk is None else first.maximum(last - last % spec.chunk)
+            positions = first + torch.arange(counts[group[-1]], device=device)
             # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN. A sequence of
             # length 0 is a padding row: it may get anything.
-            last = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)
             slots = self._slots(runs.block_tables[rows], torch.minimum(positions, last))
             plan.append((rows, slots, (positions <= last)[:, None, None]))  # [num_seqs, 1, 1, most seen]
         return plan

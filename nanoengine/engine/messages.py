@@ -131,6 +131,7 @@ class StepPlan:
         default_factory=list
     )  # (row, bits of the vocabulary that may be sampled)
     decodes: Decodes = NO_DECODES
+    num_common_blocks: list[int] = field(default_factory=list)  # of each group: first blocks that all decodes share
     chunks: list[Chunk] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)  # in this order
     reads: list[FileRead] = field(default_factory=list)

@@ -103,6 +103,8 @@ class Scheduler:
         self.outbox = Outbox()
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
+        self._common_to: list[Sequence] = []
+        self._common_blocks: list[int] = []
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
         self._stop_tokens = StopTokens()  # of the running sequences
 
@@ -272,9 +274,18 @@ class Scheduler:
         if len(self.decodes):
             step.plan.decodes = self.decodes.advance()
             step.decoded = self.decodes.seqs
+            step.plan.num_common_blocks = self._count_common_blocks(step.decoded)
         for seq in step.last:
             self.decodes.remove(seq)
             self.complete.add(seq)
+
+    def _count_common_blocks(self, decoded: list[Sequence]) -> list[int]:
+        """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
+        if decoded is not self._common_to:
+            self._common_to = decoded
+            alone = len(decoded) == 1
+            self._common_blocks = [] if alone else self.block_manager.get_num_common_prefix_blocks(decoded)
+        return self._common_blocks
 
     def _make_room(self, step: InFlight, seq: Sequence, position: int) -> bool:
         """See to it that the next token of a sequence has a slot; False if it had to give way itself."""

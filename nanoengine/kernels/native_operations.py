@@ -24,6 +24,9 @@ QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 
+ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
+"""scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
+
 SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "packed_size": ("linear", [INT, SIZE, SIZE]),
     "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
@@ -38,8 +41,14 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
         "attention_write",
         [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
     ),
-    "attention_decode": ("attention_decode", [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, *[SIZE] * 6, FLOAT]),
-    "attention_prefill": ("attention_prefill", [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, FLOAT]),
+    "attention_decode": (
+        "attention_decode",
+        [INT, *[POINTER] * 4, SIZE, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+    ),
+    "attention_prefill": (
+        "attention_prefill",
+        [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
+    ),
 }
 """Name of each C function -> the library that holds it, and the types of its arguments."""
 
@@ -256,16 +265,23 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         v_cache: Tensor,
         block_tables: Tensor,
         seq_lens: Tensor,
+        num_shared: int,
         kv_heads: int,
         block_size: int,
         scale: float,
+        soft_cap: float | None,
+        window: int | None,
+        chunk: int | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         q, block_tables, seq_lens = q.contiguous(), block_tables.contiguous(), seq_lens.contiguous()
         out = torch.empty_like(q)
         sequences, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         sizes = sequences, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        c.attention_decode(DTYPES[q.dtype], *inputs, seq_lens.data_ptr(), out.data_ptr(), *sizes, scale)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        lengths = seq_lens.data_ptr(), num_shared
+        c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     def attention_prefill(
@@ -278,6 +294,10 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         kv_heads: int,
         block_size: int,
         scale: float,
+        soft_cap: float | None,
+        window: int | None,
+        chunk: int | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         q, block_tables = q.contiguous(), block_tables.contiguous()
         query_start, seq_lens = query_start.contiguous(), seq_lens.contiguous()
@@ -286,7 +306,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, scale)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     pure = experts, embed, dequantize, draw_tokens, attention_decode, attention_prefill

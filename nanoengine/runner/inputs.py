@@ -6,7 +6,7 @@ device, from them and from the rows that it keeps: positions, slots, block table
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -72,6 +72,7 @@ class StepShape:
     query_lens: list[int]
     seq_lens: list[int]  # with the new tokens; an upper bound will do
     num_blocks: int  # columns of the block tables that are read
+    num_common_blocks: list[int] = field(default_factory=list)  # of each group: as in the plan
 
 
 @dataclass
@@ -169,7 +170,8 @@ def shape_of(plan: StepPlan, layout: Layout, block_size: int) -> StepShape:
     seq_lens = (plan.decodes.num_computed + 1).tolist()
     seq_lens += [chunk.num_computed + chunk.num_new for chunk in plan.chunks]
     query_lens = [1] * count + [chunk.num_new for chunk in plan.chunks]
-    return StepShape(layout, count, query_lens, seq_lens, -(-max(seq_lens) // block_size))
+    num_blocks = -(-max(seq_lens) // block_size)
+    return StepShape(layout, count, query_lens, seq_lens, num_blocks, plan.num_common_blocks)
 
 
 def unpack(
@@ -186,6 +188,7 @@ def unpack(
         token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, max(shape.query_lens)
     )
     block_tables = rows.tables[:, :, : shape.num_blocks].index_select(1, row)
+    num_shared = shape.num_common_blocks or [0] * len(block_tables)
     of_groups = [
         AttentionMetadata(
             num_decodes=shape.num_decodes,
@@ -196,8 +199,9 @@ def unpack(
             slot_mapping=slots,
             query_lens_list=shape.query_lens,
             seq_lens_list=shape.seq_lens,
+            num_shared=shared * block_size,
         )
-        for tables, slots in zip(block_tables, placed.slot_mapping, strict=True)
+        for tables, slots, shared in zip(block_tables, placed.slot_mapping, num_shared, strict=True)
     ]
     metadata = [of_groups[group] for group in kv_cache.groups]
     return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)

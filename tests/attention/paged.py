@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}
 
 WEIGHTS = {torch.float32: 5e-5, torch.bfloat16: 0.025}
 """Error of a sum of values of size 1 by equal weights, each of them rounded, times the root of their number."""
+
+
+PLAIN = AttentionSpec(1.0)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Sequences:
         self.lens = list(seq_lens)
         width = (heads.group + 2) * heads.num * heads.dim
         self.qkv = [torch.randn(n, width, generator=generator).to(dtype) for n in self.lens]
+        self.sinks = torch.randn(heads.num * heads.group, generator=torch.Generator().manual_seed(seed))
         self.norms = [(torch.rand(heads.dim, generator=generator) + 0.5).to(dtype) for _ in range(2)]
         counts = [math.ceil(n / block_size) for n in self.lens]
         self.num_blocks = sum(counts) + 3
@@ -83,6 +87,7 @@ class Pool:
         dtype: of the cache, of the projections that the layer gets, and of the norms.
         norms, rotated: whether the layer has norms, and whether it rotates.
         one_go: False: the layer must not use what the backend offers beside `write_kv`.
+        spec: what it attends with, but for the scale; what nobody can see any more is then NaN, and its blocks are in no table.
     """
 
     def __init__(
@@ -94,8 +99,11 @@ class Pool:
         norms: bool = True,
         rotated: bool = True,
         one_go: bool = True,
+        spec: AttentionSpec = PLAIN,
     ):
         self.sequences = sequences
+        self.spec = spec
+        self.sinks = sequences.sinks if spec.sinks else None
         self.backend = backend
         self.dtype = dtype or sequences.dtype
         heads = sequences.heads
@@ -107,7 +115,8 @@ class Pool:
         else:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=self.dtype)
             self.k_cache, self.v_cache = self.memory
-        self.norms = [_norm(weight.to(self.dtype)) for weight in sequences.norms] if norms else []
+        wide = torch.promote_types(self.dtype, torch.float32)  # of weights of norms: float32 at least
+        self.norms = [_norm(weight.to(self.dtype).to(wide)) for weight in sequences.norms] if norms else []
         self.rotated = rotated
         self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
         if not one_go:
@@ -125,6 +134,14 @@ class Pool:
         slots = torch.tensor([slot for i, start, end in spans for slot in self.sequences.slots(i, start, end)])
         return self.write(qkv, positions, slots)
 
+    def forget(self, rows: Sequence[int], starts: Sequence[int]) -> None:
+        """NaN in all tokens that none of sequence rows[j] sees from starts[j] on, where there are such."""
+        for i, start in zip(rows, starts, strict=True):
+            slots = self.sequences.slots(i, 0, first_seen(start, self.spec))
+            if slots:
+                nan = torch.full_like(self.sequences.qkv[i][: len(slots)], float("nan"), dtype=self.dtype)
+                self.write(nan, torch.arange(len(slots)), torch.tensor(slots))
+
     def metadata(
         self, num_decodes: int, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> AttentionMetadata:
@@ -133,6 +150,9 @@ class Pool:
             self.sequences.tables[i][: math.ceil(end / self.sequences.block_size)]
             for i, end in zip(rows, ends, strict=True)
         ]
+        for table, start in zip(tables, starts, strict=True):
+            unseen = first_seen(start, self.spec) // self.sequences.block_size
+            table[:unseen] = [0] * unseen
         width = max(map(len, tables))
         return AttentionMetadata(
             kv_cache=[(self.k_cache, self.v_cache)],
@@ -156,7 +176,7 @@ class Pool:
     ) -> Tensor:
         scale = 0.9 * self.sequences.heads.dim**-0.5 if scale is None else scale  # what is passed counts
         metadata = self.metadata(num_decodes, rows, starts, ends)
-        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, AttentionSpec(scale))
+        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, replace(self.spec, scale=scale), self.sinks)
 
     def prefill(
         self,
@@ -180,7 +200,9 @@ class Pool:
     ) -> Tensor:
         """The same, where the first runs are decodes: of one token each."""
         rows = rows if rows is not None else range(len(starts))
-        return self.attend(num_decodes, self.write_span(rows, starts, ends), rows, starts, ends, scale)
+        q = self.write_span(rows, starts, ends)
+        self.forget(rows, starts)
+        return self.attend(num_decodes, q, rows, starts, ends, scale)
 
     def decode(self, ends: Sequence[int], rows: Sequence[int] | None = None, *, scale: float | None = None) -> Tensor:
         """The same for token ends[j] - 1 alone."""
@@ -216,15 +238,24 @@ class Exact(TorchAttention):
         return super().attend(q.to(self.dtype).double(), k_cache, v_cache, metadata, spec, sinks)
 
 
-def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True) -> Pool:
+def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True, spec: AttentionSpec = PLAIN) -> Pool:
     backend = Exact(sequences.block_size, sequences.dtype)
-    return Pool(sequences, backend, torch.float64, norms=norms, rotated=rotated)
+    return Pool(sequences, backend, torch.float64, norms=norms, rotated=rotated, spec=spec)
 
 
-def assert_attended(out: Tensor, exact: Tensor, starts: Sequence[int], ends: Sequence[int]) -> None:
+def first_seen(position: int, spec: AttentionSpec) -> int:
+    """The first token that the one at a position sees."""
+    first = position - spec.window + 1 if spec.window is not None else 0
+    return max(0, first, position // spec.chunk * spec.chunk if spec.chunk is not None else 0)
+
+
+def assert_attended(
+    out: Tensor, exact: Tensor, starts: Sequence[int], ends: Sequence[int], spec: AttentionSpec = PLAIN
+) -> None:
     """`out` is `exact`, up to the rounding of the result and of the weights: query by query, as many as tokens it sees."""
     assert out.shape == exact.shape
-    visible = torch.cat([torch.arange(start + 1, end + 1) for start, end in zip(starts, ends, strict=True)])
+    positions = [position for start, end in zip(starts, ends, strict=True) for position in range(start, end)]
+    visible = torch.tensor([position + 1 - first_seen(position, spec) for position in positions])
     error = (out.double() - exact).abs()
     allowed = ROUNDING[out.dtype] * exact.abs() + WEIGHTS[out.dtype] / visible.sqrt()[:, None, None]
     assert (error <= allowed).all(), (

@@ -142,7 +142,7 @@ def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monke
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-@pytest.mark.parametrize("name", ["torch"])
+@pytest.mark.parametrize("name", ["torch", "native"])
 def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> None:
     if name == "native" and REASON is not None:
         pytest.skip(f"no native kernels: {REASON}")

@@ -17,7 +17,7 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.native_operations import why_not
-from tests.attention.paged import THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.attention.paged import PLAIN, THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool, first_seen
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
 from tests.support import TOY, angles_at
@@ -27,16 +27,18 @@ REASON = why_not(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 
+SINKS = AttentionSpec(1.0, sinks=True)
+
 EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1100]
 """Lengths around the tiles, chunks and parts that the kernels cut sequences into."""
 
 
-def native_pool(sequences: Sequences) -> Pool:
-    return Pool(sequences, NativeAttention(sequences.block_size))
+def native_pool(sequences: Sequences, spec: AttentionSpec = PLAIN) -> Pool:
+    return Pool(sequences, NativeAttention(sequences.block_size), spec=spec)
 
 
-def both(sequences: Sequences) -> tuple[Pool, Pool]:
-    return native_pool(sequences), exact_pool(sequences)
+def both(sequences: Sequences, spec: AttentionSpec = PLAIN) -> tuple[Pool, Pool]:
+    return native_pool(sequences, spec), exact_pool(sequences, spec=spec)
 
 
 def check_prefill(sequences: Sequences) -> None:
@@ -46,24 +48,24 @@ def check_prefill(sequences: Sequences) -> None:
     assert_attended(native, exact, starts, ends)
 
 
-def check_chunks(sequences: Sequences, cuts: list[list[int]]) -> None:
+def check_chunks(sequences: Sequences, cuts: list[list[int]], spec: AttentionSpec = PLAIN) -> None:
     """Prefill step by step: in step j, sequence i goes from cuts[j][i] to cuts[j + 1][i], or rests."""
-    native, exact = both(sequences)
+    native, exact = both(sequences, spec)
     for before, after in zip([[0] * len(sequences.lens), *cuts], [*cuts, sequences.lens], strict=True):
         rows = [i for i in range(len(before)) if before[i] < after[i]]
         if rows:
             starts, ends = [before[i] for i in rows], [after[i] for i in rows]
-            assert_attended(native.prefill(starts, ends, rows), exact.prefill(starts, ends, rows), starts, ends)
+            assert_attended(native.prefill(starts, ends, rows), exact.prefill(starts, ends, rows), starts, ends, spec)
 
 
-def check_decode(sequences: Sequences, scale: float | None = None) -> None:
+def check_decode(sequences: Sequences, scale: float | None = None, spec: AttentionSpec = PLAIN) -> None:
     """The last token of each sequence, in one batch."""
-    native, exact = both(sequences)
+    native, exact = both(sequences, spec)
     for pool in (native, exact):
         pool.fill()
     starts = [n - 1 for n in sequences.lens]
     results = [pool.decode(sequences.lens, scale=scale) for pool in (native, exact)]
-    assert_attended(*results, starts, sequences.lens)
+    assert_attended(*results, starts, sequences.lens, spec)
 
 
 # ---- shapes
@@ -163,6 +165,97 @@ def test_prefill_of_any_batch_in_any_chunks(case: tuple[Sequences, list[list[int
 @given(sequences_in_steps())
 def test_decode_of_any_batch(case: tuple[Sequences, list[list[int]]]) -> None:
     check_decode(case[0])
+
+
+# ---- windows, chunks, sinks and soft caps: what is out of sight is NaN
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 48, 255, 256, 257, 511, 512, 513, 2000])
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_windows_and_chunks_around_every_edge(kind: str, size: int, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(1.0, **{kind: size})
+    lens = sorted({1, 16, 33, size, size + 1, size + 17, min(2 * size + 1, 600), 1100})
+    check_decode(Sequences(Heads(1, 2, 64), 32, lens, dtype), spec=spec)
+    check_chunks(Sequences(Heads(1, 2, 64), 32, lens, dtype), [[n // 2 + n % 5 // 2 for n in lens]], spec)
+
+
+sizes = st.one_of(st.none(), st.integers(1, 600))
+any_spec = st.builds(AttentionSpec, st.just(1.0), sizes, sizes, st.booleans(), st.sampled_from([None, 0.3, 2.0, 50.0]))
+
+
+@needs_kernels
+@FAST
+@given(sequences_in_steps(), any_spec)
+def test_any_attention_of_any_batch(case: tuple[Sequences, list[list[int]]], spec: AttentionSpec) -> None:
+    check_chunks(*case, spec)
+    check_decode(case[0], spec=spec)
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("spec", [AttentionSpec(1.0, window=530), AttentionSpec(1.0, chunk=600), SINKS], ids=str)
+def test_with_a_window_too_a_token_is_the_same_alone_in_a_batch_and_in_any_chunk(
+    spec: AttentionSpec, dtype: torch.dtype
+) -> None:
+    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [1300, 3, 612, 64], dtype), spec)
+    lens = pool.sequences.lens
+    together = pool.prefill([0] * 4, lens)
+    for chunk in (100, 511):
+        again = native_pool(pool.sequences, spec)
+        cut = [
+            again.prefill([start], [min(start + chunk, n)], [i])
+            for i, n in enumerate(lens)
+            for start in range(0, n, chunk)
+        ]
+        assert torch.equal(torch.cat(cut), together)
+    together = pool.decode(lens)
+    for i in range(len(lens)):
+        assert torch.equal(pool.decode([lens[i]], [i]), together[i : i + 1])
+
+
+@needs_kernels
+@pytest.mark.parametrize("decoding", [False, True])
+def test_sinks_far_above_and_far_below_the_scores(decoding: bool) -> None:
+    pool, without = (native_pool(Sequences(Heads(2, 2, 32), 16, [600]), spec) for spec in (SINKS, PLAIN))
+    pool.sinks = torch.tensor([1e4, -1e4, 0.0, -1e30])
+    pool.fill(), without.fill()
+    out, plain = (pool.mixed(int(decoding), [599], [600]) for pool in (pool, without))
+    assert not out[:, 0].any()
+    assert torch.equal(out[:, [1, 3]], plain[:, [1, 3]])
+    assert not torch.equal(out[:, 2], plain[:, 2])
+
+
+@needs_kernels
+@pytest.mark.parametrize("decoding", [False, True])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_soft_cap_is_exact_for_small_scores_and_large_ones(scale: float, decoding: bool) -> None:
+    """V tells the tokens apart, so that every weight counts."""
+    sequences = Sequences(Heads(1, 2, 32), 16, [40])
+    for soft_cap in (0.5, 30.0):
+        native, exact = both(sequences, AttentionSpec(1.0, soft_cap=soft_cap))
+        for pool in (native, exact):
+            pool.fill()
+        results = [pool.mixed(int(decoding), [39], [40], scale=scale) for pool in (native, exact)]
+        torch.testing.assert_close(results[0].double(), results[1], rtol=2e-5, atol=2e-5)
+
+
+@needs_kernels
+@pytest.mark.parametrize("decoding", [False, True])
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_entries_before_what_is_seen_are_not_looked_up(kind: str, decoding: bool) -> None:
+    """They may be the numbers of no block at all."""
+    sequences = Sequences(Heads(1, 2, 32), 16, [200])
+    pool = native_pool(sequences, AttentionSpec(1.0, **{kind: 20}))
+    pool.fill([200])
+    metadata = pool.metadata(int(decoding), [0], [199], [200])
+    seen = first_seen(199, pool.spec) // 16
+    metadata.block_tables[:, :seen] = 1 << 30
+    q = torch.randn(1, 2, 32)
+    out = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, pool.spec)
+    assert out.isfinite().all()
+    assert torch.equal(out, pool.attend(int(decoding), q, [0], [199], [200], scale=1.0))
 
 
 @needs_kernels
@@ -407,6 +500,63 @@ def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -
         for _ in range(3):
             for left, right in zip(results(), one, strict=True):
                 assert torch.equal(left, right)
+
+
+# ---- what sequences share is read once
+
+
+def decode_shared(pool: Pool, num_shared: int, *, tables_of_others: bool = True) -> Tensor:
+    """All sequences, whose first tokens are in the same blocks; then it need not be told to others than the first where."""
+    lens = pool.sequences.lens
+    metadata = pool.metadata(len(lens), range(len(lens)), [n - 1 for n in lens], lens)
+    if not tables_of_others:
+        metadata.block_tables[1:, : num_shared // pool.sequences.block_size] = 0
+    assert metadata.decodes is not None
+    metadata.decodes.num_shared = num_shared
+    heads = pool.sequences.heads
+    q = torch.randn(len(lens), heads.num * heads.group, heads.dim, generator=torch.Generator().manual_seed(0))
+    return pool.backend.attend(q.to(pool.dtype), pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
+
+
+def sharing_pool(heads: Heads, lens: list[int], dtype: torch.dtype, spec: AttentionSpec = PLAIN) -> Pool:
+    """The first 1,040 tokens of all sequences are the same."""
+    pool = native_pool(Sequences(heads, 16, lens, dtype, shared=65), spec)
+    pool.write_span([0], [0], [lens[0]])
+    for i in range(1, len(lens)):
+        pool.write_span([i], [1040], [lens[i]])
+    return pool
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize(
+    ("heads", "streams"),
+    [(Heads(2, 2, 64), 40), (Heads(1, 5, 96), 8), (Heads(1, 35, 32), 3), (Heads(1, 4, 256), 9), (Heads(2, 1, 32), 1)],
+)
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, sinks=True, soft_cap=3.0)], ids=["plain", "changed"])
+def test_a_token_is_the_same_whether_its_beginning_is_shared_or_not(
+    spec: AttentionSpec, heads: Heads, streams: int, dtype: torch.dtype
+) -> None:
+    pool = sharing_pool(heads, [1041 + 37 * i % 600 for i in range(streams)], dtype, spec)
+    alone = decode_shared(pool, 0)
+    assert alone.isfinite().all()
+    for num_shared in (16, 512, 528, 1024, 1040):
+        assert torch.equal(decode_shared(pool, num_shared), alone)
+    with threads(2):
+        assert torch.equal(decode_shared(pool, 1040), alone)
+
+
+@needs_kernels
+def test_what_is_shared_is_read_from_the_blocks_of_the_first() -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.bfloat16)
+    assert torch.equal(decode_shared(pool, 1024, tables_of_others=False), decode_shared(pool, 0))
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.float32, AttentionSpec(1.0, **{kind: 700}))
+    assert torch.equal(decode_shared(pool, 1040), decode_shared(pool, 0))
 
 
 # ---- tensors that are not in one piece

@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.attention import nhd_layout
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionMetadata, AttentionSpec, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.nhd_layout import NHDLayout, key_starts
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
-from tests.attention.paged import Heads, Pool, Sequences, assert_attended
+from nanoengine.errors import InvalidConfig
+from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.engine.toys import FAST
 from tests.support import TOY
@@ -49,30 +51,37 @@ class Double(TorchAttention):
     """The reference in float64, over K and V as torch writes them in any dtype."""
 
     def attend(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, spec: AttentionSpec
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        return super().attend(q.double(), k_cache.double(), v_cache.double(), metadata, spec)
+        return super().attend(q.double(), k_cache.double(), v_cache.double(), metadata, spec, sinks)
 
 
-def pools(package: str, sequences: Sequences) -> tuple[Pool, Pool]:
-    return Pool(sequences, backend_of(package, sequences.block_size)), Pool(sequences, Double(sequences.block_size))
+def pools(package: str, sequences: Sequences, spec: AttentionSpec = PLAIN) -> tuple[Pool, Pool]:
+    backends = backend_of(package, sequences.block_size), Double(sequences.block_size)
+    return Pool(sequences, backends[0], spec=spec), Pool(sequences, backends[1], spec=spec)
 
 
-def check_prefill(package: str, sequences: Sequences, starts: list[int]) -> None:
+def check_prefill(package: str, sequences: Sequences, starts: list[int], spec: AttentionSpec = PLAIN) -> None:
     """Prefill up to `starts` and then the rest."""
     results = []
-    for pool in pools(package, sequences):
+    for pool in pools(package, sequences, spec):
         pool.fill(starts)
         results.append(pool.prefill(starts, sequences.lens))
-    assert_attended(*results, starts, sequences.lens)
+    assert_attended(*results, starts, sequences.lens, spec)
 
 
-def check_decode(package: str, sequences: Sequences) -> None:
+def check_decode(package: str, sequences: Sequences, spec: AttentionSpec = PLAIN) -> None:
     results = []
-    for pool in pools(package, sequences):
+    for pool in pools(package, sequences, spec):
         pool.fill()
         results.append(pool.decode(sequences.lens))
-    assert_attended(*results, [n - 1 for n in sequences.lens], sequences.lens)
+    assert_attended(*results, [n - 1 for n in sequences.lens], sequences.lens, spec)
 
 
 # ---- what they compute
@@ -110,14 +119,54 @@ def test_decode_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.
 
 
 @every_package
+@both_dtypes
+@pytest.mark.parametrize("asked", [{"window": 1}, {"window": 256}, {"window": 40, "soft_cap": 3.0}], ids=str)
+def test_windows_and_soft_caps(package: str, asked: dict[str, Any], dtype: torch.dtype) -> None:
+    with installed(package, exact=True):
+        heeded = backend_of(package).features
+        spec = AttentionSpec(1.0, **{name: value for name, value in asked.items() if name in heeded})
+        sequences = Sequences(Heads(2, 2, 16), BLOCK, [2, 40, 300, 257, 256, 520], dtype)
+        check_prefill(package, sequences, [1, 0, 299, 100, 1, 280], spec)
+        check_decode(package, sequences, spec)
+
+
+@pytest.mark.parametrize(
+    ("package", "features"),
+    [
+        ("flash_attn_2", {"window", "soft_cap"}),
+        ("flash_attn_3", {"window", "soft_cap"}),
+        ("torch_varlen", {"window"}),
+    ],
+)
+def test_what_is_not_heeded_is_refused_by_name(package: str, features: set[str]) -> None:
+    asked: dict[str, Any] = {"window": 8, "chunk": 16, "sinks": True, "soft_cap": 2.0}
+    model, name = replace(TOY, head_dim=16), package.removesuffix("_2").removesuffix("_3")
+    with installed(package):
+        for feature, value in asked.items():
+            specs = [AttentionSpec(0.5, **{feature: value})]
+            if feature in features:
+                assert choose_backend(name, CPU, torch.bfloat16, model, BLOCK, specs)[0].name == name
+            else:
+                with pytest.raises(
+                    InvalidConfig, match=f"{name}: it has no {feature}, and .* asks for {feature}={value}"
+                ):
+                    choose_backend(name, CPU, torch.bfloat16, model, BLOCK, specs)
+
+
+@every_package
 @FAST
-@given(st.lists(st.tuples(st.integers(1, 560), st.floats(0, 0.99)), min_size=1, max_size=4), st.integers(0, 99))
-def test_any_batch(package: str, lens: list[tuple[int, float]], seed: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 560), st.floats(0, 0.99)), min_size=1, max_size=4),
+    st.none() | st.integers(1, 400),
+    st.integers(0, 99),
+)
+def test_any_batch(package: str, lens: list[tuple[int, float]], window: int | None, seed: int) -> None:
+    spec = AttentionSpec(1.0, window=window)
     sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
-        check_prefill(package, sequences, [int(n * part) for n, part in lens])
-        check_decode(package, sequences)
+        check_prefill(package, sequences, [int(n * part) for n, part in lens], spec)
+        check_decode(package, sequences, spec)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 24])

@@ -15,10 +15,11 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from nanoengine.attention import triton as module
+from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.kernels.triton.tuning import DEFAULTS
-from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.support import TOY
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,11 +38,12 @@ def sequences_of(heads: Heads, block_size: int, lens: list[int], dtype: torch.dt
         sequences = Sequences(heads, block_size, lens, dtype)
     sequences.qkv = [x.to(DEVICE) for x in sequences.qkv]
     sequences.norms = [x.to(DEVICE) for x in sequences.norms]
+    sequences.sinks = sequences.sinks.to(DEVICE)
     return sequences
 
 
-def triton_pool(sequences: Sequences) -> Pool:
-    return Pool(sequences, TritonAttention(sequences.block_size))
+def triton_pool(sequences: Sequences, spec: AttentionSpec = PLAIN) -> Pool:
+    return Pool(sequences, TritonAttention(sequences.block_size), spec=spec)
 
 
 def assert_near(out: Tensor, expected: Tensor) -> None:
@@ -76,6 +78,27 @@ def test_it_is_exact_in_float32(decoding: bool, block_size: int) -> None:
             pool.fill()
         results = [pool.decode(lens) for pool in pools]
     assert_attended(*results, starts, lens)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(1.0, window=20),
+        AttentionSpec(1.0, chunk=32),
+        AttentionSpec(1.0, sinks=True),
+        AttentionSpec(1.0, soft_cap=2.0),
+        AttentionSpec(1.0, window=40, sinks=True, soft_cap=5.0),
+    ],
+    ids=str,
+)
+def test_every_feature_is_passed_on(spec: AttentionSpec) -> None:
+    """In a step of decodes and chunks."""
+    lens, starts = [17, 66, 40, 60], [16, 65, 0, 35]
+    sequences = sequences_of(Heads(1, 2, 32), 16, lens)
+    pools = triton_pool(sequences, spec), exact_pool(sequences, spec=spec)
+    for pool in pools:
+        pool.fill(starts)
+    assert_attended(*(pool.mixed(2, starts, lens) for pool in pools), starts, lens, spec)
 
 
 def test_each_token_is_written_into_its_slot_and_nothing_else_is() -> None:

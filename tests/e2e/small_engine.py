@@ -73,8 +73,8 @@ def sabotage(llm: LLM, monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
     model = model_runner(llm).model
     forward = model.forward
 
-    def sabotaged(input_ids: torch.Tensor, positions: torch.Tensor, metadata: AttentionMetadata) -> torch.Tensor:
-        act(input_ids, kind_of(metadata))
+    def sabotaged(input_ids: torch.Tensor, positions: torch.Tensor, metadata: list[AttentionMetadata]) -> torch.Tensor:
+        act(input_ids, kind_of(metadata[0]))
         return forward(input_ids, positions, metadata)
 
     monkeypatch.setattr(model, "forward", sabotaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.triton import TritonAttention
-from tests.attention.paged import Heads
+from tests.attention.paged import PLAIN, Heads, first_seen
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRODUCTION = Heads(8, 2, 128)
@@ -25,9 +26,18 @@ class PagedMemory:
 
     Args:
         num_blocks: of the pool; None: a few more than there have to be.
+        spec: what is computed beside what heads of that size ask for anyway; block 0 then stands before all that is seen.
     """
 
-    def __init__(self, heads: Heads, lens: Sequence[int], num_blocks: int | None = None, seed: int = 0):
+    def __init__(
+        self,
+        heads: Heads,
+        lens: Sequence[int],
+        num_blocks: int | None = None,
+        seed: int = 0,
+        spec: AttentionSpec = PLAIN,
+    ):
+        self.spec = replace(spec, scale=heads.dim**-0.5)
         self.heads, self.lens, self.backend = heads, list(lens), TritonAttention(BLOCK_SIZE)
         self.generator = torch.Generator(DEVICE).manual_seed(seed)
         counts = [-(-n // BLOCK_SIZE) for n in lens]
@@ -40,6 +50,7 @@ class PagedMemory:
         for table, count, own in zip(tables, counts, blocks.split(counts), strict=True):
             table[:count] = own
         self.tables = tables.to(DEVICE)
+        self.sinks = self.random(heads.num * heads.group).float() if spec.sinks else None
         self.k, self.v = [], []
         for i, n in enumerate(lens):
             self.k.append(self.random(n, heads.num, heads.dim))
@@ -56,26 +67,37 @@ class PagedMemory:
     def attend(self, q: Tensor, query_lens: Sequence[int]) -> Tensor:
         """Of the last tokens of each sequence, by the kernels that the engine would use."""
         starts = list(accumulate(query_lens, initial=0))
+        tables = self.tables.clone()
+        for table, seq_len, query_len in zip(tables, self.lens, query_lens, strict=True):
+            table[: first_seen(seq_len - query_len, self.spec) // BLOCK_SIZE] = 0
         metadata = AttentionMetadata(
             kv_cache=[(self.caches[0], self.caches[1])],
             slot_mapping=torch.empty(0, dtype=torch.int64, device=DEVICE),
             num_decodes=len(self.lens) if max(query_lens) == 1 else 0,
             query_start_loc=torch.tensor(starts, dtype=torch.int32, device=DEVICE),
             seq_lens=torch.tensor(self.lens, dtype=torch.int32, device=DEVICE),
-            block_tables=self.tables,
+            block_tables=tables,
             query_lens_list=list(query_lens),
             seq_lens_list=self.lens,
         )
-        return self.backend.attend(q, *self.caches, metadata, AttentionSpec(self.heads.dim**-0.5))
+        return self.backend.attend(q, *self.caches, metadata, self.spec, self.sinks)
 
     def exact(self, i: int, q: Tensor) -> Tensor:
-        """What the last tokens of sequence i, whose queries [count, num_heads, head_dim] these are, get from all up to each."""
-        heads, count = self.heads, len(q)
-        queries = q.double().view(count, heads.num, heads.group, heads.dim) * heads.dim**-0.5
+        """What the last tokens of sequence i, whose queries [count, num_heads, head_dim] these are, get from what each sees."""
+        heads, spec, start = self.heads, self.spec, self.lens[i] - len(q)
+        queries = q.double().view(len(q), heads.num, heads.group, heads.dim) * spec.scale
         scores = torch.einsum("qhgd,thd->hgqt", queries, self.k[i].double())
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
         position = torch.arange(self.lens[i], device=DEVICE)
-        scores.masked_fill_(position[None, :] > position[-count:, None], -torch.inf)
-        return torch.einsum("hgqt,thd->qhgd", scores.softmax(-1), self.v[i].double()).reshape(q.shape)
+        first = torch.tensor([first_seen(start + j, spec) for j in range(len(q))], device=DEVICE)
+        unseen = (position[None, :] > position[start:, None]) | (position[None, :] < first[:, None])
+        scores.masked_fill_(unseen, -torch.inf)
+        if self.sinks is not None:
+            sinks = self.sinks.double().view(heads.num, heads.group, 1, 1).expand(-1, -1, len(q), -1)
+            scores = torch.cat([scores, sinks], -1)
+        weights = scores.softmax(-1)[..., : self.lens[i]]
+        return torch.einsum("hgqt,thd->qhgd", weights, self.v[i].double()).reshape(q.shape)
 
     def check(self, query_lens: Sequence[int]) -> None:
         """Attention of the last tokens of each sequence, against float64."""

@@ -167,11 +167,27 @@ class BuildAttention(NativeAttention):
         caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(k), 0, *self._sizes(k_cache))
         self.build.call("attention_write", DTYPES[k.dtype], *inputs, None, *caches, *sizes)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._attend("attention_prefill", q, k_cache, v_cache, runs, spec, runs.query_start_loc)
+    def prefill(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return self._attend("attention_prefill", q, k_cache, v_cache, runs, spec, sinks, runs.query_start_loc)
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec)
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec, sinks)
 
     def _attend(
         self,
@@ -181,12 +197,15 @@ class BuildAttention(NativeAttention):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
+        sinks: Tensor | None,
         *query_start: Tensor,
     ) -> Tensor:
         out, tables, lens = torch.empty_like(q), runs.block_tables, runs.seq_lens
-        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens
+        shared = () if query_start else (runs.num_shared,)
+        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens, *shared
         sizes = len(lens), q.shape[1], *self._sizes(k_cache)
-        self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, spec.scale)
+        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
+        self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, *asked)
         return out
 
     def _sizes(self, k_cache: Tensor) -> tuple[int, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 
+from nanoengine.attention.backend import AttentionSpec
 from nanoengine.kernels.gates import ACTIVATIONS
-from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
 from tests.kernels.mixtures import assert_mixture, mixture
@@ -88,24 +91,32 @@ def check_draws(build: Build) -> None:
 HEADS = [Heads(2, 1, 32), Heads(1, 2, 96), Heads(2, 3, 64), Heads(1, 5, 128), Heads(1, 8, 256), Heads(1, 35, 32)]
 
 
+SPECS = [
+    AttentionSpec(1.0, window=45, sinks=True, soft_cap=3.0),
+    AttentionSpec(1.0, window=530, soft_cap=50.0),
+    AttentionSpec(1.0, chunk=17, sinks=True),
+]
+"""With those heads that are asked for windows, sinks and soft caps."""
+HEADS_OF_SPECS = [Heads(1, 4, 256), Heads(2, 3, 64)]
+
+
 def check_prefill(build: Build, some_heads: list[Heads] = HEADS) -> None:
     """Whole prompts, then further chunks."""
     for dtype in DTYPES:
-        for heads in some_heads:
+        for heads, spec in [*((heads, PLAIN) for heads in some_heads), *product(HEADS_OF_SPECS, SPECS)]:
             sequences = Sequences(heads, 32, [1, 17, 33, 290], dtype)
-            native, exact = Pool(sequences, BuildAttention(build, 32)), exact_pool(sequences)
+            native, exact = Pool(sequences, BuildAttention(build, 32), spec=spec), exact_pool(sequences, spec=spec)
             for starts, ends in (([0, 0, 0, 0], [1, 15, 32, 250]), ([0, 15, 32, 250], [1, 17, 33, 290])):
                 results = [pool.prefill(starts, ends) for pool in (native, exact)]
-                assert_attended(*results, starts, ends)
+                assert_attended(*results, starts, ends, spec)
 
 
 def check_decode(build: Build) -> None:
     for dtype in DTYPES:
-        for heads in HEADS:
-            sequences = Sequences(heads, 16, [1, 2, 17, 64, 65, 530], dtype)
-            pools = Pool(sequences, BuildAttention(build, 16)), exact_pool(sequences)
+        for heads, spec in [*((heads, PLAIN) for heads in HEADS), *product(HEADS_OF_SPECS, SPECS)]:
+            sequences = Sequences(heads, 16, [1, 2, 17, 64, 65, 1080], dtype)
+            pools = Pool(sequences, BuildAttention(build, 16), spec=spec), exact_pool(sequences, spec=spec)
             for pool in pools:
                 pool.fill()
-            assert_attended(
-                *(pool.decode(sequences.lens) for pool in pools), [n - 1 for n in sequences.lens], sequences.lens
-            )
+            starts = [n - 1 for n in sequences.lens]
+            assert_attended(*(pool.decode(sequences.lens) for pool in pools), starts, sequences.lens, spec)

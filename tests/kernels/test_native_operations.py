@@ -87,8 +87,8 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
         (ops.attention_write, (k, v, *caches, slots, 16)),
-        (ops.attention_decode, (q, *caches, tables, lens, HEADS, 16, 0.2)),
-        (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2)),
+        (ops.attention_decode, (q, *caches, tables, lens, 0, HEADS, 16, 0.2, None, None, None, None)),
+        (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2, 30.0, 8, 4, torch.zeros(2 * HEADS))),
     ]
     for called, arguments in calls:
         torch.library.opcheck(called.default, arguments, test_utils="test_schema")

@@ -6,7 +6,6 @@ exactly as they were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -237,20 +236,21 @@ class BlockManager(PrefixCache):
         """Blocks that a sequence has, in all groups."""
         return sum(len(table) - first for table, first in zip(seq.block_tables, seq.first_blocks, strict=True))
 
-    def get_num_common_prefix_blocks(self, seqs: Iterable[Sequence]) -> list[int]:
+    def get_num_common_prefix_blocks(self, seqs: list[Sequence]) -> list[int]:
         """For each group, how many of their first blocks some sequences share, as far as these are complete.
 
         A group that forgets has none: its tables begin with what nobody sees any more.
         """
-        seqs = list(seqs)
-        complete = min((seq.num_computed_tokens // self.block_size for seq in seqs), default=0)
-        counts = []
-        for group, spec in enumerate(self.groups.specs):
-            tables = (
-                [] if spec.forgets or spec.kind == ENCODER else [seq.block_tables[group][:complete] for seq in seqs]
-            )
-            first, last = min(tables, default=[]), max(tables, default=[])  # where these agree, all do
-            counts.append(next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), len(first)))
+        counts = [0] * len(self.groups)
+        for group in self._complete if seqs else []:
+            # Most often nothing is shared: the number of references tells that at once.
+            references, table = self.pool.ref_counts, seqs[0].block_tables[group]
+            end = next((i for i, block in enumerate(table) if references[block] < len(seqs)), len(table))
+            if end:
+                end = min(end, *(seq.num_computed_tokens // self.block_size for seq in seqs))
+                tables = [seq.block_tables[group][:end] for seq in seqs]
+                first, last = min(tables), max(tables)  # where these agree, all do
+                counts[group] = next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), end)
         return counts
 
     def check_tables(self, seq: Sequence) -> None:

@@ -2,17 +2,20 @@
 //
 // A long sequence is cut into parts of PART tokens, each a piece of work for a thread; the parts are put together by their
 // largest scores. The query heads that share a K/V head are computed together: each tile of K/V is read once from memory. Tiles
-// are far apart, which the CPU does not foresee: the tiles after the next are asked for while these are computed. The parts do not
-// depend on the batch, so neither does a token.
+// are far apart, which the CPU does not foresee: the tiles after the next are asked for while these are computed. The parts begin with
+// the first tile that is seen and do not depend on the batch, so neither does a token. Parts that all sequences share are read once for
+// many of them: their query heads then stand beside each other like those of one sequence.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <vector>
+#include "attention_spec.h"
 #include "kv_tiles.h"
 
 constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
+constexpr size_t SHARING = 32;  // heads that are computed with a shared part by one thread: there may be more threads than parts
 
 constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
 constexpr int LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
@@ -24,8 +27,10 @@ constexpr int width_for(int heads) {
 }
 
 struct Part {
-    size_t sequence, head, first, last;  // tokens [first, last)
-    size_t start;                        // which of its sequence and head's results it is, counted over all
+    size_t sequence, count, head;  // its K/V are those of the sequence, and the same for the count - 1 sequences behind it
+    size_t first, last;            // tokens [first, last), from the start of a tile
+    size_t hidden;                 // of them, the leading ones that are not seen
+    size_t result;                 // of its first sequence, counted over all; those of the others follow
 };
 
 // scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
@@ -74,10 +79,19 @@ template <size_t H = TOGETHER, class Body> static void for_heads(size_t heads, B
     else for_heads<H - 1>(heads, body);
 }
 
-// One part: out[group][head_dim] sums of weighted values, and for each head its largest score and the sum of its weights.
+// V of a tile, with zeros for its first `hidden` tokens: a weight of 0 does not make up for NaN.
+template <class T> static void copy_seen(const T* tile, size_t head_dim, size_t hidden, T* to) {
+    constexpr size_t n = Dot<T>::PER_DWORD;
+    std::copy_n(tile, TILE * head_dim, to);
+    for (size_t t = 0; t < hidden; t++)
+        for (size_t d = 0; d < head_dim; d++) to[(t / n * head_dim + d) * n + t % n] = T{};
+}
+
+// One part: out[count][group][head_dim] sums of weighted values, and for each head its largest score and the sum of its weights.
 template <class T>
-static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Part& part, size_t group,
-                   KVTiles kv, float scale, float* out, float* most, float* total) {
+static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Part& part, size_t q_heads,
+                   KVTiles kv, const AttentionSpec& spec, float* out, float* most, float* total) {
+    const size_t group = q_heads / kv.heads, rows = part.count * group;
     using Factor = typename Dot<T>::Factor;
     const size_t depth = kv.head_dim / Dot<T>::PER_DWORD, count = part.last - part.first;
     const size_t whole = (count + TILE - 1) / TILE * TILE;
@@ -87,10 +101,14 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     alignas(64) uint32_t queries[TOGETHER][MAX_HEAD_DIM];
     alignas(64) float scores[TOGETHER][PART];
     alignas(64) Factor weights[TOGETHER][PART];
-    for (size_t start = 0; start < group; start += TOGETHER) {
-        const size_t heads = std::min(TOGETHER, group - start);
-        for (size_t h = 0; h < heads; h++)
-            copy_factors<T>(q + (start + h) * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
+    alignas(64) T first_values[TILE * MAX_HEAD_DIM];
+    if (part.hidden) copy_seen(v_cache + kv.tile(block_table, part.first, part.head), kv.head_dim, part.hidden, first_values);
+    for (size_t start = 0; start < rows; start += TOGETHER) {
+        const size_t heads = std::min(TOGETHER, rows - start);
+        for (size_t h = 0; h < heads; h++) {
+            const size_t head = (part.sequence + (start + h) / group) * q_heads + part.head * group + (start + h) % group;
+            copy_factors<T>(q + head * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
+        }
         for_heads(heads, [&]<size_t H>() {
             constexpr int TILES = width_for(H) / LEAST_WIDTH;
             for (size_t t = 0; t < whole; t += TILES * TILE) {  // beyond the last tile it is computed again: nobody looks
@@ -99,12 +117,14 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
                     tiles[i] = tile(k_cache, t + i * TILE);
                     next[i] = t + TILES * TILE < whole ? tile(k_cache, t + (TILES + i) * TILE) : tile(v_cache, i * TILE);
                 }
-                score<T, H, TILES>(queries[0], depth, tiles, next, scale, scores[0] + t);
+                score<T, H, TILES>(queries[0], depth, tiles, next, spec.scale, scores[0] + t);
             }
         });
         for (size_t h = 0; h < heads; h++) {
             float* row = scores[h];
-            for (size_t t = count; t < whole; t++) row[t] = -std::numeric_limits<float>::infinity();  // were never written
+            if (spec.soft_cap) spec.cap(row, whole);
+            std::fill_n(row, part.hidden, -std::numeric_limits<float>::infinity());
+            std::fill(row + count, row + whole, -std::numeric_limits<float>::infinity());  // were never written
             Floats highest = load<Floats>(row);
             for (size_t t = LANES; t < whole; t += LANES) highest = max(highest, load<Floats>(row + t));
             most[start + h] = largest(highest);
@@ -123,6 +143,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
             for (size_t t = 0; t < count; t += TILE) {
                 const uint32_t* factors = reinterpret_cast<const uint32_t*>(weights[0] + t);
                 const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + AHEAD);
+                if (t < part.hidden) values = reinterpret_cast<const uint32_t*>(first_values);
                 const size_t tokens = std::min(TILE, count - t);
                 if (kv.head_dim % (WIDE * LANES) == 0) add_values<T, H, WIDE>(factors, values, next, kv.head_dim, tokens, sums);
                 else add_values<T, H, NARROW>(factors, values, next, kv.head_dim, tokens, sums);
@@ -133,44 +154,56 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
 
 template <class T>
 static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
-                   const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv, float scale) {
-    const size_t group = q_heads / kv.heads, dim = kv.head_dim;
+                   const int32_t* seq_lens, size_t num_shared, T* out, size_t sequences, size_t q_heads, KVTiles kv,
+                   const AttentionSpec& spec) {
+    const size_t group = q_heads / kv.heads, dim = kv.head_dim, shared = num_shared / PART;  // whole parts
     std::vector<Part> parts;
+    const size_t together = std::max<size_t>(1, SHARING / group);
+    for (size_t head = 0; head < kv.heads; head++)
+        for (size_t i = 0; i < shared; i++)
+            for (size_t sequence = 0; sequence < sequences; sequence += together)
+                parts.push_back({sequence, std::min(together, sequences - sequence), head, i * PART, (i + 1) * PART, 0,
+                                 (head * shared + i) * sequences + sequence});
+    size_t results = kv.heads * shared * sequences;
+    std::vector<size_t> own;  // of each sequence and head: the first result that it shares with nobody
     for (size_t sequence = 0; sequence < sequences; sequence++)
         for (size_t head = 0; head < kv.heads; head++) {
-            const size_t start = parts.size(), length = seq_lens[sequence];
-            for (size_t first = 0; first < length; first += PART)
-                parts.push_back({sequence, head, first, std::min(length, first + PART), start});
+            own.push_back(results);
+            const size_t length = seq_lens[sequence], seen = length ? spec.first_seen(length - 1) : 0;
+            for (size_t first = std::max(shared * PART, seen / TILE * TILE); first < length; first += PART)
+                parts.push_back({sequence, 1, head, first, std::min(length, first + PART), seen > first ? seen - first : 0, results++});
         }
-    const std::unique_ptr<float[]> sums(new float[parts.size() * group * dim]);  // unset
-    std::vector<float> most(parts.size() * group), totals(parts.size() * group);
+    own.push_back(results);
+    const std::unique_ptr<float[]> sums(new float[results * group * dim]);  // unset
+    std::vector<float> most(results * group), totals(results * group);
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < parts.size(); i++) {
-            const Part& part = parts[i];
-            attend(q + (part.sequence * q_heads + part.head * group) * dim, k_cache, v_cache,
-                   block_tables + part.sequence * table_stride, part, group, kv, scale, sums.get() + i * group * dim,
-                   most.data() + i * group, totals.data() + i * group);
+            const size_t at = parts[i].result * group;
+            attend(q, k_cache, v_cache, block_tables + parts[i].sequence * table_stride, parts[i], q_heads, kv, spec,
+                   sums.get() + at * dim, most.data() + at, totals.data() + at);
         }
 #pragma omp for schedule(static)
-        for (size_t i = 0; i < parts.size(); i++) {
-            if (parts[i].start != i) continue;
-            size_t end = i + 1;
-            while (end < parts.size() && parts[end].start == i) end++;
+        for (size_t i = 0; i < sequences * kv.heads; i++) {
+            const size_t sequence = i / kv.heads, head = i % kv.heads, count = shared + own[i + 1] - own[i];
+            if (!count) continue;
+            auto result = [&](size_t p) { return p < shared ? (head * shared + p) * sequences + sequence : own[i] + p - shared; };
             for (size_t h = 0; h < group; h++) {
-                float highest = most[i * group + h], total = 0;
-                for (size_t p = i; p < end; p++) highest = std::max(highest, most[p * group + h]);
-                for (size_t p = i; p < end; p++) {
-                    float& factor = most[p * group + h];
+                const float* sink = spec.sinks ? spec.sinks + head * group + h : nullptr;
+                float highest = sink ? *sink : most[result(0) * group + h];
+                for (size_t p = 0; p < count; p++) highest = std::max(highest, most[result(p) * group + h]);
+                float total = sink ? std::exp(*sink - highest) : 0;
+                for (size_t p = 0; p < count; p++) {
+                    float& factor = most[result(p) * group + h];
                     factor = std::exp(factor - highest);
-                    total += factor * totals[p * group + h];
+                    total += factor * totals[result(p) * group + h];
                 }
-                T* to = out + (parts[i].sequence * q_heads + parts[i].head * group + h) * dim;
+                T* to = out + (sequence * q_heads + head * group + h) * dim;
                 for (size_t d = 0; d < dim; d += LANES) {
                     Floats all{};
-                    for (size_t p = i; p < end; p++)
-                        all += most[p * group + h] * load<Floats>(sums.get() + (p * group + h) * dim + d);
+                    for (size_t p = 0; p < count; p++)
+                        all += most[result(p) * group + h] * load<Floats>(sums.get() + (result(p) * group + h) * dim + d);
                     store_floats(to + d, all / total);
                 }
             }
@@ -178,15 +211,18 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
     }
 }
 
-// q, out [sequences][q_heads][head_dim]; block_tables [sequences][table_stride]; seq_lens count the new token.
+// q, out [sequences][q_heads][head_dim]; block_tables [sequences][table_stride]; seq_lens count the new token. The first num_shared
+// tokens of all sequences are in the same blocks; with a window or a chunk it must be 0.
 extern "C" void attention_decode(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
-                                 size_t table_stride, const int32_t* seq_lens, void* out, size_t sequences, size_t q_heads,
-                                 size_t kv_heads, size_t head_dim, size_t block_size, size_t block_stride, float scale) {
+                                 size_t table_stride, const int32_t* seq_lens, size_t num_shared, void* out, size_t sequences,
+                                 size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size, size_t block_stride, float scale,
+                                 float soft_cap, size_t window, size_t chunk, const float* sinks) {
     const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
+    const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
     if (dtype == FLOAT32)
-        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, seq_lens, (f32*)out,
-               sequences, q_heads, kv, scale);
+        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, seq_lens, num_shared,
+               (f32*)out, sequences, q_heads, kv, spec);
     else
-        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, seq_lens, (bf16*)out,
-               sequences, q_heads, kv, scale);
+        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, seq_lens, num_shared,
+               (bf16*)out, sequences, q_heads, kv, spec);
 }

@@ -2,11 +2,13 @@
 //
 // Queries are taken in blocks of about QUERY_ROWS rows (a row is one query head of one token), keys in chunks of CHUNK tokens
 // with a running maximum ("flash attention", Dao et al., 2022): scores, their exponentials and the weighted values of a chunk
-// stay in the second-level cache. The query heads that share a K/V head are rows of the same product.
+// stay in the second-level cache. The query heads that share a K/V head are rows of the same product. Tiles that no query of a block
+// sees are left out. Chunks end where they would without that, so that a token does not depend on the queries beside it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
+#include "attention_spec.h"
 #include "kv_tiles.h"
 #include "product.h"
 
@@ -31,6 +33,13 @@ template <class T> struct Scratch {
 };
 
 template <class T> static const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
+
+// Scores of one row as they count: scaled and capped, the first `hidden` ones none.
+static void finish_scores(float* scores, size_t hidden, size_t count, const AttentionSpec& spec) {
+    for (size_t t = 0; t < count; t += LANES) store(scores + t, load<Floats>(scores + t) * spec.scale);
+    if (spec.soft_cap) spec.cap(scores, count);
+    std::fill_n(scores, hidden, -std::numeric_limits<float>::infinity());
+}
 
 // Scores of one row become weights: exp(score - maximum) for those that the row sees, 0 for the rest. What was summed so far
 // is scaled to the new maximum.
@@ -62,19 +71,22 @@ static void softmax_row(const float* scores, size_t visible, size_t count, float
 
 template <class T>
 static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Work& work, size_t history,
-                   size_t q_heads, KVTiles kv, float scale, Scratch<T>& scratch, T* out) {
+                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<T>& scratch, T* out) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, rows = (work.last - work.first) * group;
-    const size_t end = history + work.last;  // tokens that the last query sees
+    const size_t begin = spec.first_seen(history + work.first), end = history + work.last;  // tokens that the queries see
     for (size_t row = 0; row < rows; row++)
         copy_factors<T>(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
                         scratch.queries.row(row));
     std::fill_n(scratch.sums.get(), rows * dim, 0.0f);
-    std::fill_n(scratch.totals.get(), rows, 0.0f);
-    std::fill_n(scratch.most.get(), rows, -std::numeric_limits<float>::infinity());
+    for (size_t row = 0; row < rows; row++) {  // a sink is the first score
+        scratch.most[row] = spec.sinks ? spec.sinks[work.head * group + row % group] : -std::numeric_limits<float>::infinity();
+        scratch.totals[row] = spec.sinks ? 1.0f : 0.0f;
+    }
 
-    for (size_t start = 0; start < end; start += CHUNK) {
-        const size_t tokens = std::min(CHUNK, end - start), tiles = (tokens + TILE - 1) / TILE;
+    for (size_t start = begin / TILE * TILE, next; start < end; start = next) {
+        next = (start / CHUNK + 1) * CHUNK;
+        const size_t tokens = std::min(next, end) - start, tiles = (tokens + TILE - 1) / TILE;
         const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
         auto tile = [&](const T* cache, size_t i) {
             return cache + kv.tile(block_table, start + std::min(i, tiles - 1) * TILE, work.head);
@@ -86,18 +98,26 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
                                    false);
         }
         for (size_t row = 0; row < rows; row++) {
-            const size_t sees = history + work.first + row / group + 1;  // tokens of the sequence
-            if (sees <= start) {
+            const size_t position = history + work.first + row / group, first = spec.first_seen(position);
+            if (position < start || first >= start + tokens) {
                 std::fill_n(scratch.weights.row(row), count, typename Dot<T>::Factor{});
                 continue;
             }
-            softmax_row(scratch.scores.get() + row * CHUNK, std::min(sees - start, tokens), count, scale, scratch.weights.row(row),
-                        scratch.most[row], scratch.totals[row], scratch.sums.get() + row * dim, dim);
+            float* scores = scratch.scores.get() + row * CHUNK;
+            const size_t hidden = first > start ? first - start : 0;
+            const bool finished = hidden || spec.soft_cap;
+            if (finished) finish_scores(scores, hidden, count, spec);
+            softmax_row(scores, std::min(position + 1 - start, tokens), count, finished ? 1.0f : spec.scale,
+                        scratch.weights.row(row), scratch.most[row], scratch.totals[row], scratch.sums.get() + row * dim, dim);
         }
-        // Values in one piece, zero where nothing was written: a weight of 0 does not make up for NaN.
+        // Values in one piece, zero where nothing was written or is seen: a weight of 0 does not make up for NaN.
         for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.get() + i * TILE * dim);
-        for (size_t t = tokens; t < count; t++)
-            for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
+        auto clear = [&](size_t from, size_t to) {
+            for (size_t t = from; t < to; t++)
+                for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
+        };
+        clear(0, begin > start ? begin - start : 0);
+        clear(tokens, count);
         for (size_t d = 0; d < dim; d += COLUMNS)
             product<T, FROM_CACHE>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.get()) + d), dim, count / n,
                                    scratch.sums.get() + d, dim, true);
@@ -112,7 +132,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
 template <class T>
 static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
                     const int32_t* query_start, const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv,
-                    float scale) {
+                    const AttentionSpec& spec) {
     const size_t group = q_heads / kv.heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
     std::vector<Work> works;
     for (size_t sequence = 0; sequence < sequences; sequence++) {
@@ -122,8 +142,9 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
                 works.push_back({sequence, head, first, std::min(count, first + queries)});
     }
     // The longest first: the last ones to be taken should be short.
+    auto history = [&](size_t sequence) { return seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]); };
     auto sees = [&](const Work& work) {
-        return seq_lens[work.sequence] - query_start[work.sequence + 1] + query_start[work.sequence] + work.last;
+        return history(work.sequence) + work.last - spec.first_seen(history(work.sequence) + work.first);
     };
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
 #pragma omp parallel
@@ -132,9 +153,8 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < works.size(); i++) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
-            const size_t history = seq_lens[sequence] - (query_start[sequence + 1] - query_start[sequence]);
-            attend(q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history, q_heads, kv, scale,
-                   scratch, out + start);
+            attend(q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,
+                   spec, scratch, out + start);
         }
     }
 }
@@ -143,12 +163,14 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
 extern "C" void attention_prefill(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                   size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, void* out,
                                   size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
-                                  size_t block_stride, float scale) {
+                                  size_t block_stride, float scale, float soft_cap, size_t window, size_t chunk,
+                                  const float* sinks) {
     const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
+    const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
     if (dtype == FLOAT32)
         prefill((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, query_start, seq_lens,
-                (f32*)out, sequences, q_heads, kv, scale);
+                (f32*)out, sequences, q_heads, kv, spec);
     else
         prefill((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, query_start, seq_lens,
-                (bf16*)out, sequences, q_heads, kv, scale);
+                (bf16*)out, sequences, q_heads, kv, spec);
 }

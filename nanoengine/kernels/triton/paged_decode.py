@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -399,11 +399,11 @@ def launches() -> list[Launch]:
         _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
         *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 256)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
-        _launch(torch.bfloat16, 128, group=5, chunk=8192),
-        _launch(torch.bfloat16, 256, window=4096, soft_cap=50.0),
-        _launch(torch.bfloat16, 64, group=8, window=128, sinks=True),
+        _launch(torch.bfloat16, 128, group=5, CHUNK=8192),
+        _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
+        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
         *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.float32, 128, window=4096, sinks=True, soft_cap=50.0),
+        _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
     ]
 
 
@@ -412,17 +412,14 @@ def _launch(
     head_dim: int,
     group: int = 2,
     tuning: Tuning = DEFAULTS,
-    window: int = 0,
-    chunk: int = 0,
-    soft_cap: float = 0.0,
+    *,
     sinks: bool = False,
+    **asked: float,
 ) -> Launch:
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning)
-    asked = {"WINDOW": window, "CHUNK": chunk, "SOFT_CAP": soft_cap}
-    constants: dict[str, Any] = {**_constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch), **asked}
-    if not sinks:
-        constants["sinks"] = None
+    sizes = _constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch)
+    constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
     strides = ("q_seq_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     signature = {
         "out": f"*{type_name}",
@@ -436,6 +433,7 @@ def _launch(
         **dict.fromkeys(constants, "constexpr"),
     }
     name = f"paged_decode {type_name} {head_dim} group {group} {shape}{' dependent' * tuning.dependent_launch}"
-    name += "".join(f" {key.lower()} {value}" for key, value in (asked | {"sinks": sinks}).items() if value)
+    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
+    known = constants if sinks else constants | {"sinks": None}
     least = 90 if tuning.dependent_launch else 80
-    return Launch(name, _decode_kernel, signature, constants, num_warps, num_stages, least_capability=least)
+    return Launch(name, _decode_kernel, signature, known, num_warps, num_stages, least_capability=least)

@@ -266,37 +266,29 @@ def launches() -> list[Launch]:
         *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 128, 256)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
         *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.bfloat16, 256, window=4096, soft_cap=50.0),
-        _launch(torch.bfloat16, 64, group=8, window=128, sinks=True),
-        _launch(torch.bfloat16, 128, group=5, chunk=8192),
-        _launch(torch.float32, 128, window=4096, sinks=True, soft_cap=50.0),
+        _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
+        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
+        _launch(torch.bfloat16, 128, group=5, CHUNK=8192),
+        _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
     ]
 
 
-def _launch(
-    dtype: torch.dtype,
-    head_dim: int,
-    group: int = 2,
-    window: int = 0,
-    chunk: int = 0,
-    soft_cap: float = 0.0,
-    sinks: bool = False,
-) -> Launch:
+def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = False, **asked: float) -> Launch:
     integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     rows, tile, num_warps, num_stages = _shape(dtype, head_dim)
     heads = triton.next_power_of_2(group)
     sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
-    asked = {"WINDOW": window, "CHUNK": chunk, "SOFT_CAP": soft_cap}
+    constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
     signature = {
         **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{type_name}"),
         **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
         "sinks": "*fp32" if sinks else "constexpr",
         "scale": "fp32",
         **dict.fromkeys(integers, "i32"),
-        **dict.fromkeys((*sizes, *asked), "constexpr"),
+        **dict.fromkeys(constants, "constexpr"),
     }
-    constants = {**sizes, **asked, **({} if sinks else {"sinks": None})}
     name = f"paged_prefill {type_name} {head_dim} group {group}"
-    name += "".join(f" {key.lower()} {value}" for key, value in (asked | {"sinks": sinks}).items() if value)
-    return Launch(name, _prefill_kernel, signature, constants, num_warps, num_stages)
+    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
+    known = constants if sinks else constants | {"sinks": None}
+    return Launch(name, _prefill_kernel, signature, known, num_warps, num_stages)

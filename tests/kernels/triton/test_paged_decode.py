@@ -78,6 +78,7 @@ ASKED = [
     Asked(chunk=16),
     Asked(chunk=40),
     Asked(sinks=True),
+    Asked(window=30, chunk=40),
     Asked(soft_cap=2.0),
     Asked(window=150, sinks=True, soft_cap=5.0),
 ]

@@ -1,0 +1,138 @@
+"""Models whose layers remember differently, run in ways that are drawn: each request gets the tokens that it gets alone.
+
+Alone means: by the same kernels, in a pool in which every group keeps all it ever had, one request and one step at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine import SamplingParams, builder
+from nanoengine.engine.kv.groups import Groups, group_layers
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.description import Description
+from nanoengine.runner.kv_cache import kv_specs
+from tests.e2e.small_engine import late_device, open_llm
+from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS, draw_engine, run
+from tests.models.families import family_checkpoint
+from tests.support import fill_kv_with_nan
+
+THREE_GROUPS = "Llama with windows, chunks and neither"
+SHAPES = (
+    THREE_GROUPS,
+    "Gemma3",
+    "Mistral, a window",
+    "Gemma2",
+    THREE_GROUPS,
+    "gpt-oss",
+    "Mistral, a window of the token alone",
+    "OLMo3, windows",
+    "Qwen2, the first full",
+    "SmolLM3, windows where nothing rotates",
+)
+
+
+def with_three_kinds(config: ModelConfig) -> ModelConfig:
+    """Six layers: two see all, two a window that is smaller than a block of 16, two a chunk that is no multiple of one of 4."""
+    layer = config.layer(0)
+    layers = (replace(layer, window=9), layer, replace(layer, chunk=14))
+    return replace(config, layers=layers)
+
+
+@contextmanager
+def checkpoint(tmp_path: Path, shape: str, seed: int) -> Iterator[Path]:
+    """A folder with a model of this shape; inside, its config is what the shape says."""
+    if shape != THREE_GROUPS:
+        yield family_checkpoint(tmp_path, shape, seed=seed)
+        return
+    describe = builder.describe
+
+    def described(*where: Path) -> Description:
+        found = describe(*where)
+        return replace(found, config=with_three_kinds(found.config))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "describe", described)
+        yield family_checkpoint(tmp_path, "Llama", seed=seed, num_hidden_layers=6)
+
+
+def groups_of(folder: Path, block_size: int, most_new: int) -> Groups:
+    config = builder.describe(folder, None).config.within(MAX_LEN)
+    return Groups(tuple(group.spec for group in group_layers(kv_specs(config))), block_size, most_new)
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> None:
+    shape = SHAPES[number % len(SHAPES)]
+    options: dict[str, Any] = draw_engine(200 + number)
+    chosen = random.Random(number).sample(range(NUM_REQUESTS), 8)
+    requests = [REQUESTS[i] for i in chosen]
+    with ExitStack() as stack:
+        folder = stack.enter_context(checkpoint(tmp_path, shape, number))
+        most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
+        least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
+        is_tight = number // 2 % 2 == 1
+        options["num_kv_blocks"] = least + (2 if is_tight else 12 * least)
+        bare = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
+        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, kernels=options["kernels"], **bare) as llm:
+            alone = [run(llm, [request])[0] for request in requests]
+        if number % 3 == 2:
+            stack.enter_context(late_device(can_record=number % 2 > 0, seed=number))
+        if number % 7 == 3 and options.get("enable_prefix_caching", True):
+            options["kv_disk_path"] = str(tmp_path / "kv")
+        llm = stack.enter_context(open_llm(folder, max_model_len=MAX_LEN, **options))
+        fill_kv_with_nan(llm)
+        assert run(llm, requests) == alone
+        assert run(llm, requests[::-1]) == alone[::-1], "with what the first time has left in the cache"
+        metrics = llm.engine.metrics()
+        forgotten = [group.num_forgotten_blocks for group in metrics.cache.groups]
+        specs = llm.engine.scheduler.block_manager.groups.specs
+        assert all(bool(count) <= spec.forgets for count, spec in zip(forgotten, specs, strict=True))
+        assert sum(forgotten) > 0
+        assert (metrics.num_preemptions > 0) >= (is_tight and options["max_num_seqs"] == 256)
+
+
+def test_a_prefix_is_hit_behind_windows_whose_beginning_is_gone(tmp_path: Path) -> None:
+    """Of a prompt of 48 tokens in blocks of 4 a window of 9 needs three blocks; the others' room was given to somebody else."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompt = [(7 * i + 3) % 200 for i in range(49)]
+    with checkpoint(tmp_path, THREE_GROUPS, 5) as folder, open_llm(folder, num_kv_blocks=200, block_size=4) as llm:
+        fill_kv_with_nan(llm)
+        [[(first, _, _)]] = run(llm, [(prompt, greedy)])
+        manager = llm.engine.scheduler.block_manager
+        for group, spec in enumerate(manager.groups.specs):
+            held = [prefix.kv[group] for prefix in manager.pool.parents_first()]
+            for kv in held[: manager.groups.first_block(group, 48)]:
+                if spec.forgets and kv is not None:
+                    for block in kv.blocks:
+                        manager.pool.withdraw(block)
+        manager.check()
+        before = manager.stats.num_hit_tokens
+        [[(second, _, _)]] = run(llm, [(prompt, greedy)])
+        assert manager.stats.num_hit_tokens - before == 48
+        assert second == first
+
+
+def test_the_pool_of_a_long_sequence_is_as_small_as_arithmetic_says(tmp_path: Path) -> None:
+    """60 tokens in blocks of 4, chunks of 6: 15 blocks where all is seen; a window of 9 needs 5 at a time, a chunk of 14 6."""
+    options: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 6, "max_num_seqs": 1, "max_model_len": 60}
+    with checkpoint(tmp_path, THREE_GROUPS, 6) as folder:
+        needed = groups_of(folder, 4, 6).blocks_at_once(60)
+        assert needed == 15 + 5 + 6
+        with open_llm(folder, num_kv_blocks=needed, **options) as llm:
+            fill_kv_with_nan(llm)
+            params = SamplingParams(temperature=0.0, ignore_eos=True)
+            [output] = llm.generate([[(5 * i) % 200 for i in range(50)]], params, use_tqdm=False)
+            assert len(output.outputs[0].token_ids) == 10
+            assert llm.engine.metrics().num_preemptions == 0
+            tokens = output.outputs[0].token_ids
+        with open_llm(folder, num_kv_blocks=300, max_model_len=60) as llm:
+            [output] = llm.generate([[(5 * i) % 200 for i in range(50)]], params, use_tqdm=False)
+            assert output.outputs[0].token_ids == tokens
