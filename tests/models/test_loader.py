@@ -111,7 +111,7 @@ def test_without_an_index_model_safetensors_alone_is_read(copy: Path, original: 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_are_converted_to_the_dtype_of_the_model_and_norms_to_float32(
+def test_weights_get_the_dtype_of_the_model_and_norms_float32(
     copy: Path, stored: torch.dtype, wanted: torch.dtype
 ) -> None:
     edit_weights(copy, lambda tensors: tensors.update({name: t.to(stored) for name, t in tensors.items()}))
