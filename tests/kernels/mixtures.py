@@ -89,5 +89,6 @@ def mixture(
 
 def assert_mixture(result: Tensor, given: Mixture, looser: int = 1) -> None:
     assert result.dtype == given.x.dtype
-    tolerance = TOLERANCE[result.dtype] * looser
+    size = 8 if given.activation == "clamped" else 1  # of results: gated values are up to 7 * 8
+    tolerance = TOLERANCE[result.dtype] * looser * size
     torch.testing.assert_close(result.double(), given.exact(), atol=tolerance, rtol=tolerance)

@@ -55,7 +55,7 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
 def test_a_mixture_of_experts_is_its_formula(rows: int, experts: int, dtype: torch.dtype, data: st.DataObject) -> None:
     per_row, activation = data.draw(st.integers(1, experts)), data.draw(st.sampled_from(ACTIVATIONS))
     drawn = mixture(rows, experts, per_row, 19, 12, dtype, activation=activation)
-    assert_mixture(drawn.by(TorchKernels()), drawn, 8 if activation == "clamped" else 1)
+    assert_mixture(drawn.by(TorchKernels()), drawn)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -101,19 +101,18 @@ static void experts(Activation activation, const Choices& all, const T* x, const
         for (const Run& run : runs)
 #pragma omp for schedule(static) nowait
             for (size_t column = 0; column < hidden; column += PANEL) {
-                alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
-                if (weights.down_bias)
-                    std::copy_n(weights.down_bias + run.expert * hidden + column, std::min(PANEL, hidden - column), biases);
+                alignas(64) float sums[ROW_BLOCK][PANEL];
                 const uint32_t* panel = weights.down + (run.expert * width + column) * block.depth;
                 block.multiply(run.first - runs[0].first, run.count, panel, sums);
+                if (weights.down_bias)
+                    add_bias(sums, run.count, weights.down_bias + run.expert * hidden + column, std::min(PANEL, hidden - column));
                 for (size_t m = 0; m < run.count; m++) {
                     const size_t choice = sorted.choices[run.first + m];
                     float* total = totals.data() + choice / all.per_row * width + column;
 #pragma GCC unroll 4
                     for (int v = 0; v < WIDE; v++)
                         store(total + v * LANES,
-                              load<Floats>(total + v * LANES) +
-                                  (load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES)) * all.factors[choice]);
+                              load<Floats>(total + v * LANES) + load<Floats>(sums[m] + v * LANES) * all.factors[choice]);
                 }
             }
     });

@@ -28,9 +28,9 @@ static INLINE Floats times_sigmoid(Floats factor, Floats x) {
 }
 
 // What a gate makes of the value beside it (gates.py).
-static INLINE Floats gated(Activation activation, Floats gate, Floats up) {
-    if (activation == SILU) return times_sigmoid(gate, gate) * up;
-    if (activation == GELU_TANH)  // (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
+template <Activation ACTIVATION> static INLINE Floats gated(Floats gate, Floats up) {
+    if (ACTIVATION == SILU) return times_sigmoid(gate, gate) * up;
+    if (ACTIVATION == GELU_TANH)  // (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
         return times_sigmoid(gate, gate * (gate * gate * 0.044715f + 1.0f) * 1.59576912f) * up;
     gate = gate > 7.0f ? splat(7.0f) : gate;
     up = up > 7.0f ? splat(7.0f) : up < -7.0f ? splat(-7.0f) : up;
@@ -42,6 +42,22 @@ struct Gate {
     Activation activation;
     const float *bias, *up_bias;
 };
+
+// Gates become what they make of the values beside them.
+template <Activation ACTIVATION>
+static NOINLINE void gate_rows(float (*gates)[PANEL], const float (*ups)[PANEL], size_t count) {
+    for (size_t m = 0; m < count; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++)
+            store(gates[m] + v * LANES,
+                  gated<ACTIVATION>(load<Floats>(gates[m] + v * LANES), load<Floats>(ups[m] + v * LANES)));
+}
+
+// Add a bias of the first `columns` outputs to each row.
+static NOINLINE void add_bias(float (*sums)[PANEL], size_t count, const float* bias, size_t columns) {
+    for (size_t m = 0; m < count; m++)
+        for (size_t c = 0; c < columns; c++) sums[m][c] += bias[c];
+}
 
 // A panel's results in `count` rows of out: vector v of row m is value(m, v). Of the last panel perhaps only the first `columns`.
 template <class Out, class Value>
@@ -104,17 +120,14 @@ template <class T> struct Block {
     // out [count][stride] = gated(x G^T + bias, x U^T + bias) of these rows and the outputs of a panel of G and one of U.
     void multiply_gated(const Gate& gate, size_t first, size_t count, const uint32_t* panel, const uint32_t* up_panel, T* out,
                         size_t stride, size_t columns) {
-        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL], biases[2][PANEL] = {};
-        if (gate.bias) std::copy_n(gate.bias, columns, biases[0]);
-        if (gate.up_bias) std::copy_n(gate.up_bias, columns, biases[1]);
+        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
         multiply(first, count, panel, gates);
         multiply(first, count, up_panel, ups);
-        for (size_t m = 0; m < count; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++)
-                store(gates[m] + v * LANES,
-                      gated(gate.activation, load<Floats>(gates[m] + v * LANES) + load<Floats>(biases[0] + v * LANES),
-                            load<Floats>(ups[m] + v * LANES) + load<Floats>(biases[1] + v * LANES)));
+        if (gate.bias) add_bias(gates, count, gate.bias, columns);
+        if (gate.up_bias) add_bias(ups, count, gate.up_bias, columns);
+        if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
+        else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
+        else gate_rows<CLAMPED>(gates, ups, count);
         store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
     }
 };
