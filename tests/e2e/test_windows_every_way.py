@@ -100,8 +100,8 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> N
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
 @pytest.mark.parametrize("options", [{}, {"preemption_mode": "swap", "kv_host_memory": 1 << 20}], ids=["", "swap"])
 def test_a_storm_ends_and_changes_nothing(tmp_path: Path, policy: str, options: dict[str, Any]) -> None:
-    greedy = SamplingParams(temperature=0.0, max_tokens=25, ignore_eos=True)
-    asked = [([(7 * i + 11 * j) % 200 for j in range(20 + i)], greedy) for i in range(8)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=44, ignore_eos=True)
+    asked = [([(7 * i + 11 * j) % 200 for j in range(8 + i)], greedy) for i in range(8)]
     options |= {"block_size": 4, "max_num_batched_tokens": 24, "scheduling_policy": policy, "max_model_len": MAX_LEN}
     with checkpoint(tmp_path, THREE_GROUPS, 7) as folder:
         with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, max_num_seqs=1) as llm:
