@@ -4,7 +4,8 @@ nano-vllm's workload, all sequences at once, under each policy, with blocks for 
 that, where sequences are preempted all the time; with --pool-blocks, with pools of those sizes instead. Timed are
 `Scheduler.schedule` and `Scheduler.update`: admission, block tables, hashing, prefix look-ups, preemption, appending tokens,
 finishing. The sampled tokens come from nowhere. --swap adds a host tier as large as the pool, to which victims are copied, and
-the events of the cache, which are drained after each step: every feature on. --depth 2 makes each plan before the results of the
+the events of the cache, which are drained after each step: every feature on. --windows adds KV groups that see no more than the
+last so many tokens, one for each number. --depth 2 makes each plan before the results of the
 one before it are taken, as overlapping steps do. The last row is the hashing of one long prompt.
 """
 
@@ -26,6 +27,7 @@ from benchmarks.report import Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
 from nanoengine.engine.kv.block_manager import BlockManager
+from nanoengine.engine.kv.groups import WINDOW, Groups, KVSpec
 from nanoengine.engine.kv.host_tier import HostTier
 from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.engine.preemption import Preemption
@@ -52,7 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--block-size", type=positive_int, default=16)
     parser.add_argument("--no-prefix-caching", action="store_true")
     parser.add_argument("--swap", action="store_true", help="a host tier, preemption by swapping, and events")
+    parser.add_argument(
+        "--windows", type=positive_int, nargs="+", default=[], metavar="TOKENS", help="of more KV groups"
+    )
     add_run_options(parser, repeat=3)
+
+
+def groups_of(args: argparse.Namespace) -> Groups:
+    """One that sees all, and those of --windows."""
+    windows = (KVSpec(WINDOW, size) for size in args.windows)
+    return Groups((KVSpec(), *windows), args.block_size, MAX_NUM_BATCHED_TOKENS)
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
@@ -78,17 +89,19 @@ def pool_sizes(workload: Workload, args: argparse.Namespace) -> dict[str, int]:
     if args.pool_blocks:
         return {f"{size} blocks": size for size in args.pool_blocks}
     lens = [len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)]
-    plenty = sum(-(-length // args.block_size) for length in lens)
-    least = -(-(max(lens) + 1) // args.block_size)
+    blocks = groups_of(args).blocks_at_once
+    plenty, least = sum(map(blocks, lens)), blocks(max(lens) + 1)
     return {name: max(int(plenty * share), least) for name, share in SHARES.items()}
 
 
 def make_scheduler(workload: Workload, num_blocks: int, policy: str, args: argparse.Namespace) -> Scheduler:
     longest = max(len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)) + 1
-    if longest > num_blocks * args.block_size:
-        raise BadOption(f"--pool-blocks {num_blocks}: the longest sequence takes {-(-longest // args.block_size)}")
+    groups = groups_of(args)
+    if groups.blocks_at_once(longest) > num_blocks:
+        raise BadOption(f"--pool-blocks {num_blocks}: the longest sequence takes {groups.blocks_at_once(longest)}")
     host = HostTier(num_blocks) if args.swap else None
-    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, host=host)
+    options: dict[str, Any] = {"specs": groups.specs, "most_new_tokens": groups.most_new}
+    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, host=host, **options)
     manager.collect_events = args.swap
     return Scheduler(
         manager,

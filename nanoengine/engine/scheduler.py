@@ -21,7 +21,7 @@ from nanoengine.engine.beam_search import Choice
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepResult
+from nanoengine.engine.messages import UNKNOWN, Chunk, StepPlan, StepResult
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status
@@ -311,7 +311,7 @@ class Scheduler:
             if self._preempt_newest(step) is seq:
                 return False
         if not self.outbox.restarts(seq):  # its whole tables are told
-            step.plan.tables += [Entries(seq.row, *change) for change in changes]
+            step.plan.tables += changes
         return True
 
     def _preempt_newest(self, step: InFlight) -> Sequence:

@@ -151,7 +151,8 @@ class Startup:
             f"kernels: {self.kernels.name} ({self.kernels.description}); "
             f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
             f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
-            f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}max_model_len {pool.max_model_len}{lowered}; "
+            f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}"
+            f"max_model_len {pool.max_model_len}{lowered}; "
             f"{config.scheduling_policy}, at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
         )
 

@@ -12,16 +12,8 @@ from typing import NamedTuple
 from nanoengine.engine.kv.block_pool import NULL_BLOCK, Prefix, PrefixKV
 from nanoengine.engine.kv.groups import ENCODER
 from nanoengine.engine.kv.prefix_cache import PrefixCache
-from nanoengine.engine.messages import Place, Tier, Transfer
+from nanoengine.engine.messages import Entries, Place, Tier, Transfer
 from nanoengine.engine.sequence import Sequence
-
-
-class Change(NamedTuple):
-    """Some entries of a block table are others now, or new."""
-
-    group: int
-    first: int
-    block_ids: list[int]
 
 
 class Share(NamedTuple):
@@ -120,7 +112,7 @@ class BlockManager(PrefixCache):
     def _num_slots(self, seq: Sequence) -> int:
         return min(len(seq.block_tables[group]) for group in self._growing) * self.block_size
 
-    def allocate_slots(self, seq: Sequence, num_lookahead: int = 0) -> list[Change] | None:
+    def allocate_slots(self, seq: Sequence, num_lookahead: int = 0) -> list[Entries] | None:
         """Make room, in blocks of its own, for the K/V of all tokens of a running sequence and some that may follow.
 
         What no later token sees is given back first; a block that it shares and is about to write to is copied. Blocks that are
@@ -132,17 +124,11 @@ class BlockManager(PrefixCache):
         pool, size, tables = self.pool, self.block_size, seq.block_tables
         num_computed = seq.num_computed_tokens
         if (
-            len(tables) == 1
-            and num_computed == len(tables[0]) * size
-            and pool.empty_blocks
-            and not (num_lookahead or self._spoilt or self._forgets)
-            and seq.num_tokens <= num_computed + size  # a fork of a prompt that was begun may have more to compute
-        ):  # By far the most frequent case, so it has a way of its own: the next token begins a block.
-            self.publish(seq, min(num_computed, len(seq.token_ids) - 1))
-            block = pool.take_empty()
-            tables[0].append(block)
-            seq.num_slots = num_computed + size
-            return [Change(0, len(tables[0]) - 1, [block])]
+            seq.num_slots == num_computed == seq.num_tokens - 1
+            and not (num_lookahead or self._spoilt)
+            and len(pool.empty_blocks) + len(pool.cached_blocks) >= self._num_growing
+        ):
+            return self._begin_block(seq, num_computed)
         groups = range(len(tables))
         first_blocks = [self.groups.first_block(group, num_computed) for group in groups]
         ends = self._ends(seq, first_blocks, seq.num_tokens + num_lookahead)
@@ -159,23 +145,42 @@ class BlockManager(PrefixCache):
         for group in groups:
             if missing[group]:
                 new = self._allocate(missing[group])
-                changes.append(Change(group, len(tables[group]), new))
+                changes.append(Entries(seq.row, group, len(tables[group]), new))
                 tables[group] += new
         seq.num_slots = self._num_slots(seq)
         return changes
 
-    def _forget(self, seq: Sequence, group: int, blocks: list[int]) -> Change:
+    def _begin_block(self, seq: Sequence, num_computed: int) -> list[Entries]:
+        """`allocate_slots` by far most often: the next token of a sequence, its own alone, begins a block."""
+        pool, size = self.pool, self.block_size
+        self.publish(seq, min(num_computed, len(seq.token_ids) - 1))
+        changes = []
+        for group, spec in self._forgetting:
+            first = seq.first_blocks[group]
+            if (end := spec.first_seen(num_computed) // size) > first:
+                changes.append(self._forget(seq, group, seq.block_tables[group][first:end]))
+        for group in self._growing:
+            table = seq.block_tables[group]
+            if len(table) * size == num_computed:
+                new = [pool.take_empty()] if pool.empty_blocks else self._allocate(1)
+                changes.append(Entries(seq.row, group, len(table), new))
+                table += new
+        seq.num_slots = num_computed + size
+        return changes
+
+    def _forget(self, seq: Sequence, group: int, blocks: list[int]) -> Entries:
         """Give back the next blocks of a table: no later token sees them."""
         first = seq.first_blocks[group]
         seq.first_blocks[group] += len(blocks)
+        contents, forgotten = self.pool.contents, self._plan.forgotten
         for block in blocks:
-            kv = self.pool.contents[block]
-            self._plan.forgotten.append((seq, block, None if kv is None else kv.prefix))
+            kv = contents[block]
+            forgotten.append((seq, block, None if kv is None else kv.prefix))
         self.pool.release(reversed(blocks))
         self.stats.groups[group].num_forgotten_blocks += len(blocks)
         nulls = [NULL_BLOCK] * len(blocks)
         seq.block_tables[group][first : first + len(blocks)] = nulls
-        return Change(group, first, nulls)
+        return Entries(seq.row, group, first, nulls)
 
     def trim(self, seq: Sequence) -> None:
         """Take back the blocks of lookahead slots that no token came to need."""
@@ -286,8 +291,7 @@ class BlockManager(PrefixCache):
         """Let the plan copy a prefix from host memory into a new block."""
         self.tiers.load(self._plan, kv, block)
         self.pool.attach(block, kv.prefix, kv.group)
-        self.pool.uncommitted[block] = self._plan
-        self._plan.published.append((seq, block, kv.prefix))
+        self._promise(seq, block, kv.prefix)
 
     # ---- forks
 
@@ -332,14 +336,14 @@ class BlockManager(PrefixCache):
         seq.block_tables, seq.first_blocks, seq.num_published, seq.prefix, seq.block_hashes, seq.block_tokens = share
         seq.num_slots = 0
 
-    def _copy_on_write(self, seq: Sequence, group: int, index: int) -> Change:
+    def _copy_on_write(self, seq: Sequence, group: int, index: int) -> Entries:
         shared = seq.block_tables[group][index]
         (own,) = self._allocate(1)
         self._plan.transfers.append(Transfer(Place(Tier.DEVICE, shared), Place(Tier.DEVICE, own)))
         self.pool.release([shared])
         seq.block_tables[group][index] = own
         self.stats.groups[group].num_copied_blocks += 1
-        return Change(group, index, [own])
+        return Entries(seq.row, group, index, [own])
 
 
 def _tail_first(tables: list[list[int]]) -> list[int]:

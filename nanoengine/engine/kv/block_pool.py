@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 import xxhash
@@ -197,11 +197,24 @@ class BlockPool:
     def attach(self, block: int, prefix: Prefix, group: int) -> None:
         """State that `block` holds the K/V of `prefix` in a group; from now on it can be hit."""
         assert self.contents[block] is None, f"block {block} is published already"
-        kv = prefix.kv[group]
-        if kv is None:
-            kv = self.kv_of(prefix, group)
+        kv = self.kv_of(prefix, group)
         kv.blocks += (block,)
         self.contents[block] = kv
+
+    def store(self, hash: bytes, parent: Prefix | None, token_bytes: bytes, blocks: Sequence[int]) -> Prefix:
+        """`add`, and `attach` for each group: its block, or the null block if it has none."""
+        prefix = self.add(hash, parent, token_bytes)
+        contents, listened = self.contents, self.events is not None
+        for group, block in enumerate(blocks):
+            if block:
+                kv = prefix.kv[group]
+                if kv is None and not listened:  # `kv_of`, without a call
+                    kv = prefix.kv[group] = PrefixKV(prefix, group)
+                    kv.blocks = (block,)
+                    contents[block] = kv
+                else:
+                    self.attach(block, prefix, group)
+        return prefix
 
     def withdraw(self, block: int) -> None:
         """Forget what `block` holds, if anything; other copies of the same content stay."""

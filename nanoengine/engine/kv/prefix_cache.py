@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from struct import Struct
 
-from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix, PrefixKV
+from nanoengine.engine.kv.block_pool import BlockPool, Prefix, PrefixKV
 from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.events import BlockStored, KVEvent
 from nanoengine.engine.kv.file_reads import FileReads
@@ -57,6 +57,9 @@ class PrefixCache:
         self._pack = Struct(f"={self.block_size}i").pack  # tokens of a block as bytes
         self._forgets = groups.forget
         self._growing = [group for group, spec in enumerate(groups.specs) if spec.kind != ENCODER]
+        self._num_growing = len(self._growing)
+        assert self._growing == [*range(self._num_growing)], "those of encoders come last"
+        self._forgetting = [(group, spec) for group, spec in enumerate(groups.specs) if spec.forgets]
         self._complete = [group for group, spec in enumerate(groups.specs) if spec.kind == FULL]
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks, len(groups), hash_seed)
@@ -82,20 +85,24 @@ class PrefixCache:
         if prefix is not None and not prefix.is_known:  # it was withdrawn, and with it all that follows
             return
         self._hash_blocks(seq, last)
-        pool, plan = self.pool, self._plan
-        for i in range(first, last):
-            prefix = pool.add(seq.block_hashes[i], prefix, seq.block_tokens[i])
-            for group in self._growing:
-                block = seq.block_tables[group][i]
-                if block != NULL_BLOCK:
-                    pool.attach(block, prefix, group)
-                    if not committed:
-                        pool.uncommitted[block] = plan
-                        plan.published.append((seq, block, prefix))
-        seq.num_published, seq.prefix = last, prefix
+        store, tables = self.pool.store, seq.block_tables[: self._num_growing]
+        columns = zip(*[table[first:last] for table in tables], strict=True)
+        hashes, tokens = seq.block_hashes, seq.block_tokens
+        for i, blocks in enumerate(columns, first):
+            prefix = store(hashes[i], prefix, tokens[i], blocks)
+            if not committed:
+                for block in filter(None, blocks):  # but for the null block
+                    self._promise(seq, block, prefix)
         assert prefix is not None
-        pool.use(prefix)
-        pool.leave(before)
+        seq.num_published, seq.prefix = last, prefix
+        prefix.num_uses += 1
+        if before is not None:
+            before.num_uses -= 1  # it has a child
+
+    def _promise(self, seq: Sequence, block: int, prefix: Prefix) -> None:
+        """The plan that is being made writes a block."""
+        self.pool.uncommitted[block] = self._plan
+        self._plan.published.append((seq, block, prefix))
 
     def has_unpublished(self, seq: Sequence) -> bool:
         """Whether a sequence has computed blocks that the cache does not know."""

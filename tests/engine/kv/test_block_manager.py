@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.kv.block_manager import BlockManager, Change
+from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.kv.host_tier import HostTier
+from nanoengine.engine.messages import Entries
 from tests.engine.kv.toys import (
     B,
     ToySequence,
@@ -204,7 +205,7 @@ def test_a_growth_says_what_is_new_and_what_was_copied() -> None:
     tell(parent, 5)
     changes = manager.allocate_slots(parent, num_lookahead=B)
     own, new = parent.block_table[1:]
-    assert changes == [Change(0, 1, [own]), Change(0, 2, [new])]
+    assert changes == [Entries(0, 0, 1, [own]), Entries(0, 0, 2, [new])]
     assert child.block_table[1] == shared != own
     assert step(manager).transfers[0].target.where == own
 

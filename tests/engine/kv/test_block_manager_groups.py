@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from nanoengine.engine.kv.block_manager import BlockManager, Change
+from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.kv.groups import CHUNKED, ENCODER, WINDOW, KVSpec, group_layers
+from nanoengine.engine.messages import Entries
 from tests.engine.kv.group_toys import FULL, PROMPT, SIX, begin, make, num_held, prefill
 from tests.engine.kv.toys import make_sequence, snapshot, step, tell
 
@@ -88,7 +89,7 @@ def test_what_is_forgotten_becomes_the_null_block_and_is_room_for_what_comes() -
     changes = manager.allocate_slots(seq, num_lookahead=1)
     assert changes is not None
     forgotten, *grown = changes
-    assert forgotten == Change(1, 0, [NULL_BLOCK] * 2), "token 15 sees those from token 10 on"
+    assert forgotten == Entries(0, 1, 0, [NULL_BLOCK] * 2), "token 15 sees those from token 10 on"
     assert [(change.group, change.first) for change in grown] == [(0, 4), (1, 4)]
     assert {block for change in grown for block in change.block_ids} == set(before[1][:2])
     assert seq.block_tables[1] == [NULL_BLOCK, NULL_BLOCK, *before[1][2:], *grown[1].block_ids]
@@ -110,7 +111,7 @@ def test_a_fork_copies_the_shared_tail_of_every_group_before_it_is_written_to() 
     tell(parent, 5)
     changes = manager.allocate_slots(parent)
     assert changes is not None
-    assert changes[0] == Change(1, 0, [NULL_BLOCK]), "token 11 sees those from token 6 on"
+    assert changes[0] == Entries(0, 1, 0, [NULL_BLOCK]), "token 11 sees those from token 6 on"
     assert [(change.group, change.first) for change in changes[1:]] == [(0, 2), (1, 2)]
     own = [table[2] for table in parent.block_tables]
     transfers = step(manager).transfers
@@ -120,7 +121,7 @@ def test_a_fork_copies_the_shared_tail_of_every_group_before_it_is_written_to() 
     assert manager.pool.ref_counts[shared[1][0]] == 1, "the child has not forgotten it"
     assert [group.num_copied_blocks for group in manager.stats.groups] == [1, 1]
     tell(child, 6)
-    assert manager.allocate_slots(child) == [Change(1, 0, [NULL_BLOCK])]
+    assert manager.allocate_slots(child) == [Entries(0, 1, 0, [NULL_BLOCK])]
     for seq in (parent, child):
         manager.free(seq)
     manager.check()

@@ -28,6 +28,7 @@ class ToySequence:
         self.coming: list[int] = []  # tokens on their way
         self.num_computed_tokens = 0
         self.num_cached_tokens: int | None = None
+        self.row = 0
         self.num_encoder_tokens = 0
         self.block_tables: list[list[int]] = []
         self.first_blocks: list[int] = []
