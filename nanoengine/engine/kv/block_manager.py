@@ -213,7 +213,8 @@ class BlockManager(PrefixCache):
             self._spoilt |= {b for b in blocks if not pool.ref_counts[b] and pool.contents[b] is None}
         seq.block_tables, seq.first_blocks = [], []
         seq.num_slots = seq.num_published = 0
-        self.pool.leave(seq.prefix)
+        if seq.prefix is not None:
+            self.pool.leave(seq.prefix)
         seq.prefix = None
 
     def condemn(self, seq: Sequence) -> None:
@@ -315,7 +316,8 @@ class BlockManager(PrefixCache):
         shares = [self._share(parent, parent.num_computed_tokens) for parent in parents]
         for seq, share in zip(seqs, shares, strict=True):
             self.pool.release(_tail_first(seq.block_tables))
-            self.pool.leave(seq.prefix)
+            if seq.prefix is not None:
+                self.pool.leave(seq.prefix)
             self._give(seq, share)
         self._plan.forks += zip(parents, seqs, strict=True)
 

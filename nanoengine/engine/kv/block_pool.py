@@ -34,7 +34,7 @@ class Prefix:
         self.parent = parent
         self.token_bytes = token_bytes
         self.kv: list[PrefixKV | None] = [None] * num_groups  # of each group
-        self.num_uses = 0  # children in the index, and sequences whose last published block it is
+        self.num_uses = 0  # groups with K/V of it, children in the index, sequences whose last published block it is
         self.is_known = True  # it is in the index
         self.twin: Prefix | None = None  # another prefix of the same hash, if there ever is one
 
@@ -48,10 +48,10 @@ class PrefixKV:
 
     __slots__ = ("blocks", "group", "host_filled", "host_slot", "prefix")
 
-    def __init__(self, prefix: Prefix, group: int):
+    def __init__(self, prefix: Prefix, group: int, blocks: tuple[int, ...] = ()):
         self.prefix = prefix
         self.group = group
-        self.blocks: tuple[int, ...] = ()  # the copies in the pool: equal content may have been computed twice
+        self.blocks = blocks  # the copies in the pool: equal content may have been computed twice
         self.host_slot: int | None = None  # the copy in the host tier
         self.host_filled = False  # whether the plan that makes that copy is committed
 
@@ -190,6 +190,7 @@ class BlockPool:
         kv = prefix.kv[group]
         if kv is None:
             kv = prefix.kv[group] = PrefixKV(prefix, group)
+            prefix.num_uses += 1
             if self.events is not None:
                 self.events.append(_stored(kv))
         return kv
@@ -202,18 +203,23 @@ class BlockPool:
         self.contents[block] = kv
 
     def store(self, hash: bytes, parent: Prefix | None, token_bytes: bytes, blocks: Sequence[int]) -> Prefix:
-        """`add`, and `attach` for each group: its block, or the null block if it has none."""
-        prefix = self.add(hash, parent, token_bytes)
-        contents, listened = self.contents, self.events is not None
+        """`add`, and `attach` for each group: its block, or the null block if it has none. In one, since it is done so often."""
+        first = prefix = self.index.get(hash)
+        while prefix is not None and (prefix.parent is not parent or prefix.token_bytes != token_bytes):
+            prefix = prefix.twin
+        if prefix is None:
+            prefix = self.index[hash] = Prefix(hash, parent, token_bytes, self.num_groups)
+            prefix.twin = first
+            if parent is not None:
+                parent.num_uses += 1
+        contents, is_listened_to = self.contents, self.events is not None
         for group, block in enumerate(blocks):
             if block:
-                kv = prefix.kv[group]
-                if kv is None and not listened:  # `kv_of`, without a call
-                    kv = prefix.kv[group] = PrefixKV(prefix, group)
-                    kv.blocks = (block,)
-                    contents[block] = kv
-                else:
+                if prefix.kv[group] is not None or is_listened_to:
                     self.attach(block, prefix, group)
+                else:
+                    prefix.kv[group] = contents[block] = PrefixKV(prefix, group, (block,))
+                    prefix.num_uses += 1
         return prefix
 
     def withdraw(self, block: int) -> None:
@@ -227,47 +233,46 @@ class BlockPool:
         if self.ref_counts[block] == 0:
             del self.cached_blocks[block]
             self.empty_blocks.append(block)
-        if len(kv.blocks) == 1:
-            kv.blocks = ()
-            self.forget_if_lost(kv)
-        else:
+        if len(kv.blocks) > 1:
             kv.blocks = tuple(other for other in kv.blocks if other != block)
+            return
+        kv.blocks = ()
+        if kv.host_slot is None:
+            self.forget_if_lost(kv)
 
     def forget_if_lost(self, kv: PrefixKV) -> None:
         """Take what there was of a prefix in a group out of the index, when its last copy is gone."""
         if kv.blocks or kv.host_slot is not None:
             return
-        prefix = kv.prefix
-        prefix.kv[kv.group] = None
+        kv.prefix.kv[kv.group] = None
         if self.events is not None:
-            self.events.append(BlockRemoved(prefix.hash, kv.group))
-        if not prefix.num_uses:
-            self._forget_if_of_no_use(prefix)
+            self.events.append(BlockRemoved(kv.prefix.hash, kv.group))
+        self.leave(kv.prefix)
 
     def use(self, prefix: Prefix) -> None:
         """Keep a prefix in the index, whatever becomes of its K/V, until `leave`."""
         prefix.num_uses += 1
 
-    def leave(self, prefix: Prefix | None) -> None:
-        """One that used it does not any more. It may be None."""
-        if prefix is not None:
-            prefix.num_uses -= 1
-            if not prefix.num_uses:
-                self._forget_if_of_no_use(prefix)
-
-    def _forget_if_of_no_use(self, prefix: Prefix) -> None:
-        """Take it out of the index, and those before it, as far as nobody has anything of them."""
+    def leave(self, prefix: Prefix) -> None:
+        """One that used it does not any more. Where nobody else does, it goes, and those before it that are of no use then."""
         at: Prefix | None = prefix
-        while at is not None and at.is_known and not at.num_uses and not any(at.kv):
-            self.forget(at)
+        while at is not None:
+            at.num_uses -= 1
+            if at.num_uses or not at.is_known:
+                return
+            self._take_out(at)
             at = at.parent
 
     def forget(self, prefix: Prefix) -> None:
         """Take a prefix without K/V out of the index. Who has come as far as it, publishes nothing any more."""
         assert not any(prefix.kv)
+        if prefix.is_known:
+            self._take_out(prefix)
+            if prefix.parent is not None:
+                self.leave(prefix.parent)
+
+    def _take_out(self, prefix: Prefix) -> None:
         prefix.is_known = False
-        if prefix.parent is not None:
-            prefix.parent.num_uses -= 1
         first = self.index[prefix.hash]
         if first is not prefix:
             while first.twin is not prefix:
@@ -362,9 +367,8 @@ class BlockPool:
         for prefix in self.prefixes():
             assert prefix.is_known
             assert prefix.parent is None or prefix.parent.is_known
-            assert prefix.num_uses >= children[prefix]
+            assert prefix.num_uses >= max(1, children[prefix] + sum(kv is not None for kv in prefix.kv))
             assert prefix.twin is None or prefix.twin.hash == prefix.hash
-            assert prefix.num_uses or any(prefix.kv)
             for group, found in enumerate(prefix.kv):
                 if found is not None:
                     assert (found.prefix, found.group) == (prefix, group)

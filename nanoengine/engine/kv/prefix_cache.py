@@ -86,9 +86,9 @@ class PrefixCache:
             return
         self._hash_blocks(seq, last)
         store, tables = self.pool.store, seq.block_tables[: self._num_growing]
-        columns = zip(*[table[first:last] for table in tables], strict=True)
         hashes, tokens = seq.block_hashes, seq.block_tokens
-        for i, blocks in enumerate(columns, first):
+        for i in range(first, last):
+            blocks = [table[i] for table in tables]
             prefix = store(hashes[i], prefix, tokens[i], blocks)
             if not committed:
                 for block in filter(None, blocks):  # but for the null block

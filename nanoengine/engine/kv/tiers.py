@@ -44,22 +44,24 @@ class LowerTiers:
         for block in going:
             kv = pool.contents[block]
             assert kv is not None
-            if len(kv.blocks) > 1:
-                pool.withdraw(block)
-            else:
+            is_last = len(kv.blocks) == 1
+            self.stats.groups[kv.group].num_evicted_blocks += is_last
+            if is_last and host is not None:
                 last.append((block, kv))
-                self.stats.groups[kv.group].num_evicted_blocks += 1
-        if host is not None:
-            num_lost = max(len(last) - host.num_available, 0)
-            for block, kv in last[:num_lost]:
-                if kv.host_slot is None and block not in pool.uncommitted:
-                    self._write(plan, kv, Place(Tier.DEVICE, block))
+            else:
                 pool.withdraw(block)
-            del last[:num_lost]
-            self._use_in_host([kv for _, kv in last])  # they must not make room for each other
-            for block, kv in last:
-                self.save(plan, kv, block)
-            self._use_in_host([kv for _, kv in last])
+        if host is None or not last:
+            return
+        num_lost = max(len(last) - host.num_available, 0)
+        for block, kv in last[:num_lost]:
+            if kv.host_slot is None and block not in pool.uncommitted:
+                self._write(plan, kv, Place(Tier.DEVICE, block))
+            pool.withdraw(block)
+        del last[:num_lost]
+        self._use_in_host([kv for _, kv in last])  # they must not make room for each other
+        for block, kv in last:
+            self.save(plan, kv, block)
+        self._use_in_host([kv for _, kv in last])
         for block, _ in last:
             pool.withdraw(block)
 
@@ -178,8 +180,7 @@ class LowerTiers:
                 if kv.host_slot is not None and self.host is not None:
                     self.host.drop(kv)
                     self.pool.forget_if_lost(kv)
-            if prefix.is_known:  # there are sequences that have come as far
-                self.pool.forget(prefix)
+            self.pool.forget(prefix)  # there may be sequences that have come as far
         if self.disk is not None:
             self.disk.drop_behind(plan, {*hashes, *(prefix.hash for prefix in prefixes)})
 

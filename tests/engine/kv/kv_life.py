@@ -67,7 +67,7 @@ class KVLife(KVWorld):
             assert self.everything(seq) == before
             self.totals["failed growth"] += 1
             return False
-        for group, first, blocks in changes:
+        for _, group, first, blocks in changes:
             assert first <= len(tables[group])
             tables[group][first : first + len(blocks)] = blocks
         assert tables == seq.block_tables, "it says what has changed"
