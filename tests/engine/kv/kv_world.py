@@ -21,7 +21,15 @@ from tests.engine.kv.late_device import LateDevice
 from tests.engine.kv.slot_memory import all_tokens
 from tests.engine.kv.toys import Known, ToySequence, cached, follow
 
-KINDS = ["full", "full window", "window window", "full chunked window", "full window encoder", "window"]
+KINDS = [
+    "full",
+    "window",
+    "full window",
+    "window window",
+    "window chunked",
+    "full chunked window",
+    "full window encoder",
+]
 SIZES = st.sampled_from([1, 2, 3, 5, 6, 8, 13, 99])
 """Of windows and chunks: smaller than a block, no multiple of it, and larger than any sequence."""
 
@@ -206,6 +214,9 @@ class KVWorld(RuleBasedStateMachine):
                 self.assert_private(seq)
         assert pool.ref_counts == [counts[block] for block in range(pool.num_blocks + 1)]
         assert pool.num_free + len(counts) == pool.num_blocks
+        uses = Counter(prefix.parent for prefix in pool.prefixes())
+        uses.update(seq.prefix for seq in self.running)
+        assert all(prefix.num_uses == uses[prefix] for prefix in pool.prefixes()), "nobody else keeps it in the index"
 
     @invariant()
     def a_listener_knows_what_is_cached_in_each_group(self) -> None:

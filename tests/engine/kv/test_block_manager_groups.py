@@ -149,6 +149,10 @@ def test_beams_take_the_tables_of_one_of_them_in_every_group() -> None:
     for beam in beams:
         manager.free(beam)
     manager.check()
+    known = list(manager.pool.prefixes())
+    assert sum(prefix.num_uses for prefix in known) == sum(prefix.parent is not None for prefix in known), (
+        "by children only"
+    )
     assert manager.pool.num_free == manager.pool.num_blocks
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.kv.events import BlockRemoved, BlockStored
+from nanoengine.engine.kv.groups import CHUNKED, KVSpec
 from nanoengine.engine.messages import Tier
 from tests.engine.kv.group_toys import PROMPT, SIX, begin, copies, lose, make, prefill, serve
 from tests.engine.kv.toys import B, evict, make_sequence, moves, num_cached, settle, tell
@@ -178,6 +179,24 @@ def test_where_a_groups_file_is_missing_the_files_of_a_shorter_hit_are_read(tmp_
     assert [group.num_read_files for group in later.stats.groups] == [3, 2]
     assert later.admit(seq) == 12
     assert seq.first_blocks == [0, 1]
+
+
+def test_a_hit_that_needs_nothing_and_has_nothing_does_not_stay_in_the_index(tmp_path: Path) -> None:
+    """Behind two blocks begins a chunk, so the token there sees neither; the file of the third, which it was about, is bad."""
+    specs = (KVSpec(CHUNKED, 8),)
+    manager = make(*specs, host=8, disk=tmp_path)
+    serve(manager, 0, PROMPT[:13])
+    manager.save_all()
+    for write in settle(manager).writes:
+        Path(write.path).touch()
+    later = make(*specs, host=8, disk=tmp_path)
+    seq = make_sequence(0, PROMPT[:13])
+    assert later.fetch(seq)
+    assert later.stats.num_read_files == 1
+    settle(later, "damaged")
+    assert not later.is_fetching(seq)
+    assert not later.pool.index
+    assert later.admit(seq) == 0
 
 
 # ---- failures
