@@ -216,6 +216,7 @@ class KVWorld(RuleBasedStateMachine):
         assert pool.num_free + len(counts) == pool.num_blocks
         uses = Counter(prefix.parent for prefix in pool.prefixes())
         uses.update(seq.prefix for seq in self.running)
+        uses.update(prefix for prefix in pool.prefixes() for kv in prefix.kv if kv is not None)
         assert all(prefix.num_uses == uses[prefix] for prefix in pool.prefixes()), "nobody else keeps it in the index"
 
     @invariant()
