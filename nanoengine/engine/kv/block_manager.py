@@ -229,15 +229,23 @@ class BlockManager(PrefixCache):
         self.discard(seq, wipe=True)
 
     def swap_out(self, seq: Sequence) -> None:
-        """`free`, with the complete blocks copied to host memory first, as many as it has room for."""
+        """`free`, with the complete blocks copied to host memory first: those of the longest hit that it has room for."""
         self.publish(seq, seq.num_written_tokens)
         room = 0 if self.tiers.host is None else self.tiers.host.num_slots
-        tables = [seq.block_tables[group][: seq.num_published] for group in self._growing]
-        for block in _tail_first(tables)[-room:] if room else []:  # the beginning is pushed out last
+        count = seq.num_published
+        while count and sum(count - first for first in self._first_blocks(count)) > room:
+            count -= 1
+        firsts = self._first_blocks(count)
+        tables = [[*[NULL_BLOCK] * first, *seq.block_tables[group][first:count]] for group, first in enumerate(firsts)]
+        for block in _tail_first(tables):  # the beginning is pushed out last
             kv = self.pool.contents[block]
             if kv is not None:
                 self.tiers.save(self._plan, kv, block)
         self.discard(seq)
+
+    def _first_blocks(self, count: int) -> list[int]:
+        """Of each group that grows, the first block that a hit of so many needs."""
+        return [self.groups.first_block(group, count * self.block_size) for group in self._growing]
 
     def num_blocks_of(self, seq: Sequence) -> int:
         """Blocks that a sequence has, in all groups."""
