@@ -127,7 +127,7 @@ class BlockManager(PrefixCache):
             seq.num_slots == num_computed == seq.num_tokens - 1
             and not (num_lookahead or self._spoilt)
             and len(pool.empty_blocks) + len(pool.cached_blocks) >= self._num_growing
-        ):
+        ):  # By far most often: the next token, the only one to compute, begins a block of the sequence's own.
             return self._begin_block(seq, num_computed)
         groups = range(len(tables))
         first_blocks = [self.groups.first_block(group, num_computed) for group in groups]
@@ -151,17 +151,15 @@ class BlockManager(PrefixCache):
         return changes
 
     def _begin_block(self, seq: Sequence, num_computed: int) -> list[Entries]:
-        """`allocate_slots` by far most often: the next token of a sequence, its own alone, begins a block."""
-        pool, size = self.pool, self.block_size
+        """`allocate_slots` where the next token of a sequence begins a block in every group."""
         self.publish(seq, min(num_computed, len(seq.token_ids) - 1))
-        changes = []
+        pool, size, changes = self.pool, self.block_size, []
         for group, spec in self._forgetting:
             first = seq.first_blocks[group]
             if (end := spec.first_seen(num_computed) // size) > first:
                 changes.append(self._forget(seq, group, seq.block_tables[group][first:end]))
-        for group in self._growing:
-            table = seq.block_tables[group]
-            if len(table) * size == num_computed:
+        for group, table in enumerate(seq.block_tables):
+            if len(table) * size == num_computed and group < self._num_growing:
                 new = [pool.take_empty()] if pool.empty_blocks else self._allocate(1)
                 changes.append(Entries(seq.row, group, len(table), new))
                 table += new

@@ -202,8 +202,10 @@ class BlockPool:
         kv.blocks += (block,)
         self.contents[block] = kv
 
-    def store(self, hash: bytes, parent: Prefix | None, token_bytes: bytes, blocks: Sequence[int]) -> Prefix:
-        """`add`, and `attach` for each group: its block, or the null block if it has none. In one, since it is done so often."""
+    def store(
+        self, hash: bytes, parent: Prefix | None, token_bytes: bytes, tables: Sequence[Sequence[int]], i: int
+    ) -> Prefix:
+        """`add`, and `attach` entry i of each group's table, but for the null block. In one, since it is done so often."""
         first = prefix = self.index.get(hash)
         while prefix is not None and (prefix.parent is not parent or prefix.token_bytes != token_bytes):
             prefix = prefix.twin
@@ -212,14 +214,16 @@ class BlockPool:
             prefix.twin = first
             if parent is not None:
                 parent.num_uses += 1
-        contents, is_listened_to = self.contents, self.events is not None
-        for group, block in enumerate(blocks):
-            if block:
-                if prefix.kv[group] is not None or is_listened_to:
-                    self.attach(block, prefix, group)
-                else:
-                    prefix.kv[group] = contents[block] = PrefixKV(prefix, group, (block,))
-                    prefix.num_uses += 1
+        kvs = prefix.kv
+        for group, table in enumerate(tables):
+            block = table[i]
+            if block == NULL_BLOCK:
+                continue
+            if kvs[group] is None and self.events is None:
+                kvs[group] = self.contents[block] = PrefixKV(prefix, group, (block,))
+                prefix.num_uses += 1
+            else:
+                self.attach(block, prefix, group)
         return prefix
 
     def withdraw(self, block: int) -> None:

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from struct import Struct
 
-from nanoengine.engine.kv.block_pool import BlockPool, Prefix, PrefixKV
+from nanoengine.engine.kv.block_pool import NULL_BLOCK, BlockPool, Prefix, PrefixKV
 from nanoengine.engine.kv.disk_tier import DiskTier
 from nanoengine.engine.kv.events import BlockStored, KVEvent
 from nanoengine.engine.kv.file_reads import FileReads
@@ -85,14 +85,16 @@ class PrefixCache:
         if prefix is not None and not prefix.is_known:  # it was withdrawn, and with it all that follows
             return
         self._hash_blocks(seq, last)
-        store, tables = self.pool.store, seq.block_tables[: self._num_growing]
+        store, tables = self.pool.store, seq.block_tables
+        if len(tables) > self._num_growing:
+            tables = tables[: self._num_growing]
         hashes, tokens = seq.block_hashes, seq.block_tokens
         for i in range(first, last):
-            blocks = [table[i] for table in tables]
-            prefix = store(hashes[i], prefix, tokens[i], blocks)
+            prefix = store(hashes[i], prefix, tokens[i], tables, i)
             if not committed:
-                for block in filter(None, blocks):  # but for the null block
-                    self._promise(seq, block, prefix)
+                for table in tables:
+                    if table[i] != NULL_BLOCK:
+                        self._promise(seq, table[i], prefix)
         assert prefix is not None
         seq.num_published, seq.prefix = last, prefix
         prefix.num_uses += 1
