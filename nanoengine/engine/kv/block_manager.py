@@ -341,7 +341,7 @@ class BlockManager(PrefixCache):
         return Share(tables, seq.first_blocks.copy(), count, seq.prefix, hashes, tokens)
 
     def _give(self, seq: Sequence, share: Share) -> None:
-        seq.block_tables, seq.first_blocks, seq.num_published, seq.prefix, seq.block_hashes, seq.block_tokens = share
+        seq.block_tables[:], seq.first_blocks, seq.num_published, seq.prefix, seq.block_hashes, seq.block_tokens = share
         seq.num_slots = 0
 
     def _copy_on_write(self, seq: Sequence, group: int, index: int) -> Entries:

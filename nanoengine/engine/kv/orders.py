@@ -20,8 +20,10 @@ class Orders(NamedTuple):
     deletes: list[str]
 
 
-Published = tuple[Sequence, int, Prefix]
-"""A sequence's promise that a block will hold a prefix."""
+Published = tuple[Sequence, list[list[int]], int, Prefix]
+"""A sequence's promise that a block will hold a prefix. The list of its tables tells one life of it from the next: it lasts from
+admission to the end or to preemption.
+"""
 
 Forgotten = tuple[Sequence, int, Prefix | None]
 """A block that a sequence has given back because it sees it no longer, and what of the cache it held, if anything."""
@@ -47,7 +49,7 @@ class PlanRecord:
     def commit(self, pool: BlockPool) -> None:
         """It was executed: its blocks hold what was promised."""
         uncommitted = pool.uncommitted
-        for _, block, _ in self.published:
+        for _, _, block, _ in self.published:
             if uncommitted.get(block) is self:
                 del uncommitted[block]
 
@@ -84,7 +86,7 @@ def find_fallout(
         if pool.uncommitted.get(block) is plan:
             blocks[block] = None
 
-    for _, block, prefix in spoilt.published:
+    for _, _, block, prefix in spoilt.published:
         withdraw(spoilt, block, prefix)
     had = {seq: {block for table in seq.block_tables for block in table} for seq in running}
     size = -1
@@ -93,9 +95,10 @@ def find_fallout(
         for plan in (spoilt, *later):
             fallen |= {child: None for parent, child in plan.forks if parent in fallen}
             fallen |= {seq: None for seq, block, prefix in plan.forgotten if (block, prefix) in copies}
-            for seq, block, prefix in plan.published:
-                # Somebody who holds the block now, behind ancestors none of which goes, has computed it from sound copies.
-                sound = prefix.parent not in prefixes or (seq in are_running and block in had[seq])
+            for seq, tables, block, prefix in plan.published:
+                # Somebody who has held the block since, and has had nothing that goes, has computed it from sound copies.
+                is_held = seq in are_running and tables is seq.block_tables and block in had[seq]
+                sound = prefix.parent not in prefixes or is_held
                 if seq in fallen or not sound:
                     withdraw(plan, block, prefix)
         fallen |= {seq: None for seq in running if not blocks.keys().isdisjoint(had[seq])}

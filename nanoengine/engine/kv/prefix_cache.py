@@ -104,7 +104,7 @@ class PrefixCache:
     def _promise(self, seq: Sequence, block: int, prefix: Prefix) -> None:
         """The plan that is being made writes a block."""
         self.pool.uncommitted[block] = self._plan
-        self._plan.published.append((seq, block, prefix))
+        self._plan.published.append((seq, seq.block_tables, block, prefix))
 
     def has_unpublished(self, seq: Sequence) -> bool:
         """Whether a sequence has computed blocks that the cache does not know."""

@@ -252,7 +252,7 @@ class KVWorld(RuleBasedStateMachine):
             tokens = all_tokens(seq)[: seq.num_computed_tokens]
             encoded = seq.num_encoder_tokens if seq in self.encoded else 0
             assert memory.fault(seq.cache_salt, seq.block_tables, tokens, len(tokens), encoded) is None
-        planned = {block for _, block, _ in self.manager._plan.published}
+        planned = {block for _, _, block, _ in self.manager._plan.published}
         for kv in (kv for prefix in self.manager.pool.prefixes() for kv in prefix.kv if kv is not None):
             places = [Place(Tier.DEVICE, block) for block in kv.blocks if block not in planned]
             if kv.host_slot is not None:
