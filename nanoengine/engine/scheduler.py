@@ -21,7 +21,7 @@ from nanoengine.engine.beam_search import Choice
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import UNKNOWN, Chunk, StepPlan, StepResult
+from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepResult
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status
@@ -103,6 +103,7 @@ class Scheduler:
         self.outbox = Outbox()
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
+        self._untold: dict[Sequence, list[Entries]] = {}  # changes of tables, until a plan that computes the sequence
         self._common_to: list[Sequence] = []
         self._common_blocks: list[int] = []
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
@@ -137,7 +138,7 @@ class Scheduler:
         """The next step. Empty if there is nothing to do before the results of those on their way."""
         step = InFlight(StepPlan())
         num_preemptions = self.num_preemptions
-        self._make_room_for_prompts(step)
+        self._make_room_for_prompts()
         if self.policy == MIXED:
             self._take_decodes(step)
             budget = self.max_num_batched_tokens - len(step.decoded)
@@ -206,6 +207,7 @@ class Scheduler:
         self.block_manager.publish(seq, start + count, committed=False)
         seq.num_computed_tokens = start + count
         step.computed.append(seq)
+        step.plan.tables += self._untold.pop(seq, ())
         samples: list[int] = []
         if seq.num_uncomputed_tokens:
             if seq not in self.begun:
@@ -282,9 +284,19 @@ class Scheduler:
     def _count_common_blocks(self, decoded: list[Sequence]) -> list[int]:
         """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
         if decoded is not self._common_to:
+            seqs, known = decoded, set(self._common_to)
+            if any(self._common_blocks) and not known.isdisjoint(
+                decoded
+            ):  # nothing has become more: newcomers may make it less
+                stayed = next(seq for seq in decoded if seq in known)
+                seqs = [stayed, *(seq for seq in decoded if seq not in known)]
+            if len(decoded) == 1:
+                self._common_blocks = []
+            elif len(seqs) > 1:
+                counts = self.block_manager.get_num_common_prefix_blocks(seqs)
+                is_less = seqs is not decoded
+                self._common_blocks = list(map(min, counts, self._common_blocks)) if is_less else counts
             self._common_to = decoded
-            alone = len(decoded) == 1
-            self._common_blocks = [] if alone else self.block_manager.get_num_common_prefix_blocks(decoded)
         return self._common_blocks
 
     def _make_room(self, step: InFlight, seq: Sequence, position: int) -> bool:
@@ -292,34 +304,33 @@ class Scheduler:
         if position < seq.num_slots:
             self.block_manager.publish(seq, seq.num_written_tokens)
             return True
-        return self._grow(step, seq)
+        changes = self._grow(seq)
+        if changes and not self.outbox.restarts(seq):  # its whole tables are told
+            step.plan.tables += changes
+        return changes is not None
 
-    def _make_room_for_prompts(self, step: InFlight) -> None:
-        """What of a prompt that was begun its next chunk sees no more, makes room for that chunk and what follows.
+    def _make_room_for_prompts(self) -> None:
+        """What prompts that were begun see no more makes room for what is to come of them.
 
-        Admission has given it as many blocks as it needs at a time. But where others share those, more are needed: so this comes
-        before anything is put into the step, and the newest may give way.
+        Admission has given each as many blocks as it needs at a time. But where others share those, more are needed: so this
+        comes before anything is put into the step, and the newest may give way. What changes is told with the next chunk: a plan
+        tells of nobody whom it does not compute.
         """
         if self.block_manager.groups.forget:
             for seq in self.begun.copy():
-                if seq.status is Status.RUNNING:
-                    self._grow(step, seq, num_lookahead=1)
+                if seq.status is Status.RUNNING and (changes := self._grow(seq, num_lookahead=1)):
+                    self._untold.setdefault(seq, []).extend(changes)
 
-    def _grow(self, step: InFlight, seq: Sequence, num_lookahead: int = 0) -> bool:
-        """Slots for the tokens of a sequence; False if it had to give way itself."""
+    def _grow(self, seq: Sequence, num_lookahead: int = 0) -> list[Entries] | None:
+        """Slots for the tokens of a sequence, and what that changes in its tables; None if it had to give way itself."""
         while (changes := self.block_manager.allocate_slots(seq, num_lookahead)) is None:
-            if self._preempt_newest(step) is seq:
-                return False
-        if not self.outbox.restarts(seq):  # its whole tables are told
-            step.plan.tables += changes
-        return True
+            if self._preempt_newest() is seq:
+                return None
+        return changes
 
-    def _preempt_newest(self, step: InFlight) -> Sequence:
+    def _preempt_newest(self) -> Sequence:
         """Take the blocks of the newest running sequence and put it back into the queue, to be resumed later."""
         seq = self.running.pop()
-        step.plan.tables = [
-            entries for entries in step.plan.tables if entries.row != seq.row
-        ]  # somebody else may get it
         num_computed = seq.num_computed_tokens
         if seq in self.held:  # it will sample its last token again, when it is resumed
             seq.token_ids.pop()
@@ -355,6 +366,7 @@ class Scheduler:
             self.begun.remove(seq)
         self.held.discard(seq)
         self.complete.discard(seq)
+        self._untold.pop(seq, None)
         self._stop_tokens.remove(seq.stop_token_ids)
         self.outbox.stop(seq)
         self.free_rows.append(seq.row)

@@ -69,7 +69,8 @@ def size_pool(
         raise KVCacheTooSmall(
             f"the KV pool ({source}) has {num_blocks} blocks of {config.block_size} tokens "
             f"({block_bytes} bytes each), but one sequence of max_model_len {wanted_len} needs {blocks_per_sequence}: "
-            "lower max_model_len, or raise num_kv_blocks, kv_cache_memory or (on a GPU) gpu_memory_utilization"
+            f"lower max_model_len{_or_chunks(groups)}, or raise num_kv_blocks, kv_cache_memory "
+            "or (on a GPU) gpu_memory_utilization"
         )
     return PoolSize(num_blocks, max_model_len, source)
 
@@ -116,6 +117,10 @@ def _wanted_blocks(
     else:
         num_bytes, source = measure_gpu(), f"gpu_memory_utilization {config.gpu_memory_utilization}"
     return max(num_bytes // block_bytes - 1, 0), source  # one more is the null block
+
+
+def _or_chunks(groups: Groups) -> str:
+    return " or long_prefill_token_threshold, which windows need room for" if groups.forget else ""
 
 
 def _check_max_model_len(asked: int | None, limit: int) -> None:

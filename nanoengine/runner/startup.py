@@ -213,7 +213,8 @@ class Startup:
     def _compile_kernels(self, runner: ModelRunner) -> None:
         """Run small steps in the empty pool, so that the first request need not wait for Triton's compiler."""
         config = self.config
-        length = min(self.pool.max_model_len, config.max_num_batched_tokens, 4 * config.block_size)
+        room = self.pool.num_blocks * config.block_size
+        length = min(self.pool.max_model_len, config.max_num_batched_tokens, 4 * config.block_size, room)
         with stage("Compiling kernels", shown=self.use_tqdm):
             for plan in largest_plans(1, length, length, config.block_size, len(self.groups)):
                 runner.launch(plan).result()
@@ -267,11 +268,12 @@ class Startup:
                 f"a step of max_num_batched_tokens {config.max_num_batched_tokens} or max_num_seqs {config.max_num_seqs} "
                 "does not fit in the memory that the weights leave, before any KV pool: lower them, or free memory on the device"
             ) from error
+        table_bytes = runner.rows.tables.nbytes  # the runner to come has as many
         runner.close()
         del runner
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
-        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes)
+        return gpu_kv_bytes(total, free, config.gpu_memory_utilization, peak - current + graph_bytes + table_bytes)
 
     @torch.inference_mode()
     def _measure_graph_bytes(self, runner: ModelRunner, max_len: int) -> int:

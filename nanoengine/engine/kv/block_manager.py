@@ -7,6 +7,7 @@ exactly as they were.
 from __future__ import annotations
 
 from itertools import zip_longest
+from operator import itemgetter
 from typing import NamedTuple
 
 from nanoengine.engine.kv.block_pool import NULL_BLOCK, Prefix, PrefixKV
@@ -69,8 +70,13 @@ class BlockManager(PrefixCache):
         if sum(missing) + num_revived > pool.num_free:
             return None
         pool.acquire(on_device)
-        for kvs, blocks in zip(wanted, held, strict=True):
-            self.tiers.touch(self._plan, kvs, blocks)
+        touched = [
+            (i, kv, block)
+            for first, kvs, blocks in zip(first_blocks, wanted, held, strict=True)
+            for i, (kv, block) in enumerate(zip(kvs, blocks, strict=True), first)
+        ]
+        touched.sort(key=itemgetter(0))
+        self.tiers.touch(self._plan, [kv for _, kv, _ in touched], [block for _, _, block in touched])
         new = self._allocate(sum(missing))
         fetched = None if self._reads is None else self._reads.end(seq)
         tiers = [Tier.DEVICE] * len(hits)
@@ -99,14 +105,17 @@ class BlockManager(PrefixCache):
             self.stats.record(seq.num_tokens, num_cached, resumed=seq.num_cached_tokens is not None)
         return num_cached
 
-    def _ends(self, seq: Sequence, first_blocks: list[int], num_tokens: int) -> list[int]:
+    def _ends(self, seq: Sequence, first_blocks: list[int], num_tokens: int, num_lookahead: int = 1) -> list[int]:
         """How long the tables of a sequence must be, for so many tokens at last; in a group that forgets, that is at a time."""
         last, ends = self.blocks_for(num_tokens), []
+        more = self.blocks_for(max(num_lookahead - 1, 0))  # one token behind those of a step has room in any case
         for group, (first, spec) in enumerate(zip(first_blocks, self.groups.specs, strict=True)):
             if spec.kind == ENCODER:
                 ends.append(self.blocks_for(seq.num_encoder_tokens))
+            elif spec.forgets:
+                ends.append(min(last, first + self.groups.most_blocks(group, num_tokens) + more))
             else:
-                ends.append(min(last, first + self.groups.most_blocks(group, num_tokens)) if spec.forgets else last)
+                ends.append(last)
         return ends
 
     def _num_slots(self, seq: Sequence) -> int:
@@ -131,7 +140,7 @@ class BlockManager(PrefixCache):
             return self._begin_block(seq, num_computed)
         groups = range(len(tables))
         first_blocks = [self.groups.first_block(group, num_computed) for group in groups]
-        ends = self._ends(seq, first_blocks, seq.num_tokens + num_lookahead)
+        ends = self._ends(seq, first_blocks, seq.num_tokens + num_lookahead, num_lookahead)
         forgotten = [tables[group][seq.first_blocks[group] : first_blocks[group]] for group in groups]
         missing = [max(end - len(table), 0) for end, table in zip(ends, tables, strict=True)]
         tail = num_computed // size  # the block that is written next
@@ -220,8 +229,11 @@ class BlockManager(PrefixCache):
 
         It may have been preempted, or have ended, since a plan computed it.
         """
-        prefixes = [prefix for hash in seq.block_hashes for prefix in self.pool.of_hash(hash)]
-        self.tiers.withdraw(self._plan, self.pool.behind(prefixes), seq.block_hashes)
+        pool = self.pool
+        prefixes = pool.behind([prefix for hash in seq.block_hashes for prefix in pool.of_hash(hash)])
+        blocks = {block for prefix in prefixes for kv in prefix.kv if kv is not None for block in kv.blocks}
+        self.tiers.withdraw(self._plan, prefixes, seq.block_hashes)
+        self._spoilt |= {block for block in blocks if not pool.ref_counts[block]}
         if self._reads is not None:
             self._reads.forget_dropped()
         self.discard(seq, wipe=True)
@@ -229,9 +241,9 @@ class BlockManager(PrefixCache):
     def swap_out(self, seq: Sequence) -> None:
         """`free`, with the complete blocks copied to host memory first: those of the longest hit that it has room for."""
         self.publish(seq, seq.num_written_tokens)
-        room = 0 if self.tiers.host is None else self.tiers.host.num_slots
+        room = 0 if self.tiers.host is None else self.tiers.host.num_available
         count = seq.num_published
-        while count and sum(count - first for first in self._first_blocks(count)) > room:
+        while count and not self._fits(seq, count, room):
             count -= 1
         firsts = self._first_blocks(count)
         tables = [[*[NULL_BLOCK] * first, *seq.block_tables[group][first:count]] for group, first in enumerate(firsts)]
@@ -240,6 +252,13 @@ class BlockManager(PrefixCache):
             if kv is not None:
                 self.tiers.save(self._plan, kv, block)
         self.discard(seq)
+
+    def _fits(self, seq: Sequence, count: int, room: int) -> bool:
+        """Whether a sequence still has all blocks that a hit of `count` needs, and they are at most `room`."""
+        firsts = self._first_blocks(count)
+        return sum(count - first for first in firsts) <= room and all(
+            first >= had or first == count for first, had in zip(firsts, seq.first_blocks, strict=False)
+        )
 
     def _first_blocks(self, count: int) -> list[int]:
         """Of each group that grows, the first block that a hit of so many needs."""

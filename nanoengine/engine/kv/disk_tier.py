@@ -8,6 +8,7 @@ finds out: its checksum, the fingerprint of the model, its tokens and the hash o
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +18,9 @@ from nanoengine.engine.kv.orders import PlanRecord
 from nanoengine.engine.messages import FileWrite, Place
 
 SUFFIX = ".kv"
+
+NAME = re.compile(r"[0-9a-f]{32}-([0-9a-f]{32})?-[0-9]+")
+"""Of a file: see `DiskTier.name`."""
 
 MAX_UNWRITTEN = 256 << 20
 """Bytes of K/V that may wait in memory to be written. What comes while so much waits is not written."""
@@ -57,6 +61,8 @@ class DiskTier:
             unfinished.unlink(missing_ok=True)
         found = []
         for path in self.folder.glob(f"*{SUFFIX}"):
+            if not NAME.fullmatch(path.stem):  # it is none of ours
+                continue
             try:
                 facts = path.stat()
             except FileNotFoundError:

@@ -78,18 +78,13 @@ class FileReads:
         def has(group: int, i: int) -> bool:
             return _kv_of(chain, group, i) is not None or self._can_read(seq, group, i)
 
-        end = self._reach(count, has)
-        hits: list[PrefixKV] = []
-        wanted: list[tuple[int, int]] = []
-        for i in range(end):
-            for group in self._groups_that_see(i, end):
-                kv = _kv_of(chain, group, i)
-                if kv is None:
-                    wanted.append((group, i))
-                    continue
-                hits.append(kv)
-                if kv.host_slot is not None:
-                    self._pin(fetch, kv.host_slot)
+        hits, wanted, excess = self._needed(chain, self._reach(count, has))
+        while excess > 0:  # part of a window is of no use: what there are slots for must be a hit
+            shorter = max(i for _, i in wanted) + 1 - -(-excess // len(self.groups))
+            hits, wanted, excess = self._needed(chain, self._reach(shorter, has))
+        for kv in hits:
+            if kv.host_slot is not None:
+                self._pin(fetch, kv.host_slot)
         for group, i in wanted:
             read = self._read(plan, seq, group, i)
             if read is None:
@@ -101,6 +96,20 @@ class FileReads:
         if not fetch.reads:
             self._unpin(fetch)
         return bool(fetch.reads)
+
+    def _needed(self, chain: list[Prefix], end: int) -> tuple[list[PrefixKV], list[tuple[int, int]], int]:
+        """Of a hit of `end` blocks: what memory has, (group, block) of what must be read, and how many slots that lacks."""
+        hits: list[PrefixKV] = []
+        wanted: list[tuple[int, int]] = []
+        for i in range(end):
+            for group in self._groups_that_see(i, end):
+                kv = _kv_of(chain, group, i)
+                if kv is None:
+                    wanted.append((group, i))
+                else:
+                    hits.append(kv)
+        kept = sum(kv.host_slot is not None and not self.host.pins[kv.host_slot] for kv in hits)
+        return hits, wanted, len(wanted) - (self.host.num_available - kept) if wanted else 0
 
     def _reach(self, count: int, has: Callable[[int, int], bool]) -> int:
         """The most leading blocks that all groups could hit, given which group has which block."""
@@ -114,22 +123,23 @@ class FileReads:
         kinds = enumerate(self.groups.specs)
         return [g for g, spec in kinds if spec.kind != ENCODER and self.groups.first_block(g, position) <= i]
 
-    def _order(self, seq: Sequence, group: int, i: int) -> tuple[str, bytes]:
-        """Name and header of the file of a block."""
-        hash, parent_hash = seq.block_hashes[i], seq.block_hashes[i - 1] if i else b""
-        name = self.disk.name(hash, parent_hash, group)
-        return name, self.disk.header(hash, parent_hash, seq.block_tokens[i], group)
+    def _name(self, seq: Sequence, group: int, i: int) -> str:
+        """Of the file of a block."""
+        return self.disk.name(seq.block_hashes[i], seq.block_hashes[i - 1] if i else b"", group)
+
+    def _header(self, seq: Sequence, group: int, i: int) -> bytes:
+        parent_hash = seq.block_hashes[i - 1] if i else b""
+        return self.disk.header(seq.block_hashes[i], parent_hash, seq.block_tokens[i], group)
 
     def _can_read(self, seq: Sequence, group: int, i: int) -> bool:
-        name, header = self._order(seq, group, i)
-        read = self._reads.get(name)
+        read = self._reads.get(name := self._name(seq, group, i))
         if read is not None:  # somebody else waits for it
-            return read.is_wanted and read.order.header == header
+            return read.is_wanted and read.order.header == self._header(seq, group, i)
         return self.disk.can_read(name)
 
     def _read(self, plan: PlanRecord, seq: Sequence, group: int, i: int) -> Read | None:
         """Order a file that can be read; None if there is no slot."""
-        name, header = self._order(seq, group, i)
+        name = self._name(seq, group, i)
         if name in self._reads:
             return self._reads[name]
         slot = self.tiers.take_slot(plan)
@@ -137,7 +147,7 @@ class FileReads:
             return None
         self.host.pin(slot)
         self.disk.barred.add(name)
-        read = self._reads[name] = Read(FileRead(self.disk.path(name), header, slot))
+        read = self._reads[name] = Read(FileRead(self.disk.path(name), self._header(seq, group, i), slot))
         plan.reads.append(read.order)
         self.tiers.stats.groups[group].num_read_files += 1
         return read

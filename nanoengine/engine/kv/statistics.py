@@ -38,7 +38,7 @@ class CacheStats:
     num_resumed_hit_tokens: int = 0
     hits_by_tier: dict[Tier, int] = field(
         default_factory=lambda: dict.fromkeys(Tier, 0)
-    )  # tokens, by the lowest tier that any group had them in; resumed ones too
+    )  # tokens, by the lowest tier that any group had them in, the highest where none needs them
     groups: list[GroupStats] = field(default_factory=lambda: [GroupStats()])
     num_bad_files: int = 0  # reads and writes that failed
     _recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
