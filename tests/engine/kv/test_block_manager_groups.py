@@ -200,3 +200,23 @@ def test_blocks_of_an_encoder_are_as_many_as_its_tokens_need_and_nobody_hits_the
         manager.free(seq)
     manager.check()
     assert manager.pool.num_free == manager.pool.num_blocks
+
+
+def test_all_blocks_of_a_condemned_sequence_are_wiped_those_that_it_has_given_back_too() -> None:
+    """Its prompt went by in chunks, each committed, before its logits showed that it is no number."""
+    manager = BlockManager(30, 4, specs=(KVSpec(WINDOW, 6),), most_new_tokens=8)
+    seq = make_sequence(0, range(33))
+    assert manager.admit(seq) == 0
+    had: set[int] = set()
+    while seq.num_uncomputed_tokens:
+        assert manager.allocate_slots(seq, num_lookahead=1) is not None
+        had |= {block for block in seq.block_tables[0] if block != NULL_BLOCK}
+        count = min(8, seq.num_uncomputed_tokens)
+        manager.publish(seq, seq.num_computed_tokens + count, committed=False)
+        seq.num_computed_tokens += count
+        step(manager)
+    manager.condemn(seq)
+    manager._allocate(30)
+    wiped = {transfer.target.where for transfer in step(manager).transfers if transfer.source.where == NULL_BLOCK}
+    assert wiped == had
+    assert len(had) == 9

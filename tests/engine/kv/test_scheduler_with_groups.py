@@ -104,3 +104,41 @@ def test_a_prompt_gives_back_what_only_it_has_seen_before_it_is_decoded() -> Non
     plan = step(scheduler)
     assert [(entries.group, entries.first, entries.block_ids) for entries in plan.tables] == [(1, 6, [0, 0])]
     assert sum(map(bool, seq.block_tables[1])) == 3
+
+
+def test_a_plan_tells_of_nobody_whom_it_does_not_compute() -> None:
+    """Twenty decodes leave room for one of two prompts: what changes of the other's tables is told with its own next chunk.
+
+    If a plan fails, the executor takes all rows that it tells of for broken, and the scheduler ends those that it computes.
+    """
+    manager = BlockManager(400, 4, specs=(KVSpec(WINDOW, 8),), most_new_tokens=8)
+    scheduler = Scheduler(
+        manager,
+        max_num_seqs=24,
+        max_num_batched_tokens=24,
+        max_model_len=80,
+        long_prefill_token_threshold=8,
+        policy="mixed",
+    )
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    family = [Sequence(0, [1] * 18, params)]
+    family += [Sequence(i, [1] * 18, params, index=i, fork_of=family[0]) for i in range(1, 20)]
+    prompts = [Sequence(100 + i, [2 + i] * 60, params) for i in range(2)]
+    for seq in (*family, *prompts):
+        scheduler.add(seq)
+    told: dict[int, list[list[int]]] = {}
+    num_waits = 0
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule()
+        computed = {*plan.decodes.rows.tolist(), *(row for chunk in plan.chunks for row in (chunk.row, *chunk.samples))}
+        assert {entries.row for entries in plan.tables} <= computed
+        for start in plan.started:
+            told[start.row] = [list(table) for table in start.tables]
+        for row, group, first, block_ids in plan.tables:
+            told[row][group][first : first + len(block_ids)] = block_ids
+        owners = {seq.row: seq for seq in scheduler.running}
+        assert all(told[row] == owners[row].block_tables for row in computed)
+        num_waits += len(scheduler.begun) > 0 and not {seq.row for seq in scheduler.begun} <= computed
+        scheduler.update(plan, StepResult([7] * plan.num_samples))
+        scheduler.check()
+    assert num_waits > 0
