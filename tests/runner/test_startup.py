@@ -409,6 +409,12 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, free: tuple[int, ...] = ()) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (next(answers, 90_000), 100_000))
 
 
+def table_bytes(startup: Startup) -> int:
+    """Of the block tables of all rows and the padding row, for the longest sequence."""
+    max_len = startup.config.max_model_len or startup.model_config.max_position_embeddings
+    return len(startup.groups) * (startup.num_rows + 1) * -(-max_len // startup.config.block_size) * 4
+
+
 def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(begin: MakeStartup, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch)
     startup = begin(max_num_batched_tokens=1100, max_num_seqs=7, gpu_memory_utilization=0.5)
@@ -420,7 +426,7 @@ def test_the_gpu_pool_is_what_a_step_of_full_size_leaves(begin: MakeStartup, mon
         return forward(input_ids, positions, metadata)
 
     monkeypatch.setattr(startup.model, "forward", counting)
-    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700
+    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - table_bytes(startup)
     assert sizes == [1100, 1100, 7], "prefills of few and of many prompts, then the largest decode step"
 
 
@@ -462,7 +468,7 @@ def test_the_gpu_pool_leaves_room_for_the_graphs(
     """The largest is recorded, and one more: each further one takes as much as that."""
     startup = begin(**recordable | {"max_num_seqs": max_num_seqs, "gpu_memory_utilization": 0.5})
     fake_cuda(monkeypatch, free)
-    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - graph_bytes
+    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - table_bytes(startup) - graph_bytes
     assert len(recordable["stream"].recordings) == len(free) - 1
 
 
@@ -473,7 +479,9 @@ def test_the_gpu_pool_leaves_room_for_the_graphs_of_prompts(
     monkeypatch.setattr(module, "prompt_sizes", lambda *_: [8, 16, 24])
     startup = begin(**recordable | {"max_num_seqs": 6, "gpu_memory_utilization": 0.5})
     fake_cuda(monkeypatch, (80_000, 77_000, 76_900, 76_900, 75_900, 75_800))
-    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - (3_000 + 2 * 100) - (1_000 + 3 * 100)
+    assert startup._measure_gpu_kv_bytes() == 50_000 - 10_000 - 700 - table_bytes(startup) - (3_000 + 2 * 100) - (
+        1_000 + 3 * 100
+    )
     assert len(recordable["stream"].recordings) == 4
 
 
