@@ -91,6 +91,7 @@ class ModelConfig:
     qk_norm: str | None = None  # "head": over each head of q and k; "full": over all of them together
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
+    embedding_scale_is_rounded: bool = False  # to the dtype of the model, before it multiplies
     residual_scale: float = 1.0  # of what each part adds
     logits_divisor: float = 1.0
     attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)
