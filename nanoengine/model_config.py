@@ -30,8 +30,12 @@ class LayerConfig:
 
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
+    # Llama 4's; no family sets it yet. Not beside a window.
     chunk: int | None = None  # a query sees from the last multiple of so many tokens up to itself; None: all
     has_experts: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.chunk is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
