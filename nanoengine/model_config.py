@@ -30,8 +30,12 @@ class LayerConfig:
 
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
+    # Llama 4's; no family sets it yet. Not beside a window.
     chunk: int | None = None  # a query sees from the last multiple of so many tokens up to itself; None: all
     has_experts: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.window is None or self.chunk is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class ModelConfig:
     qk_norm: str | None = None  # "head": over each head of q and k; "full": over all of them together
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     embedding_scale: float = 1.0
+    embedding_scale_is_rounded: bool = False  # to the dtype of the model, before it multiplies
     residual_scale: float = 1.0  # of what each part adds
     logits_divisor: float = 1.0
     attention_soft_cap: float | None = None  # scores, and logits, are bent to stay below: cap * tanh(x / cap)

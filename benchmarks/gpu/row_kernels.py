@@ -29,21 +29,20 @@ MORE_THAN_ANY_CACHE = 256 << 20
 def rows_of_a_layer(bench: Bench) -> None:
     """What is done number by number: the norms, and the gate of SwiGLU."""
     hidden, inner = bench.model.hidden_size, bench.model.intermediate_size
-    weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
+    weight = torch.ones(hidden, device=bench.device)
     for rows in bench.args.rows:
         x, residual = bench.random(rows, hidden), bench.random(rows, hidden)
         work = partial(bench.kernels.add_rms_norm, x, residual, weight, 1e-6)
         bench.add_small({"kernel": "add_rms_norm", "rows": rows}, [work], 4 * x.nbytes + weight.nbytes)
     if bench.kernels.name != "triton":
-        bench.report.warn("left out: silu_and_multiply, which is part of a product in the kernels that run here")
+        bench.report.warn("left out: gate_and_multiply, which is part of a product in the kernels that run here")
         return
-    from nanoengine.kernels.triton.activation import silu_and_multiply
+    from nanoengine.kernels.triton.activation import gate_and_multiply
 
     for rows in bench.args.rows:
         gate_up = bench.random(rows, 2 * inner)
-        bench.add_small(
-            {"kernel": "silu_and_multiply", "rows": rows}, [partial(silu_and_multiply, gate_up)], 1.5 * gate_up.nbytes
-        )
+        gate = partial(gate_and_multiply, gate_up, "silu")
+        bench.add_small({"kernel": "gate_and_multiply", "rows": rows}, [gate], 1.5 * gate_up.nbytes)
 
 
 def matrices(bench: Bench) -> dict[str, tuple[int, int]]:
@@ -82,7 +81,7 @@ def products_of_few_rows(bench: Bench) -> None:
             2 if bench.device.type == "cpu" else -(-MORE_THAN_ANY_CACHE // (outputs * inputs * bench.dtype.itemsize))
         )
         weights = [_weight(bench, outputs, inputs) for _ in range(copies)]
-        norm = torch.ones(inputs, dtype=bench.dtype, device=bench.device)
+        norm = torch.ones(inputs, device=bench.device)
         for rows in FEW_ROWS:
             x, residual = bench.random(rows, inputs), bench.random(rows, inputs)
             num_bytes = x.nbytes + outputs * inputs * bench.dtype.itemsize + rows * outputs * bench.dtype.itemsize

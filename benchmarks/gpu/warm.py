@@ -46,7 +46,7 @@ class Works:
         self.model, self.device, self.dtype = model, device, dtype
         self.kernels, self.backend = TritonKernels(), TritonAttention(BLOCK_SIZE)
         self.qkv_width = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        self.norm = self.random(model.hidden_size)
+        self.norm = torch.randn(model.hidden_size, device=device)  # weights of norms are float32
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self.device).to(self.dtype)
@@ -94,10 +94,10 @@ class Works:
         model, (k_cache, v_cache) = self.model, self._caches()
         angles = torch.rand(MANY, 2, model.head_dim // 2, device=self.device)
         cos, sin = angles.split(1, dim=1)
-        weights = self.random(model.head_dim), self.random(model.head_dim)
+        q_norm, k_norm = torch.randn(2, model.head_dim, device=self.device)
         slots = torch.arange(MANY, device=self.device)
         qkv = self.random(MANY, self.qkv_width)
-        self.backend.rotate_and_write(qkv, *weights, 1e-6, cos, sin, k_cache, v_cache, slots)
+        self.backend.rotate_and_write(qkv, q_norm, k_norm, 1e-6, cos, sin, k_cache, v_cache, slots)
 
     def places(self) -> None:
         last_tokens = torch.zeros(MANY, dtype=torch.int64, device=self.device)

@@ -161,8 +161,10 @@ def _load(version: int) -> ModuleType | str | None:
     functions = {3: ("flash_attn_with_kvcache",), 2: ("flash_attn_with_kvcache", "flash_attn_varlen_func")}[version]
     table = {3: "page_table", 2: "block_table"}[version]
     for function in functions:
-        if not hasattr(module, function) or table not in inspect.signature(getattr(module, function)).parameters:
-            return f"the module {name} has no {function} with {table}: install flash-attn 2.8 or later"
+        takes = inspect.signature(getattr(module, function)).parameters if hasattr(module, function) else {}
+        for needed in (table, "window_size", "softcap"):
+            if needed not in takes:
+                return f"the module {name} has no {function} with {needed}: install flash-attn 2.8 or later"
     return module
 
 

@@ -34,6 +34,9 @@ class Architecture(NamedTuple):
     activation: Mapping[str, str] = {"hidden_act": "silu"}
     """The field that names it at Hugging Face's, and its value there."""
 
+    fits_float16: bool = True
+    """Whether what it adds up over its layers stays below 65,504, where float16 ends."""
+
 
 COMMON_KEYS = {
     "block_count": "num_hidden_layers",
@@ -74,12 +77,14 @@ ARCHITECTURES = {
         "gemma2",
         GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
         activation=GEMMA_ACTIVATION,
+        fits_float16=False,
     ),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         "gemma3_text",
         GEMMA_KEYS | {"attention.sliding_window_pattern": "sliding_window_pattern"},
         activation=GEMMA_ACTIVATION,
+        fits_float16=False,
     ),
 }
 """Architectures by llama.cpp's names."""
@@ -123,7 +128,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [ours.name],
         "model_type": ours.model_type,
-        "dtype": _dtype(file),
+        "dtype": _dtype(file, ours),
         **ours.activation,
     }
     config |= {**ours.fixed} | {name: keys.number(key) for key, name in COMMON_KEYS.items()}
@@ -149,13 +154,14 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     return config | _special_tokens(file) | _from_tensors(file, ours.name)
 
 
-def _dtype(file: GGUFFile) -> str:
-    """What most numbers are, and bfloat16 if they are quantized: it holds more than the formats do."""
+def _dtype(file: GGUFFile, architecture: Architecture) -> str:
+    """What most numbers are, and bfloat16 if they are quantized (it holds more than the formats do), or float16 overflows."""
     counts: Counter[str] = Counter()
     for record in file.tensors.values():
         counts[record.type] += math.prod(record.shape)
     most = max(counts, key=counts.__getitem__, default="BF16")
-    return {"F32": "float32", "F16": "float16"}.get(most, "bfloat16")
+    halves = "float16" if architecture.fits_float16 else "bfloat16"
+    return {"F32": "float32", "F16": halves}.get(most, "bfloat16")
 
 
 def _heads(keys: Keys, config: Mapping[str, Any]) -> dict[str, int]:

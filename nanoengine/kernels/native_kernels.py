@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.gates import ACTIVATIONS, gated
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
 from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
-from nanoengine.kernels.native_operations import DTYPES, c_functions, operation
+from nanoengine.kernels.native_operations import DTYPES, operation
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
 

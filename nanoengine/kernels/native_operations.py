@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.library import Library, infer_schema
 
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.compiler import CannotCompile
-from nanoengine.kernels.libraries import load_libraries, must_compile
+from nanoengine.kernels.libraries import must_compile
 from nanoengine.progress import stage
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -21,36 +21,6 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Formats of quantized blocks, as dequantize.cpp numbers them."""
-
-POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
-
-ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
-"""scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
-
-SIGNATURES: dict[str, tuple[str, list[type]]] = {
-    "packed_size": ("linear", [INT, SIZE, SIZE]),
-    "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
-    "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
-    "gated_linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
-    "experts": ("linear", [INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
-    "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
-    "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
-    "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
-    "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
-    "attention_write": (
-        "attention_write",
-        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
-    ),
-    "attention_decode": (
-        "attention_decode",
-        [INT, *[POINTER] * 4, SIZE, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
-    ),
-    "attention_prefill": (
-        "attention_prefill",
-        [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
-    ),
-}
-"""Name of each C function -> the library that holds it, and the types of its arguments."""
 
 
 def why_not(device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> str | None:
@@ -65,23 +35,6 @@ def why_not(device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False)
     except CannotCompile as error:
         return str(error)
     return None
-
-
-@cache
-def c_functions() -> SimpleNamespace:
-    """The functions of the compiled libraries, with their argument types set.
-
-    Raises:
-        CannotCompile: there is no compiler, or it failed.
-    """
-    libraries = load_libraries().by_source
-    functions = SimpleNamespace()
-    for name, (library, arguments) in SIGNATURES.items():
-        function = getattr(libraries[library], name)
-        function.argtypes = arguments
-        function.restype = SIZE if name == "packed_size" else None
-        setattr(functions, name, function)
-    return functions
 
 
 @cache
@@ -130,7 +83,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
     sizes alone.
 
     Args:
-        c: the functions of SIGNATURES.
+        c: those of `c_functions`.
     """
 
     def linear(
@@ -146,7 +99,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, outputs, dtype=torch.float32 if to_float else x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address_of_norm(norm), eps
+        inputs_at = x.data_ptr(), _address(residual), _address_of_floats(norm), eps
         outputs_at = packed.data_ptr(), _address(bias), out.data_ptr()
         c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *inputs_at, *outputs_at, rows, outputs, inputs)
         return out
@@ -163,7 +116,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, size, dtype=x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address_of_norm(norm), eps
+        inputs_at = x.data_ptr(), _address(residual), _address_of_floats(norm), eps
         c.gated_linear(DTYPES[x.dtype], activation, *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
         return out
 
@@ -183,8 +136,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
         out = torch.empty_like(x)
         weights = gate.data_ptr(), up.data_ptr(), down.data_ptr()
-        biases = _address(gate_bias), _address(up_bias), _address(down_bias)
-        choices = chosen.data_ptr(), factors.data_ptr()
+        biases = (_address_of_floats(bias) for bias in (gate_bias, up_bias, down_bias))
+        choices = chosen.data_ptr(), _address_of_floats(factors)
         sizes = *chosen.shape, len(gate), size, x.shape[1]
         c.experts(DTYPES[x.dtype], activation, x.data_ptr(), *weights, *biases, *choices, out.data_ptr(), *sizes)
         return out
@@ -206,7 +159,14 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         out, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
         c.rms_norm(
-            DTYPES[x.dtype], x.data_ptr(), _address(residual), _address_of_norm(weight), out.data_ptr(), rows, size, eps
+            DTYPES[x.dtype],
+            x.data_ptr(),
+            _address(residual),
+            _address_of_floats(weight),
+            out.data_ptr(),
+            rows,
+            size,
+            eps,
         )
         return out
 
@@ -234,7 +194,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         weights: tuple[int | None, int | None] = (None, None)
         angles: tuple[int | None, int | None, int] = (None, None, 0)
         if q_weight is not None and k_weight is not None:
-            weights = _address_of_norm(q_weight), _address_of_norm(k_weight)
+            weights = _address_of_floats(q_weight), _address_of_floats(k_weight)
         if cos is not None and sin is not None:
             if cos.stride(-1) != 1 or cos.stride() != sin.stride():
                 cos, sin = cos.contiguous(), sin.contiguous()
@@ -279,7 +239,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         sequences, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         sizes = sequences, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address_of_floats(sinks)
         lengths = seq_lens.data_ptr(), num_shared
         c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
@@ -306,7 +266,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address_of_floats(sinks)
         c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
@@ -326,10 +286,10 @@ def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _address_of_norm(weight: Tensor | None) -> int | None:
-    """Weights of norms are float32, whatever the dtype of what is normed."""
-    assert weight is None or weight.dtype is torch.float32
-    return _address(weight)
+def _address_of_floats(tensor: Tensor | None) -> int | None:
+    """Of norms, sinks, and the biases and factors of experts: float32, whatever the dtype of what they are used with."""
+    assert tensor is None or tensor.dtype is torch.float32
+    return _address(tensor)
 
 
 def _heads_in_one_piece(x: Tensor) -> Tensor:

@@ -181,8 +181,9 @@ class Decoder:
     def __init__(self, config: ModelConfig, factory: Factory, backend: AttentionBackend):
         self.config = config
         self.embed_tokens = Embedding(factory, config.vocab_size, config.hidden_size)
-        # Rounded to the dtype, as transformers has it.
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=factory.dtype, device="cpu").item()
+        self.embedding_scale = config.embedding_scale
+        if config.embedding_scale_is_rounded:
+            self.embedding_scale = torch.tensor(config.embedding_scale, dtype=factory.dtype, device="cpu").item()
         specs = attention_specs(config)
         self.layers = [DecoderLayer(config, layer, spec, factory, backend) for layer, spec in enumerate(specs)]
         ropes = dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None)

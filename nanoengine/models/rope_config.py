@@ -52,19 +52,25 @@ def read_ropes(
     if local_theta is not None:
         thetas["sliding_attention"] = fields.number("rope_local_base_freq", local_theta, *THETAS)
     key, table = _rope_table(fields)
+    if key == "rope_scaling" and (others := fields.table_of("rope_parameters")):
+        raise UnsupportedModel(
+            f"rope_scaling is {shown(dict(table))} and rope_parameters is {shown(dict(others))}: with a table for each type "
+            "of layer, the file must have one of the two"
+        )
     nested = {name: table[name] for name in table if name in LAYER_TYPES}
     if nested or (table and key == "rope_parameters"):
         if len(nested) < len(table) or not all(isinstance(one, Mapping) for one in nested.values()):
             raise UnsupportedModel(
                 f"{key} is {shown(dict(table))}: it must have a table for each of {', '.join(LAYER_TYPES)}"
             )
-    elif local_theta is None and fields.number("rope_theta", theta) != theta:
+    else:
+        nested = {"full_attention": table}
+    is_needed = any(nested.get(name, {}).get("rope_theta") is None for name in LAYER_TYPES)
+    if is_needed and local_theta is None and fields.number("rope_theta", theta) != theta:
         stated = shown(fields.get("rope_theta"))
         raise UnsupportedModel(
             f"rope_theta is {stated}: rope_parameters, with a table for each type of layer, must say of which"
         )
-    else:
-        nested = {"full_attention": table}
     return {name: _read_one(fields, key, nested.get(name, {}), head_dim, thetas[name]) for name in LAYER_TYPES}
 
 

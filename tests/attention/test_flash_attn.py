@@ -234,6 +234,19 @@ def test_a_package_without_paged_attention_is_a_reason(
     assert "install flash-attn 2.8 or later" in found
 
 
+@pytest.mark.parametrize("missing", ["block_table", "window_size", "softcap"])
+@pytest.mark.parametrize("lacking", ["flash_attn_with_kvcache", "flash_attn_varlen_func"])
+def test_a_package_that_lacks_what_layers_ask_for_is_a_reason(
+    missing: str, lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_of_them = ("block_table", "window_size", "softcap")
+    takes = {name: ", ".join(all_of_them) for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func")}
+    takes[lacking] = ", ".join(name for name in all_of_them if name != missing)
+    source = "\n".join(f"def {name}(q, {parameters}): ..." for name, parameters in takes.items())
+    packages(tmp_path, source, monkeypatch)
+    assert f"the module flash_attn has no {lacking} with {missing}: install flash-attn 2.8 or later" in why_not()
+
+
 # ---- the stand-ins
 
 

@@ -60,7 +60,7 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
     assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5
     assert any(case["kernel"] == "ragged decode attention" and case["batch"] == 2 for case in found)
-    assert "left out: silu_and_multiply" in capsys.readouterr().out
+    assert "left out: gate_and_multiply" in capsys.readouterr().out
 
 
 def test_shares_are_of_what_the_device_can_do() -> None:

@@ -250,6 +250,17 @@ def test_gemma3_scales_the_layers_that_see_all(config: Config) -> None:
     assert own["sliding_window_pattern"] == 3
 
 
+@pytest.mark.parametrize(
+    ("architecture", "expected"), [("llama", "float16"), ("gemma2", "bfloat16"), ("gemma3", "bfloat16")]
+)
+def test_gemmas_in_float16_are_computed_in_bfloat16(config: Config, architecture: str, expected: str) -> None:
+    """Their residual stream leaves the range of float16; in float32, which holds it, they stay."""
+    keys = GEMMA if architecture != "llama" else {}
+    halves = {"token_embd.weight": np.zeros((10, 8), np.float16)}
+    assert config(architecture, keys, halves)["dtype"] == expected
+    assert config(architecture, keys)["dtype"] == "float32"
+
+
 @pytest.mark.parametrize(("architecture", "layers"), [("gemma2", 46), ("gemma3", 62)])
 def test_the_largest_gemmas_scale_scores_by_the_hidden_size(config: Config, architecture: str, layers: int) -> None:
     assert config(architecture, GEMMA)["query_pre_attn_scalar"] == 32

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
+from nanoengine.kernels.c_functions import SIGNATURES
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_operations import DTYPES, SIGNATURES
+from nanoengine.kernels.native_operations import DTYPES
 from tests.kernels.mixtures import Mixture
 
 TILE = 16

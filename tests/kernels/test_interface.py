@@ -15,7 +15,7 @@ import torch
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels import libraries, native_operations
+from nanoengine.kernels import c_functions, libraries, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_operations import why_not
 from tests.support import QWEN3_06B, model_runner
@@ -35,7 +35,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
-    monkeypatch.setattr(native_operations, "load_libraries", libraries.load_libraries.__wrapped__)
+    monkeypatch.setattr(c_functions, "load_libraries", libraries.load_libraries.__wrapped__)
     for name in ("c_functions", "_implementations", "operations"):
         monkeypatch.setattr(native_operations, name, getattr(native_operations, name).__wrapped__)
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.kernels.compiler import SOURCES
 from nanoengine.kernels.native_kernels import Packed, PackedExperts
-from nanoengine.kernels.native_operations import (
-    FLOAT,
-    INT,
-    POINTER,
-    SIGNATURES,
-    SIZE,
-    c_functions,
-    operation,
-    operations,
-    why_not,
-)
+from nanoengine.kernels.native_operations import operation, operations, why_not
 from tests.support import angles_at
 
 CPU = torch.device("cpu")
@@ -95,21 +85,24 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
 
 
 @needs_kernels
-def test_every_c_function_is_loaded_with_its_types() -> None:
-    functions = c_functions()
-    for name, (_, arguments) in SIGNATURES.items():
-        assert getattr(functions, name).argtypes == arguments
-
-
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_signatures_are_those_of_the_sources(name: str) -> None:
-    library, arguments = SIGNATURES[name]
-    _, interface = (SOURCES / f"{library}.cpp").read_text().split('extern "C"', 1)
-    declared = re.search(rf" {name}\(([^)]*)\)", interface)
-    assert declared is not None
-    types = {"size_t": SIZE, "int": INT, "float": FLOAT}
-    found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
-    assert found == arguments
+@pytest.mark.parametrize("wrong", [torch.ones(16, dtype=torch.bfloat16), torch.ones(32)[::2]], ids=["bfloat16", "gaps"])
+def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> None:
+    """Norms, sinks, and biases of experts: as bare addresses they would be read as what they are not."""
+    x, heads = torch.randn(1, 16), torch.randn(1, 16, DIM)
+    experts = [PackedExperts(1, 16, 16, torch.float32).dwords for _ in range(3)]
+    choices = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+    caches, one = torch.zeros(2, 2, 1, 16, 16 * DIM), torch.ones(1, dtype=torch.int32)
+    starts, asked = torch.tensor([0, 1], dtype=torch.int32), (16, 16, 0.2, None, None, None)
+    calls: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
+        "rms_norm": lambda floats: (x, None, floats, 1e-6),
+        "experts": lambda floats: (x, *experts, None, None, floats[None], *choices, 16, 0),
+        "attention_decode": lambda floats: (heads, *caches, one[None], one, 0, *asked, floats),
+        "attention_prefill": lambda floats: (heads, *caches, one[None], starts, one, *asked, floats),
+    }
+    for name, arguments in calls.items():
+        operation(name)(*arguments(torch.ones(16)))
+        with pytest.raises(AssertionError):
+            operation(name)(*arguments(wrong))
 
 
 @needs_kernels

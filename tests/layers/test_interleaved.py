@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from nanoengine.kernels.torch_kernels import RowMajorExperts
@@ -18,6 +19,20 @@ def test_every_second_output_of_an_expert_is_of_the_second_weight() -> None:
         outputs = x @ source[expert]
         torch.testing.assert_close(gate.tensor[expert] @ x, outputs[::2])
         torch.testing.assert_close(up.tensor[expert] @ x, outputs[1::2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (3, 5), (70, 66)])
+def test_every_bit_arrives(dtype: torch.dtype, count: int, outputs: int, inputs: int) -> None:
+    """Whatever the bits are: NaN of all kinds and -0 among them."""
+    whole = {4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    limits = torch.iinfo(whole)
+    bits = torch.randint(limits.min, limits.max, (2, inputs, count * outputs), dtype=whole)
+    weights = [RowMajorExperts(2, outputs, inputs, dtype, torch.device("cpu")) for _ in range(count)]
+    InterleavedExperts(*weights).copy_(bits.view(dtype))
+    for first, weight in enumerate(weights):
+        assert torch.equal(weight.tensor.view(whole), bits[..., first::count].transpose(1, 2))
 
 
 def test_of_columns_too() -> None:

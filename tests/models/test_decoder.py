@@ -17,6 +17,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import attention_specs, build_model
 from nanoengine.models.description import Description, describe
 from tests.models.families import family_checkpoint
@@ -214,6 +215,43 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
     assert embedded.dtype == hidden.dtype == residual.dtype == dtype
     assert model.lm_head(embedded).dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
+
+
+class Watcher:
+    """In the place of a layer: keeps what comes to it."""
+
+    rope = None
+
+    def __call__(self, hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen = hidden
+        return hidden, hidden.clone()
+
+
+@pytest.mark.parametrize("architecture", ["GraniteForCausalLM", "Gemma2ForCausalLM"])
+def test_the_scale_of_embeddings_is_rounded_only_if_the_family_does(architecture: str) -> None:
+    """In bfloat16, which holds neither 6.7 nor the square root of 45: Gemma multiplies by a tensor, Granite by a number."""
+    table = {
+        "architectures": [architecture],
+        "vocab_size": 64,
+        "hidden_size": 45,
+        "intermediate_size": 8,
+        "head_dim": 2,
+    }
+    table |= {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    table |= {"max_position_embeddings": 64}
+    of_granite = architecture.startswith("Granite")
+    config = read_model_config(table | ({"embedding_multiplier": 6.7} if of_granite else {}))
+    model = build_model(config, TorchKernels(), TorchAttention(4), torch.bfloat16, CPU)
+    weight = torch.randn(64, 45).bfloat16()
+    model.embed_tokens.rows().copy_(weight)
+    model.layers = [watcher := Watcher()]  # type: ignore[list-item]
+    model.norm.place(0.0).copy_(torch.ones(45))
+    model.prepare(64)
+    model.forward(torch.arange(64), torch.arange(64), [None])  # type: ignore[list-item]
+    by_number = weight * (6.7 if of_granite else 45**0.5)
+    by_tensor = weight * torch.tensor(6.7 if of_granite else 45**0.5, dtype=torch.bfloat16)
+    assert not torch.equal(by_number, by_tensor)
+    assert torch.equal(watcher.seen, by_number if of_granite else by_tensor)
 
 
 def test_a_model_is_built_on_its_device() -> None:

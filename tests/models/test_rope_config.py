@@ -127,3 +127,35 @@ def test_rope_parameters_per_layer_type_are_refused() -> None:
     tables = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     with pytest.raises(UnsupportedModel, match="rope"):
         read_model_config(without("rope_theta") | {"rope_parameters": tables})
+
+
+BY_TYPE = ["Gemma3ForCausalLM", "Olmo3ForCausalLM"]
+NESTED = {kind: {"rope_type": "default", "rope_theta": 3e5} for kind in ("full_attention", "sliding_attention")}
+
+
+def ropes_of(architecture: str, changes: dict[str, Any]) -> set[float]:
+    """The thetas of all layers of a family that has several."""
+    sizes = without("rope_theta", "rope_scaling", "hidden_act", "max_window_layers", "sliding_window")
+    config = read_model_config(sizes | {"architectures": [architecture]} | changes)
+    return {layer.rope.theta for layer in config.layers if layer.rope is not None}
+
+
+@pytest.mark.parametrize("architecture", BY_TYPE)
+@pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 4.0}, NESTED], ids=["for all", "by type"])
+def test_two_tables_where_layers_have_their_own_are_refused(architecture: str, scaling: dict[str, Any]) -> None:
+    """Transformers merges them: read alone, either lacks what the other says."""
+    tables = {"rope_scaling": scaling, "rope_parameters": NESTED}
+    with pytest.raises(UnsupportedModel, match=r"rope_scaling is .* and rope_parameters is .*one of the two"):
+        ropes_of(architecture, tables)
+    for empty in (None, {}):
+        assert ropes_of(architecture, tables | {"rope_scaling": empty}) == {3e5}
+        assert ropes_of(architecture, {"rope_scaling": NESTED, "rope_parameters": empty}) == {3e5}
+
+
+@pytest.mark.parametrize("lacking", NESTED)
+def test_a_theta_beside_tables_that_lack_one_is_refused(lacking: str) -> None:
+    tables = {"rope_parameters": NESTED | {lacking: {"rope_type": "default"}}}
+    with pytest.raises(UnsupportedModel, match=r"rope_theta is 10000\.0: rope_parameters, .*must say of which"):
+        ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 1e4})
+    assert ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 5e5}) == {3e5, 5e5}
+    assert ropes_of("Olmo3ForCausalLM", {"rope_parameters": NESTED, "rope_theta": 1e4}) == {3e5}

@@ -68,11 +68,6 @@ def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
     return out
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, in the same way."""
-    return gate_and_multiply(gate_up, "silu")
-
-
 def launches() -> list[Launch]:
     """The configurations of the kernel."""
     return [

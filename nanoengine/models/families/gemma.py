@@ -47,6 +47,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         o_bias=bias,
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
+        embedding_scale_is_rounded=True,
         names=NAMES,
         **facts,
     )

@@ -1,0 +1,56 @@
+"""The C functions of the native kernels, with the types of their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from types import SimpleNamespace
+
+from nanoengine.kernels.libraries import load_libraries
+
+POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+
+ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
+"""scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
+
+SIGNATURES: dict[str, tuple[str, list[type]]] = {
+    "packed_size": ("linear", [INT, SIZE, SIZE]),
+    "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
+    "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
+    "gated_linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
+    "experts": ("linear", [INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
+    "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
+    "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
+    "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "attention_write": (
+        "attention_write",
+        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
+    ),
+    "attention_decode": (
+        "attention_decode",
+        [INT, *[POINTER] * 4, SIZE, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+    ),
+    "attention_prefill": (
+        "attention_prefill",
+        [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
+    ),
+}
+"""Name of each C function -> the library that holds it, and the types of its arguments."""
+
+
+@cache
+def c_functions() -> SimpleNamespace:
+    """The functions of the compiled libraries, with their argument types set.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
+    """
+    libraries = load_libraries().by_source
+    functions = SimpleNamespace()
+    for name, (library, arguments) in SIGNATURES.items():
+        function = getattr(libraries[library], name)
+        function.argtypes = arguments
+        function.restype = SIZE if name == "packed_size" else None
+        setattr(functions, name, function)
+    return functions

@@ -1,0 +1,33 @@
+"""Types of C functions: those of the sources, and set on what is loaded. What they compute is tested where they are used."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from nanoengine.kernels.c_functions import FLOAT, INT, POINTER, SIGNATURES, SIZE, c_functions
+from nanoengine.kernels.compiler import SOURCES
+from nanoengine.kernels.native_operations import why_not
+
+REASON = why_not(torch.device("cpu"), torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+
+@needs_kernels
+def test_every_c_function_is_loaded_with_its_types() -> None:
+    functions = c_functions()
+    for name, (_, arguments) in SIGNATURES.items():
+        assert getattr(functions, name).argtypes == arguments
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_those_of_the_sources(name: str) -> None:
+    library, arguments = SIGNATURES[name]
+    _, interface = (SOURCES / f"{library}.cpp").read_text().split('extern "C"', 1)
+    declared = re.search(rf" {name}\(([^)]*)\)", interface)
+    assert declared is not None
+    types = {"size_t": SIZE, "int": INT, "float": FLOAT}
+    found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
+    assert found == arguments
