@@ -182,7 +182,7 @@ class BlockManager(PrefixCache):
         contents, forgotten = self.pool.contents, self._plan.forgotten
         for block in blocks:
             kv = contents[block]
-            forgotten.append((seq, block, None if kv is None else kv.prefix))
+            forgotten.append((seq, seq.block_tables, block, None if kv is None else kv.prefix))
         self.pool.release(reversed(blocks))
         self.stats.groups[group].num_forgotten_blocks += len(blocks)
         nulls = [NULL_BLOCK] * len(blocks)
@@ -212,10 +212,15 @@ class BlockManager(PrefixCache):
         """
         self.cancel_fetch(seq)
         blocks = _tail_first(seq.block_tables)
+        if self.pool.uncommitted:  # if their plan fails, so does what this one has promised
+            for block in blocks:
+                kv = self.pool.contents[block] if block in self.pool.uncommitted else None
+                if kv is not None:
+                    self._plan.forgotten.append((seq, seq.block_tables, block, kv.prefix))
         self.pool.release(blocks)
         if wipe:
             plans = (*self._in_flight, self._plan)
-            blocks += [block for plan in plans for owner, block, _ in plan.forgotten if owner is seq]
+            blocks += [block for plan in plans for owner, _, block, _ in plan.forgotten if owner is seq]
             pool = self.pool
             self._spoilt |= {b for b in blocks if not pool.ref_counts[b] and pool.contents[b] is None}
         seq.block_tables, seq.first_blocks = [], []

@@ -25,8 +25,10 @@ Published = tuple[Sequence, list[list[int]], int, Prefix]
 admission to the end or to preemption.
 """
 
-Forgotten = tuple[Sequence, int, Prefix | None]
-"""A block that a sequence has given back because it sees it no longer, and what of the cache it held, if anything."""
+Forgotten = tuple[Sequence, list[list[int]], int, Prefix | None]
+"""A block that a life of a sequence has given back, since it sees it no longer or has ended, and what of the cache it held, if
+anything.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +81,7 @@ def find_fallout(
     blocks: dict[int, None] = {}
     prefixes: set[Prefix] = set()
     copies: set[tuple[int, Prefix]] = set()
+    ruined: set[int] = set()  # lives that had a copy that goes: ids of their tables
 
     def withdraw(plan: PlanRecord, block: int, prefix: Prefix) -> None:
         prefixes.add(prefix)
@@ -90,16 +93,20 @@ def find_fallout(
         withdraw(spoilt, block, prefix)
     had = {seq: {block for table in seq.block_tables for block in table} for seq in running}
     size = -1
-    while size < len(fallen) + len(copies):
-        size = len(fallen) + len(copies)
+    while size < len(fallen) + len(copies) + len(ruined):
+        size = len(fallen) + len(copies) + len(ruined)
         for plan in (spoilt, *later):
             fallen |= {child: None for parent, child in plan.forks if parent in fallen}
-            fallen |= {seq: None for seq, block, prefix in plan.forgotten if (block, prefix) in copies}
+            for seq, tables, block, held in plan.forgotten:
+                if (block, held) in copies:
+                    ruined.add(id(tables))
+                    if tables is seq.block_tables:
+                        fallen[seq] = None
             for seq, tables, block, prefix in plan.published:
                 # Somebody who has held the block since, and has had nothing that goes, has computed it from sound copies.
                 is_held = seq in are_running and tables is seq.block_tables and block in had[seq]
-                sound = prefix.parent not in prefixes or is_held
-                if seq in fallen or not sound:
+                is_sound = prefix.parent not in prefixes or is_held
+                if seq in fallen or id(tables) in ruined or not is_sound:
                     withdraw(plan, block, prefix)
         fallen |= {seq: None for seq in running if not blocks.keys().isdisjoint(had[seq])}
     return [seq for seq in fallen if seq in are_running or seq in given], list(blocks)

@@ -7,7 +7,7 @@ from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.kv.groups import CHUNKED, ENCODER, WINDOW, KVSpec, group_layers
 from nanoengine.engine.messages import Entries
 from tests.engine.kv.group_toys import FULL, PROMPT, SIX, begin, make, num_held, prefill
-from tests.engine.kv.toys import make_sequence, snapshot, step, tell
+from tests.engine.kv.toys import make_sequence, run, snapshot, start, step, tell
 
 ENC = KVSpec(ENCODER)
 
@@ -220,3 +220,40 @@ def test_all_blocks_of_a_condemned_sequence_are_wiped_those_that_it_has_given_ba
     wiped = {transfer.target.where for transfer in step(manager).transfers if transfer.source.where == NULL_BLOCK}
     assert wiped == had
     assert len(had) == 9
+
+
+def test_who_comes_back_to_what_its_former_self_computed_from_a_broken_promise_falls_too() -> None:
+    """It holds nothing of the plan that fails: its window begins behind that. But what it holds was computed from it."""
+    manager = BlockManager(20, 4, specs=(KVSpec(WINDOW, 6),), most_new_tokens=16)
+    first = start(manager, 0, [1] * 5)
+    manager.take_orders()
+    second = start(manager, 1, [1] * 4 + [2] * 9)
+    assert second.num_cached_tokens == 4
+    manager.take_orders()
+    manager.free(second)
+    second.num_computed_tokens = 0
+    assert manager.admit(second) == 12
+    assert second.block_tables[0][:1] == [NULL_BLOCK]
+    assert manager.rollback([first], [first, second]) == [first, second]
+    for seq in (first, second):
+        manager.discard(seq)
+    assert list(manager.pool.prefixes()) == []
+
+
+def test_nothing_is_left_of_what_a_sequence_that_is_gone_computed_from_a_broken_promise() -> None:
+    """Neither its blocks nor their parents' copies were to be written by the plan that fails: an ancestor was."""
+    manager = BlockManager(20, 4, specs=(FULL, KVSpec(WINDOW, 2)), most_new_tokens=16)
+    run(manager, 0, [1] * 4 + [2] * 5)
+    [head, tail] = manager.pool.parents_first()
+    for kv in filter(None, head.kv):
+        for block in kv.blocks:
+            manager.pool.withdraw(block)
+    first = start(manager, 1, [1] * 5)
+    manager.take_orders()
+    second = start(manager, 2, [1] * 4 + [2] * 4 + [3] * 5)
+    assert second.num_cached_tokens == 8
+    manager.take_orders()
+    manager.free(second)
+    assert manager.rollback([first], [first]) == [first]
+    manager.discard(first)
+    assert list(manager.pool.prefixes()) == [head, tail], "the beginning has no K/V, but what was sound behind it has"
