@@ -284,18 +284,18 @@ class Scheduler:
     def _count_common_blocks(self, decoded: list[Sequence]) -> list[int]:
         """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
         if decoded is not self._common_to:
-            seqs, known = decoded, set(self._common_to)
-            if any(self._common_blocks) and not known.isdisjoint(
-                decoded
-            ):  # nothing has become more: newcomers may make it less
-                stayed = next(seq for seq in decoded if seq in known)
-                seqs = [stayed, *(seq for seq in decoded if seq not in known)]
+            seqs = decoded
+            if any(self._common_blocks):  # only newcomers can make it less
+                known = set(self._common_to)
+                stayed = [seq for seq in decoded if seq in known]
+                if stayed:
+                    seqs = [stayed[0], *(seq for seq in decoded if seq not in known)]
             if len(decoded) == 1:
                 self._common_blocks = []
             elif len(seqs) > 1:
                 counts = self.block_manager.get_num_common_prefix_blocks(seqs)
-                is_less = seqs is not decoded
-                self._common_blocks = list(map(min, counts, self._common_blocks)) if is_less else counts
+                is_part = seqs is not decoded
+                self._common_blocks = list(map(min, counts, self._common_blocks)) if is_part else counts
             self._common_to = decoded
         return self._common_blocks
 
