@@ -68,7 +68,7 @@ def groups_of(folder: Path, block_size: int, most_new: int) -> Groups:
     return Groups(tuple(group.spec for group in group_layers(kv_specs(config))), block_size, most_new)
 
 
-@pytest.mark.parametrize("number", range(30))
+@pytest.mark.parametrize("number", range(20))
 def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> None:
     shape = SHAPES[number % len(SHAPES)]
     options: dict[str, Any] = draw_engine(200 + number)
