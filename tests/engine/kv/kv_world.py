@@ -247,6 +247,8 @@ class KVWorld(RuleBasedStateMachine):
         plans = self.device.plans
         if any(plan.fate != "good" or any(row.poisoned or row.fault for row in plan.rows) for plan in plans):
             return
+        if any(parent not in self.running for plan in plans for parent, _ in plan.forks):
+            return  # it may have been poisoned: then its fork falls when its own plan lands
         memory = self.device.after(self.manager._plan.orders())
         for seq in self.running:
             tokens = all_tokens(seq)[: seq.num_computed_tokens]
