@@ -80,7 +80,7 @@ class Scheduler:
         groups, num_blocks = block_manager.groups, block_manager.pool.num_blocks
         assert groups.blocks_at_once(max_model_len) <= num_blocks, "the pool holds one sequence"
         max_chunk = min(long_prefill_token_threshold or max_num_batched_tokens, max_num_batched_tokens)
-        assert not groups.forget or max_chunk <= groups.most_new
+        assert max_chunk <= groups.most_new or not groups.forget
         assert policy in POLICIES
         self.block_manager = block_manager
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)
@@ -88,6 +88,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.policy = policy
         self.max_chunk = max_chunk
+        self._forgets = groups.forget
         self.preemption = Preemption() if preemption is None else preemption
         self.num_preemptions = 0
         self.num_forks = 0
@@ -225,7 +226,7 @@ class Scheduler:
         """The last chunk of a sequence samples its next token; from then on it is decoded."""
         step.sampled.append(seq)
         seq.num_tokens += 1
-        if self.block_manager.groups.forget:
+        if self._forgets:
             seq.num_slots = 0  # before it is decoded, it gives back what only its prompt has seen
         if seq.num_tokens == seq.max_num_tokens:
             step.last.append(seq)
@@ -285,7 +286,9 @@ class Scheduler:
         """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
         if decoded is not self._common_to:
             seqs = decoded
-            if any(self._common_blocks):  # only newcomers can make it less
+            if any(
+                self._common_blocks
+            ):  # only newcomers can make it less: who has gone and come back has the same tokens there
                 known = set(self._common_to)
                 stayed = [seq for seq in decoded if seq in known]
                 if stayed:
@@ -316,7 +319,7 @@ class Scheduler:
         comes before anything is put into the step, and the newest may give way. What changes is told with the next chunk: a plan
         tells of nobody whom it does not compute.
         """
-        if self.block_manager.groups.forget:
+        if self._forgets:
             for seq in self.begun.copy():
                 if seq.status is Status.RUNNING and (changes := self._grow(seq, num_lookahead=1)):
                     self._untold.setdefault(seq, []).extend(changes)

