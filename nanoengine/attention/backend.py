@@ -53,8 +53,8 @@ class Runs:
 class AttentionMetadata:
     """Where the K/V of one step are written, and what each of its runs reads, in the layers of one KV group.
 
-    The leading runs are decodes: one new token each. The rest are chunks of any length. Most fields are those of `Runs`, for
-    all runs of the step; `decodes` and `chunks` are its two parts, cut once per step.
+    The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any length.
+    Most fields are those of `Runs`, for all runs of the step; `decodes` and `chunks` are its two parts, cut once per step.
     """
 
     kv_cache: list[KVLayer]
@@ -69,11 +69,16 @@ class AttentionMetadata:
 
     @cached_property
     def decodes(self) -> Runs | None:
-        """The leading runs, of one new token each; None if there are none."""
+        """The leading runs, of a few new tokens each; None if there are none."""
         runs = self._runs(0, self.num_decodes)
         if runs is not None:
             runs.num_shared = self.num_shared
         return runs
+
+    @cached_property
+    def num_decode_tokens(self) -> int:
+        """New tokens of the decodes; those of the chunks stand behind them."""
+        return sum(self.query_lens_list[: self.num_decodes])
 
     @cached_property
     def chunks(self) -> Runs | None:
@@ -81,7 +86,7 @@ class AttentionMetadata:
         return self._runs(self.num_decodes, len(self.query_lens_list))
 
     def _runs(self, first: int, last: int) -> Runs | None:
-        """Runs [first, last); each run before them has one token."""
+        """Runs [first, last): all the decodes, or all the chunks."""
         if first == last:
             return None
         starts, tables, lens = self.query_start_loc, self.block_tables, self.seq_lens
@@ -89,7 +94,7 @@ class AttentionMetadata:
             return Runs(starts, lens, tables, self.query_lens_list, self.seq_lens_list)
         starts = starts[first : last + 1]
         return Runs(
-            query_start_loc=starts - first if first else starts,
+            query_start_loc=starts - self.num_decode_tokens if first else starts,
             seq_lens=lens[first:last],
             block_tables=tables[first:last],
             query_lens_list=self.query_lens_list[first:last],

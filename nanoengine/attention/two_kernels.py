@@ -22,7 +22,9 @@ class TwoKernels(ABC):
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
     ) -> Tensor:
-        """Attention of runs of one token each; a padding row may get anything."""
+        """Attention of runs of a few tokens each, most often one; each token over the tokens up to itself. A padding row may get
+        anything.
+        """
 
     @abstractmethod
     def prefill(
@@ -45,6 +47,6 @@ class TwoKernels(ABC):
             return self.prefill(q, k_cache, v_cache, chunks, spec, sinks)
         if chunks is None:
             return self.decode(q, k_cache, v_cache, decodes, spec, sinks)
-        count = metadata.num_decodes
+        count = metadata.num_decode_tokens
         decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec, sinks)
         return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec, sinks)))
