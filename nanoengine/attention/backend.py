@@ -53,8 +53,8 @@ class Runs:
 class AttentionMetadata:
     """Where the K/V of one step are written, and what each of its runs reads, in the layers of one KV group.
 
-    The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any length.
-    Most fields are those of `Runs`, for all runs of the step; `decodes` and `chunks` are its two parts, cut once per step.
+    The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any
+    length. Most fields are those of `Runs`, for all runs of the step; `decodes` and `chunks` are its parts, cut once per step.
     """
 
     kv_cache: list[KVLayer]

@@ -1,6 +1,6 @@
 """What the engine asks of whoever guesses the next tokens of its sequences.
 
-A guess changes no token: it is verified by sampling, and what was not sampled is dropped. Bad guesses cost time, and nothing else.
+A guess changes no token: it is verified by sampling, and what was not sampled is dropped. Bad guesses cost time, nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class Guesser(Protocol):
         """The tokens that may follow, the next one first: at most `most`, and none where it knows of none.
 
         Args:
-            token_ids: all tokens of the sequence so far, its prompt first. From call to call they only get longer; the list is the
-                sequence's own, and must not be changed.
+            token_ids: all tokens of the sequence so far, its prompt first. From call to call they only get longer; the list is
+                the sequence's own, and must not be changed.
         """
         ...
 
