@@ -59,6 +59,7 @@ class SamplingParams:
         stop: a string or strings that end the text; they are cut off from it.
         stop_token_ids: tokens that end the sequence, besides the model's own end-of-text tokens.
         ignore_eos: treat the model's end-of-text tokens like any others.
+        speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
         n: number of completions per prompt.
         best_of: make this many completions, and report the n of the highest cumulative log probability, best first. None: n.
         logprobs: report the log probability of each chosen token and of this many likeliest ones (0: the chosen only).
@@ -85,6 +86,7 @@ class SamplingParams:
     stop: str | Seq[str] = ()
     stop_token_ids: Seq[int] = ()
     ignore_eos: bool = False
+    speculate: bool = True
     n: int = 1
     best_of: int | None = None
     logprobs: int | None = None
@@ -122,8 +124,9 @@ class SamplingParams:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
             )
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidSamplingParams(f"ignore_eos must be True or False, not {self.ignore_eos!r}")
+        for field in ("ignore_eos", "speculate"):
+            if not isinstance(getattr(self, field), bool):
+                raise InvalidSamplingParams(f"{field} must be True or False, not {getattr(self, field)!r}")
 
     def _keep(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)

@@ -17,12 +17,15 @@ def check_scheduler(scheduler: Scheduler) -> None:
     pool = manager.pool
     manager.check()
     scheduler.decodes.check()
+    drafts = scheduler.drafts or ()
     references = [0] * (pool.num_blocks + 1)
     for seq in scheduler.running:
         assert seq.status is Status.RUNNING
         assert seq.num_computed_tokens <= seq.num_tokens <= seq.max_num_tokens
-        assert (seq in scheduler.complete) == (seq.num_tokens == seq.max_num_tokens and seq not in scheduler.held)
-        assert (seq in scheduler.begun) + seq.decoding + (seq in scheduler.complete) + (seq in scheduler.held) == 1
+        is_full = seq.num_tokens == seq.max_num_tokens and seq not in scheduler.held and seq not in drafts
+        assert (seq in scheduler.complete) == is_full
+        states = (seq in scheduler.begun, seq.decoding, seq in scheduler.complete, seq in scheduler.held, seq in drafts)
+        assert sum(states) == 1
         manager.check_tables(seq)
         for table in seq.block_tables:
             for block in filter(None, table):  # but for the null block
@@ -42,6 +45,9 @@ def check_scheduler(scheduler: Scheduler) -> None:
     on_their_way = Counter(
         seq for step in scheduler.in_flight for seq in [*step.decoded, *step.sampled] if not seq.finished
     )
+    for step in scheduler.in_flight:
+        for seq, run in zip(step.drafted, step.plan.drafted, strict=True):
+            on_their_way[seq] += run.num_new
     for seq in [*scheduler.running, *scheduler.waiting]:
         assert seq.num_tokens - seq.num_known_tokens == on_their_way[seq]
     assert references == pool.ref_counts, "the references of the pool are those of the running sequences"

@@ -252,9 +252,9 @@ class LLMEngine:
 
     def _take_tokens(self, advanced: Advanced, now: float, error: Exception | None) -> list[Request]:
         touched: dict[str, Request] = {}
-        for seq, token in zip(*advanced, strict=True):
+        for i, (seq, token) in enumerate(zip(*advanced, strict=True), start=1):
             owner = self._owner.get(seq.seq_id)
-            if owner is None:  # its request was given up a moment ago
+            if owner is None:  # it was retired a moment ago
                 continue
             request, completion = owner
             touched[request.request_id] = request
@@ -265,30 +265,40 @@ class LLMEngine:
             if completion.first_token_time is None:
                 completion.first_token_time = now
             completion.last_token_time = now
+            completion.num_taken += 1
             if isinstance(request, BeamRequest):
                 if not seq.finished:
                     self.scheduler.hold(seq)
                 continue
+            is_last = i == len(advanced.seqs) or advanced.seqs[i] is not seq  # of those that it got at once
             if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
                 try:
-                    self._push(seq, completion, token)
+                    is_last |= self._push(seq, completion, token)
                 except Exception as problem:  # the tokenizer's: it is nobody else's
+                    completion.drop_untaken()
                     self._give_up(request, problem)
                     continue
-            if seq.finished:
+            if seq.finished and is_last:
                 self._retire(completion)
         for request in touched.values():
             if isinstance(request, BeamRequest):
                 self._advance_beams(request)
         return list(touched.values())
 
-    def _push(self, seq: Sequence, completion: Completion, token: int) -> None:
-        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met."""
-        match_stop = seq.num_output_tokens >= seq.params.min_tokens
+    def _push(self, seq: Sequence, completion: Completion, token: int) -> bool:
+        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met.
+
+        Returns:
+            whether there was one.
+        """
+        match_stop = completion.num_taken >= seq.params.min_tokens
         stop = completion.detokenizer.push(token, match_stop=match_stop)
-        if stop is not None:
-            self.scheduler.finish(seq, "stop")
-            seq.finish_reason, seq.stop_reason = "stop", stop
+        if stop is None:
+            return False
+        completion.drop_untaken()
+        self.scheduler.finish(seq, "stop")
+        seq.finish_reason, seq.stop_reason = "stop", stop
+        return True
 
     def _advance_beams(self, request: BeamRequest) -> None:
         """When every beam has its next token, let the search choose which go on."""

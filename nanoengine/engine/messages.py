@@ -105,6 +105,22 @@ class Decodes(NamedTuple):
     num_computed: np.ndarray  # [n] int32: tokens before it
 
 
+class Drafted(NamedTuple):
+    """A run of the last token of its row and drafts behind it, guesses at the tokens to come. Each of these samples the next.
+
+    A draft is accepted if it is what the token before it sampled, and all drafts before it are; what is sampled behind one that
+    is not, is no token of the row.
+    """
+
+    row: int
+    num_computed: int  # tokens before it
+    drafts: tuple[int, ...]  # UNKNOWN: whoever computes the step guesses
+
+    @property
+    def num_new(self) -> int:
+        return 1 + len(self.drafts)
+
+
 class Chunk(NamedTuple):
     """A run of any number of new tokens: those of its row from `num_computed` on."""
 
@@ -121,7 +137,7 @@ NO_DECODES = Decodes(np.zeros(0, np.int32), np.zeros(0, np.int32))
 class StepPlan:
     """One step: what changes, what is copied, what is computed. Whoever is given one must not change it.
 
-    A batch has its decodes first, then its chunks; its samples come in the same order.
+    A batch has its decodes first, then its runs with drafts, then its chunks; its samples come in the same order.
     """
 
     started: list[Started] = field(default_factory=list)
@@ -131,7 +147,8 @@ class StepPlan:
         default_factory=list
     )  # (row, bits of the vocabulary that may be sampled)
     decodes: Decodes = NO_DECODES
-    num_common_blocks: list[int] = field(default_factory=list)  # of each group: first blocks that all decodes share
+    drafted: list[Drafted] = field(default_factory=list)
+    num_common_blocks: list[int] = field(default_factory=list)  # of each group: first blocks that all of these share
     chunks: list[Chunk] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)  # in this order
     reads: list[FileRead] = field(default_factory=list)
@@ -141,16 +158,21 @@ class StepPlan:
 
     @property
     def num_new_tokens(self) -> int:
-        return len(self.decodes.rows) + sum(chunk.num_new for chunk in self.chunks)
+        return self.num_decode_tokens + sum(chunk.num_new for chunk in self.chunks)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """New tokens of decodes, those with drafts among them. Each samples."""
+        return len(self.decodes.rows) + sum(run.num_new for run in self.drafted)
 
     @property
     def num_samples(self) -> int:
-        return len(self.decodes.rows) + sum(len(chunk.samples) for chunk in self.chunks)
+        return self.num_decode_tokens + sum(len(chunk.samples) for chunk in self.chunks)
 
     @property
     def computes(self) -> bool:
         """Whether it has any tokens."""
-        return bool(self.chunks or len(self.decodes.rows))
+        return bool(self.chunks or len(self.decodes.rows) or self.drafted)
 
     def __bool__(self) -> bool:
         return bool(self.computes or self.transfers or self.reads or self.writes or self.deletes or self.wait)
@@ -172,4 +194,5 @@ class StepResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # number of the sample -> of those that asked
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     files: list[FileDone] = field(default_factory=list)  # that are done by now, of this plan or earlier ones
+    num_accepted: list[int] = field(default_factory=list)  # drafts of each run that has any
     error: Exception | None = None  # why no token could be sampled where there is none

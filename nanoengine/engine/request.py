@@ -16,8 +16,14 @@ class Completion:
 
     seq: Sequence
     detokenizer: Detokenizer
+    num_taken: int = 0  # tokens whose text was made, or that have none
     first_token_time: float | None = None
     last_token_time: float | None = None
+
+    def drop_untaken(self) -> None:
+        """It ends with the tokens that were taken: without drafts, nobody would have computed those that came with the last."""
+        seq = self.seq
+        del seq.token_ids[seq.num_prompt_tokens + self.num_taken :], seq.logprobs[self.num_taken :]
 
 
 @dataclass(slots=True, eq=False)

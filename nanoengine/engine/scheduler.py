@@ -25,6 +25,8 @@ from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepRe
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.sequence import NO_ROW, Sequence, Status
+from nanoengine.engine.speculation.drafted_runs import DraftedRuns
+from nanoengine.engine.speculation.speculation import Speculation
 from nanoengine.engine.stop_tokens import StopTokens
 from nanoengine.outputs import FinishReason
 
@@ -37,17 +39,20 @@ class InFlight:
 
     plan: StepPlan
     decoded: list[Sequence] = field(default_factory=list)
+    drafted: list[Sequence] = field(default_factory=list)  # one per run with drafts
     computed: list[Sequence] = field(default_factory=list)  # one per chunk
     sampled: list[Sequence] = field(default_factory=list)  # by the chunks
     last: list[Sequence] = field(default_factory=list)  # those for whom it samples the last token that they may have
     is_disturbed: bool = False  # whether any sequence has left the running ones since it was made
 
     def everybody(self) -> list[Sequence]:
-        return list(dict.fromkeys([*self.decoded, *self.computed, *self.sampled]))
+        return list(dict.fromkeys([*self.decoded, *self.drafted, *self.computed, *self.sampled]))
 
 
 class Advanced(NamedTuple):
-    """Who got which token; UNKNOWN for those that should have got one, and have ended with an error."""
+    """Who got which token; UNKNOWN for those that should have got one, and have ended with an error. Those that a sequence got
+    at once stand side by side.
+    """
 
     seqs: list[Sequence]
     token_ids: list[int]
@@ -64,6 +69,7 @@ class Scheduler:
         preemption: whether the blocks of a victim are worth copying to host memory.
         policy: one of POLICIES.
         long_prefill_token_threshold: most tokens of one prompt in one step; None: as many as the budget has.
+        speculation: chooses drafts; None: every step brings a sequence one token.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         policy: str = PREFILL_FIRST,
         long_prefill_token_threshold: int | None = None,
+        speculation: Speculation | None = None,
     ):
         groups, num_blocks = block_manager.groups, block_manager.pool.num_blocks
         assert groups.blocks_at_once(max_model_len) <= num_blocks, "the pool holds one sequence"
@@ -102,6 +109,9 @@ class Scheduler:
         self.held: set[Sequence] = set()  # running, but not to be decoded before `refork`
         self.complete: set[Sequence] = set()  # running, but the last token is on its way
         self.outbox = Outbox()
+        self.drafts: DraftedRuns | None = None  # those who have any are running, and in no other set
+        if speculation is not None:
+            self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, max_chunk)
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
         self._untold: dict[Sequence, list[Entries]] = {}  # changes of tables, until a plan that computes the sequence
@@ -142,7 +152,7 @@ class Scheduler:
         self._make_room_for_prompts()
         if self.policy == MIXED:
             self._take_decodes(step)
-            budget = self.max_num_batched_tokens - len(step.decoded)
+            budget = self.max_num_batched_tokens - step.plan.num_decode_tokens
             self._take_chunks(step, budget, admit=self.num_preemptions == num_preemptions)
         else:
             self._take_chunks(step, self.max_num_batched_tokens, admit=self.num_preemptions == num_preemptions)
@@ -151,7 +161,7 @@ class Scheduler:
         plan = step.plan
         plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
         if plan or self.block_manager.has_orders:
-            self.outbox.send(plan, [*step.decoded, *step.sampled] if step.sampled else step.decoded)
+            self.outbox.send(plan, [*step.decoded, *step.drafted, *step.sampled])
             plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
             self.in_flight.append(step)
         return plan
@@ -274,13 +284,25 @@ class Scheduler:
         if places:
             self.decodes.check_again(places, positions)
         self.outbox.tell_restarts(step.plan)
+        if self.drafts is not None and not self._has_prompts:
+            self.drafts.take(step, self.max_num_batched_tokens - len(self.decodes))
         if len(self.decodes):
             step.plan.decodes = self.decodes.advance()
             step.decoded = self.decodes.seqs
+        if step.drafted:
+            everybody = [*step.decoded, *step.drafted]
+            step.plan.num_common_blocks = self.block_manager.get_num_common_prefix_blocks(everybody)
+        elif step.decoded:
             step.plan.num_common_blocks = self._count_common_blocks(step.decoded)
         for seq in step.last:
             self.decodes.remove(seq)
             self.complete.add(seq)
+
+    @property
+    def _has_prompts(self) -> bool:
+        """Whether prompts may take what decodes leave of a step: they are worth more than drafts."""
+        can_start = self.waiting and len(self.running) < self.max_num_seqs
+        return self.policy == MIXED and bool(self.begun or can_start)
 
     def _count_common_blocks(self, decoded: list[Sequence]) -> list[int]:
         """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
@@ -365,6 +387,8 @@ class Scheduler:
             for step in self.in_flight:
                 step.is_disturbed = True
         self.decodes.remove(seq)
+        if self.drafts is not None:
+            self.drafts.remove(seq)
         if seq in self.begun:
             self.begun.remove(seq)
         self.held.discard(seq)
@@ -383,23 +407,31 @@ class Scheduler:
         assert step.plan is plan, "results are taken in the order of the plans"
         self.block_manager.commit(result.files)
         self._wake()
-        samplers = [*step.decoded, *step.sampled] if step.sampled else step.decoded
-        for i, entries in result.logprobs.items():
+        if step.drafted:
+            assert self.drafts is not None
+            samplers, tokens, logprobs = self.drafts.settle(step, result)
+        else:
+            samplers = [*step.decoded, *step.sampled] if step.sampled else step.decoded
+            tokens, logprobs = result.token_ids, result.logprobs
+        for i, entries in logprobs.items():
             if not samplers[i].finished:
                 samplers[i].logprobs.append(entries)
         for part in result.prompt_logprobs:
             owner = next(seq for seq, chunk in zip(step.computed, plan.chunks, strict=True) if chunk.row == part.row)
             if not owner.finished:
                 owner.take_prompt_logprobs(part.start, part.entries)
-        tokens = result.token_ids
-        if step.is_disturbed or self._stop_tokens.may_be_in(tokens):
-            return self._take_one_by_one(samplers, tokens)
-        for seq, token in zip(samplers, tokens, strict=True):
-            seq.token_ids.append(token)
-        for seq in step.last:  # they are in no later plan
-            self._end(seq, "length", disturbs=False)
-            self.block_manager.free(seq)
-        return Advanced(samplers, tokens)
+        if step.is_disturbed or step.drafted or self._stop_tokens.may_be_in(tokens):
+            advanced = self._take_one_by_one(samplers, tokens)
+        else:
+            for seq, token in zip(samplers, tokens, strict=True):
+                seq.token_ids.append(token)
+            for seq in step.last:  # they are in no later plan
+                self._end(seq, "length", disturbs=False)
+                self.block_manager.free(seq)
+            advanced = Advanced(samplers, tokens)
+        if self.drafts is not None:
+            self.drafts.wake()
+        return advanced
 
     def _take_one_by_one(self, samplers: list[Sequence], tokens: list[int]) -> Advanced:
         """`update`, where some sequences have ended or may end by their tokens."""
@@ -450,6 +482,7 @@ class Scheduler:
         gone.status = Status.FINISHED
         for step in self.in_flight:
             step.decoded = [gone if other is seq else other for other in step.decoded]
+            step.drafted = [gone if other is seq else other for other in step.drafted]
             step.sampled = [gone if other is seq else other for other in step.sampled]
 
     def last_plan(self) -> StepPlan:
@@ -477,6 +510,8 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
         self.outbox.forget(seq)
+        if self.drafts is not None:
+            self.drafts.speculation.end(seq)
         seq.num_tokens = seq.num_known_tokens  # what is still on its way is not its own any more
         seq.status = Status.FINISHED
         seq.finish_reason = reason

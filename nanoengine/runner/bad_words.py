@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.messages import Started
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.row_rules import RowPieces, send_array
 from nanoengine.runner.stream import Stream
 
@@ -68,19 +69,28 @@ class BadWords:
         for row in rows:
             self._pieces.drop(row)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
-        _, _, samples, last_tokens, word_of, back, expected, histories = self._pieces.send(numbers, rows)
-        differ = self._history[histories, self._history.shape[1] - back] != expected
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
+        places, own, samples, last_tokens, word_of, back, expected, owners = self._pieces.send(numbers, rows)
+        ends = self._history.index_select(0, places)
+        if drafts is not None:
+            ends = drafts.extend(ends, own)
+        differ = ends[owners, ends.shape[1] - back] != expected
         num_differing = torch.zeros_like(last_tokens).index_add_(0, word_of, differ.long())
         offsets = torch.where(num_differing > 0, 0.0, -torch.inf)
         logits.index_put_((samples, last_tokens), offsets, accumulate=True)  # words may share their last token
 
-    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None) -> None:
         if not self._history.shape[1]:
             return
+        if verified is not None:  # of each row the last sample that is a token; all before it in its run are
+            numbers = numbers[np.flatnonzero(np.diff(rows[numbers], prepend=-1))]
         places, samples = self._pieces.send(numbers, rows)[:2]
+        ends = self._history.index_select(0, places)
+        if verified is not None:
+            samples = verified.last.index_select(0, samples)
+            ends = verified.drafts.extend(ends, samples)
         sampled = tokens.index_select(0, samples)[:, None]
-        self._history.index_copy_(0, places, torch.cat((self._history.index_select(0, places)[:, 1:], sampled), dim=1))
+        self._history.index_copy_(0, places, torch.cat((ends[:, 1:], sampled), dim=1))
 
 
 def _words(row: int, bad_words: Sequence[Sequence[int]]) -> Words:
@@ -94,12 +104,12 @@ def _words(row: int, bad_words: Sequence[Sequence[int]]) -> Words:
 
 
 def _pack(numbers: np.ndarray, pieces: list[Words]) -> Sequence[np.ndarray]:
-    """Rows and samples; of all words sample and last token; of all conditions word, what must stand where, and row."""
+    """Rows and samples; of all words sample and last token; of all conditions word, what must stand where, and for which piece."""
     num_words = [len(words.last_tokens) for words in pieces]
     num_conditions = [len(words.word_of) for words in pieces]
     first_words = np.cumsum([0, *num_words[:-1]])
     rows, *fields = zip(*pieces, strict=True)
     columns = [np.concatenate(field) for field in fields]
     columns[1] = columns[1] + np.repeat(first_words, num_conditions)
-    histories = np.array(rows, dtype=np.int64)
-    return histories, numbers, np.repeat(numbers, num_words), *columns, np.repeat(histories, num_conditions)
+    owners = np.repeat(np.arange(len(pieces)), num_conditions)
+    return np.array(rows, dtype=np.int64), numbers, np.repeat(numbers, num_words), *columns, owners

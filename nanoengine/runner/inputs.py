@@ -6,6 +6,7 @@ device, from them and from the rows that it keeps: positions, slots, block table
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionMetadata
-from nanoengine.engine.messages import UNKNOWN, StepPlan
+from nanoengine.engine.messages import UNKNOWN, Chunk, Drafted, StepPlan
 from nanoengine.kernels.interface import Kernels
 from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.rows import Rows
@@ -28,8 +29,8 @@ ALIGNED = 4
 class Layout(NamedTuple):
     """Where the numbers of a step lie: those of `num_seqs` runs, `num_tokens` tokens and `num_samples` samples.
 
-    A step of decodes alone has one of each per run, so its layout follows from its size, as that of a prompt alone; CUDA graphs
-    rely on that.
+    A step of decodes alone has as many of the second as of the third, and one of each per run if there are no drafts, so its layout
+    follows from its size, as that of a prompt alone; CUDA graphs rely on that.
     """
 
     num_seqs: int
@@ -68,7 +69,7 @@ class StepShape:
     """What the host knows of a step without looking at the device."""
 
     layout: Layout
-    num_decodes: int  # runs of one token, before all others
+    num_decodes: int  # runs of one token, or a few with drafts, before all others
     query_lens: list[int]
     seq_lens: list[int]  # with the new tokens; an upper bound will do
     num_blocks: int  # columns of the block tables that are read
@@ -101,11 +102,12 @@ def pack(plan: StepPlan, rows: Rows, stream: Stream, size: int | None = None) ->
     """The numbers of a step.
 
     Args:
-        size: fill a step of decodes alone up to so many runs, with padding.
+        size: fill a step of decodes without drafts up to so many runs, with padding.
     """
-    decodes, chunks = plan.decodes, plan.chunks
+    decodes, drafted, chunks = plan.decodes, plan.drafted, plan.chunks
     count, samples = len(decodes.rows), plan.num_samples
-    layout = Layout(size or count + len(chunks), size or plan.num_new_tokens, size or samples)
+    num_runs = count + len(drafted) + len(chunks)
+    layout = Layout(size or num_runs, size or plan.num_new_tokens, size or samples)
     host = stream.host_tensor(layout.size, torch.int32)
     numbers = host.numpy()
     row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in layout.sections)
@@ -115,8 +117,12 @@ def pack(plan: StepPlan, rows: Rows, stream: Stream, size: int | None = None) ->
     token_ids[:count] = UNKNOWN
     starts[:] = np.arange(len(starts))
     sampled_tokens[:] = np.arange(len(sampled_tokens))
-    if chunks:
-        _pack_chunks(plan, rows, count, row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions)
+    if drafted or chunks:
+        after = _pack_drafted(drafted, count, row, computed, starts, token_ids, sampled_rows, positions)
+        behind = [section[count + len(drafted) :] for section in (row, computed, starts)]
+        _pack_chunks(
+            chunks, rows, after, *behind, *(s[after:] for s in (token_ids, sampled_tokens, sampled_rows, positions))
+        )
     elif size is not None:
         row[count:] = sampled_rows[count:] = rows.padding_row
         for padded in (computed, token_ids, positions):
@@ -145,33 +151,46 @@ def pack_prompt(plan: StepPlan, rows: Rows, stream: Stream, size: int) -> Packed
     return Packed(layout, host, sampled_rows[: plan.num_samples], positions[: plan.num_samples])
 
 
-def _pack_chunks(plan: StepPlan, rows: Rows, count: int, *sections: np.ndarray) -> None:
-    """The numbers of the chunks, behind those of `count` decodes."""
+def _pack_drafted(drafted: Sequence[Drafted], count: int, *sections: np.ndarray) -> int:
+    """The numbers of runs with drafts, behind those of `count` decodes; returns how many tokens there are then."""
+    row, computed, starts, token_ids, sampled_rows, positions = sections
+    first = count
+    for number, run in enumerate(drafted, start=count):
+        end = first + run.num_new
+        row[number], computed[number], starts[number] = run.row, run.num_computed, first
+        token_ids[first], token_ids[first + 1 : end] = UNKNOWN, run.drafts
+        sampled_rows[first:end] = run.row
+        positions[first:end] = np.arange(run.num_computed + 1, run.num_computed + 1 + run.num_new)
+        first = end
+    return first
+
+
+def _pack_chunks(chunks: Sequence[Chunk], rows: Rows, first: int, *sections: np.ndarray) -> None:
+    """The numbers of the chunks, of which the first token is the one of number `first`; sections begin with them."""
     row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = sections
-    chunks = plan.chunks
-    row[count:] = [chunk.row for chunk in chunks]
-    computed[count:] = [chunk.num_computed for chunk in chunks]
-    ends = list(accumulate((chunk.num_new for chunk in chunks), initial=count))
-    starts[count:] = ends
-    token_ids[count:] = [
+    row[:] = [chunk.row for chunk in chunks]
+    computed[:] = [chunk.num_computed for chunk in chunks]
+    ends = list(accumulate((chunk.num_new for chunk in chunks), initial=first))
+    starts[:] = ends
+    token_ids[:] = [
         token
         for chunk in chunks
         for token in rows.token_ids[chunk.row][chunk.num_computed : chunk.num_computed + chunk.num_new]
     ]
     pairs = [(target, end, chunk) for end, chunk in zip(ends[1:], chunks, strict=True) for target in chunk.samples]
-    sampled_tokens[count:] = [end - 1 for _, end, _ in pairs]
-    sampled_rows[count:] = [target for target, _, _ in pairs]
-    positions[count:] = [chunk.num_computed + chunk.num_new for _, _, chunk in pairs]
+    sampled_tokens[:] = [end - 1 for _, end, _ in pairs]
+    sampled_rows[:] = [target for target, _, _ in pairs]
+    positions[:] = [chunk.num_computed + chunk.num_new for _, _, chunk in pairs]
 
 
 def shape_of(plan: StepPlan, layout: Layout, block_size: int) -> StepShape:
     """What the host knows of a plan that is not filled up."""
+    runs = [*plan.drafted, *plan.chunks]
     count = len(plan.decodes.rows)
-    seq_lens = (plan.decodes.num_computed + 1).tolist()
-    seq_lens += [chunk.num_computed + chunk.num_new for chunk in plan.chunks]
-    query_lens = [1] * count + [chunk.num_new for chunk in plan.chunks]
+    seq_lens = (plan.decodes.num_computed + 1).tolist() + [run.num_computed + run.num_new for run in runs]
+    query_lens = [1] * count + [run.num_new for run in runs]
     num_blocks = -(-max(seq_lens) // block_size)
-    return StepShape(layout, count, query_lens, seq_lens, num_blocks, plan.num_common_blocks)
+    return StepShape(layout, count + len(plan.drafted), query_lens, seq_lens, num_blocks, plan.num_common_blocks)
 
 
 def unpack(

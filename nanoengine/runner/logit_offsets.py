@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from nanoengine.engine.messages import RowSampling, Started
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.row_rules import FOREVER, RowPieces
 from nanoengine.runner.stream import Stream
 
@@ -66,11 +67,11 @@ class LogitOffsets:
         for row in rows:
             self._pieces.drop(row)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:  # noqa: ARG002
         samples, tokens, values = self._pieces.send(numbers, rows)
         logits.index_put_((samples, tokens), values, accumulate=True)
 
-    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None) -> None:
         """It depends on positions only."""
 
 

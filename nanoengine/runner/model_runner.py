@@ -16,6 +16,7 @@ from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
 from nanoengine.errors import EngineClosed
 from nanoengine.kernels.interface import Kernels
 from nanoengine.models.decoder import Decoder
+from nanoengine.runner.drafts import Drafts
 from nanoengine.runner.graphs import Graphs
 from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, pack_prompt, shape_of, unpack
 from nanoengine.runner.kv_cache import KVCache
@@ -61,12 +62,10 @@ class Step:
         result = StepResult([])
         if self.samples is not None:
             result.token_ids, result.logprobs, result.error = self.samples.read()
+            if self.samples.num_accepted is not None:
+                result.num_accepted = self.samples.num_accepted.tolist()
         if self.kept is not None:
-            token_ids = [UNKNOWN] * self.plan.num_samples
-            for place, token in zip(self.kept, result.token_ids, strict=True):
-                token_ids[place] = token
-            result.token_ids = token_ids
-            result.logprobs = {self.kept[i]: entries for i, entries in result.logprobs.items()}
+            _fill_up(result, self.plan, self.kept)
         result.prompt_logprobs = [part.read() for part in self.prompt_logprobs]
         result.files = self.mover.finished(wait=self.plan.wait)
         return result
@@ -155,11 +154,13 @@ class ModelRunner:
             logits = self.model.compute_logits(hidden)
             sampled_rows, positions = inputs.sampled_rows, inputs.sampled_positions
         if plan.num_samples:
-            step.samples = self._sample(logits, packed, sampled_rows, positions)
+            step.samples = self._sample(plan, logits, packed, sampled_rows, positions)
 
     def _replay(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """The logits of a step that was recorded, and its numbers; None for any other."""
         if self.graphs is None:
+            return None
+        if plan.drafted:
             return None
         if not plan.chunks:
             steps, size = self.graphs.decodes, len(plan.decodes.rows)
@@ -183,9 +184,12 @@ class ModelRunner:
     def _send(self, packed: Packed) -> None:
         self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
 
-    def _sample(self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
+    def _sample(self, plan: StepPlan, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
+        drafts = None
+        if plan.drafted:
+            drafts = Drafts.of(plan.drafted, len(plan.decodes.rows), len(logits), self.stream)
         on_host, kept = (packed.sampled_rows, packed.sampled_positions), self.rows.last_tokens
-        return self.sampler.sample(logits, *on_host, rows, positions, kept)
+        return self.sampler.sample(logits, *on_host, rows, positions, kept, drafts)
 
     def _inputs(self, shape: StepShape) -> InputBatch:
         """The tensors of a step whose numbers have arrived."""
@@ -195,7 +199,7 @@ class ModelRunner:
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> list[PromptPart]:
         """Of the chunks of prompts that asked for them."""
         parts = []
-        first = len(plan.decodes.rows)
+        first = plan.num_decode_tokens
         for chunk in plan.chunks:
             start, end = chunk.num_computed + 1, chunk.num_computed + chunk.num_new + 1
             count = self.rows.prompt_logprobs.get(chunk.row)
@@ -242,12 +246,32 @@ class ModelRunner:
         return StepShape(layout, num_decodes, query_lens, [width * self.block_size] * len(query_lens), width)
 
 
+def _fill_up(result: StepResult, plan: StepPlan, kept: list[int]) -> None:
+    """Samples of dropped runs have no token, and none of their drafts was accepted."""
+    token_ids = [UNKNOWN] * plan.num_samples
+    for place, token in zip(kept, result.token_ids, strict=True):
+        token_ids[place] = token
+    result.token_ids = token_ids
+    result.logprobs = {kept[i]: entries for i, entries in result.logprobs.items()}
+    first, numbers, accepted = len(plan.decodes.rows), set(kept), iter(result.num_accepted)
+    result.num_accepted = []
+    for run in plan.drafted:
+        result.num_accepted.append(next(accepted) if first in numbers else 0)
+        first += run.num_new
+
+
 def drop_runs(plan: StepPlan, rows: Iterable[int]) -> tuple[StepPlan, list[int]]:
     """A plan without the runs of some rows, and which of its samples are left."""
     gone = set(rows)
     keep = np.array([row not in gone for row in plan.decodes.rows], dtype=bool)
     kept = np.flatnonzero(keep).tolist()
     number = len(keep)
+    drafted = []
+    for run in plan.drafted:
+        if run.row not in gone:
+            drafted.append(run)
+            kept += range(number, number + run.num_new)
+        number += run.num_new
     chunks = []
     for chunk in plan.chunks:
         if chunk.row not in gone:
@@ -255,11 +279,11 @@ def drop_runs(plan: StepPlan, rows: Iterable[int]) -> tuple[StepPlan, list[int]]
             kept += range(number, number + len(chunk.samples))
         number += len(chunk.samples)
     decodes = Decodes(plan.decodes.rows[keep], plan.decodes.num_computed[keep])
-    return replace(plan, decodes=decodes, chunks=chunks), kept
+    return replace(plan, decodes=decodes, drafted=drafted, chunks=chunks), kept
 
 
 def _rows_of(plan: StepPlan) -> set[int]:
     """All rows that a plan starts, changes or computes."""
     rows = {start.row for start in plan.started} | {entries.row for entries in plan.tables}
-    rows |= set(plan.decodes.rows.tolist())
+    rows |= set(plan.decodes.rows.tolist()) | {run.row for run in plan.drafted}
     return rows.union(*((chunk.row, *chunk.samples) for chunk in plan.chunks))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.messages import RowSampling, Started
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.row_rules import RowPieces, row_slices, send_array
 from nanoengine.runner.stream import Stream
 
@@ -77,8 +78,9 @@ class Penalties:
         self._counts.view(-1).index_fill_(0, send_array(np.concatenate(prompts), self._stream), IN_PROMPT)
         self._add(send_array(np.concatenate(outputs), self._stream))
 
-    def _add(self, cells: Tensor) -> None:
-        self._counts.view(-1).index_add_(0, cells, torch.full_like(cells, IN_OUTPUT, dtype=torch.int32))
+    def _add(self, cells: Tensor, are_tokens: Tensor | None = None) -> None:
+        times = torch.full_like(cells, IN_OUTPUT, dtype=torch.int32)
+        self._counts.view(-1).index_add_(0, cells, times if are_tokens is None else times * are_tokens)
 
     def end(self, rows: Iterable[int]) -> None:
         for row in rows:
@@ -87,11 +89,14 @@ class Penalties:
                 self._pieces.drop(row)
                 self._free.append(slot)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
         samples, slots, penalties = self._pieces.send(numbers, rows)
         for part in row_slices(len(numbers)):
             repetition, frequency, presence = penalties[part].unsqueeze(-1).unbind(1)
             counts = self._counts.index_select(0, slots[part])
+            if drafts is not None:
+                tokens, stand_before = drafts.before(samples[part])
+                counts.scatter_add_(1, tokens.clamp(min=0), stand_before.to(counts.dtype) * IN_OUTPUT)
             x = logits.index_select(0, samples[part])
             # Arithmetic, and no choices between two results: on a CPU those take many times as long.
             seen, times = counts.clamp(max=1).float(), (counts >> 1).float()
@@ -101,10 +106,11 @@ class Penalties:
             x -= presence * times.clamp(max=1)
             logits.index_copy_(0, samples[part], x)
 
-    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None) -> None:
         samples, slots, _ = self._pieces.send(numbers, rows)
         # A row without a token ends: what is counted in its place no longer matters.
-        self._add(slots * self.vocab_size + tokens.index_select(0, samples).clamp(min=0))
+        cells = slots * self.vocab_size + tokens.index_select(0, samples).clamp(min=0)
+        self._add(cells, None if verified is None else verified.is_token.index_select(0, samples))
 
 
 def _is_penalized(sampling: RowSampling) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from nanoengine.engine.messages import Started
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.stream import Stream, send
 
 FOREVER = 2**62
@@ -44,12 +45,21 @@ class RowRule(Protocol):
         """Numbers of the samples that it binds; `positions`: where in its sequence each token will stand."""
         ...
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Change the logits [n, vocab_size] of the samples that `find` found. NaN and infinity must stay visible."""
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
+        """Change the logits [n, vocab_size] of the samples that `find` found. NaN and infinity must stay visible.
+
+        Args:
+            drafts: those of the step, which count as tokens for the samples behind them; None if there are none, and then no row
+                has two samples.
+        """
         ...
 
-    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
-        """Take note of what was sampled: [n] int64 tokens, negative where there is none."""
+    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None) -> None:
+        """Take note of what was sampled: [n] int64 tokens, negative where there is none.
+
+        Args:
+            verified: the drafts, and which of the samples are tokens; None: all are.
+        """
         ...
 
 

@@ -24,6 +24,7 @@ from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.sampling import NONE_LEFT, SamplingTable
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.runner.bad_words import BadWords
+from nanoengine.runner.drafts import Drafts
 from nanoengine.runner.logit_offsets import LogitOffsets, logit_bias, min_tokens_ban
 from nanoengine.runner.logprobs import Logprobs, compute_logprobs
 from nanoengine.runner.penalties import Penalties
@@ -53,9 +54,12 @@ class Samples:
     num_samples: int  # the rows of logits behind them are padding
     bound: list[np.ndarray]  # numbers of the samples that rules bound
     asked: Asked | None
+    num_accepted: Tensor | None = None  # [num_runs] int64: drafts of each run that has any
 
     def __post_init__(self) -> None:
         self._on_host = self.tokens.to("cpu", non_blocking=True)
+        if self.num_accepted is not None:
+            self.num_accepted = self.num_accepted.to("cpu", non_blocking=True)
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprobs], Exception | None]:
         """What reached the host, once the event behind it was waited for: the token of each sample, UNKNOWN where there is none;
@@ -178,16 +182,19 @@ class Sampler:
         rows_on_device: Tensor,
         positions_on_device: Tensor,
         last_tokens: Tensor | None = None,
+        drafts: Drafts | None = None,
     ) -> Samples:
         """Sample a token for every row of logits.
 
         Args:
             logits: [n, vocab_size] float32; overwritten.
-            rows: the row that each sample goes into, no row twice. Logits behind those of the samples are padding.
+            rows: the row that each sample goes into; none twice, but for those of a run with drafts. Logits behind those of the
+                samples are padding.
             positions: where in its sequence each token will stand.
             rows_on_device: [n] int32, the same; of padding the row for it.
             positions_on_device: [n] int32 or int64.
-            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
+            last_tokens: [num_rows] int64: if given, each token is written into its row, too; of a run with drafts the last.
+            drafts: of the step; None if there are none.
         """
         rows, positions = np.asarray(rows), np.asarray(positions)
         bound = [(rule, numbers) for rule in self._rules if len(numbers := rule.find(rows, positions))]
@@ -198,10 +205,16 @@ class Sampler:
             if bound:
                 raw = logits.index_select(0, at)
         for rule, numbers in bound:
-            rule.apply(logits, numbers, rows)
+            rule.apply(logits, numbers, rows, drafts)
         tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device, last_tokens)
+        verified = None
+        if drafts is not None:
+            verified = drafts.verify(tokens)
+            if last_tokens is not None:
+                last = verified.last.index_select(0, drafts.starts)
+                last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))
         for rule, numbers in bound:
-            rule.observe(tokens, numbers, rows)
+            rule.observe(tokens, numbers, rows, verified)
         asked = None
         if len(asking):
             counts = [self._num_logprobs[row] for row in rows[asking].tolist()]
@@ -210,4 +223,5 @@ class Sampler:
                 return logits.index_select(0, at[part]) if raw is None else raw[part]
 
             asked = Asked(asking.tolist(), counts, compute_logprobs(logits_of, tokens.index_select(0, at), max(counts)))
-        return Samples(tokens, len(rows), [numbers for _, numbers in bound], asked)
+        num_accepted = None if verified is None else verified.num_accepted
+        return Samples(tokens, len(rows), [numbers for _, numbers in bound], asked, num_accepted)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.engine.messages import Started
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.row_rules import RowPieces, row_slices
 from nanoengine.runner.stream import Stream
 
@@ -67,7 +68,7 @@ class TokenMasks:
         for row in rows:
             self._pieces.drop(row)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:  # noqa: ARG002
         samples, masks = self._pieces.send(numbers, rows)
         for part in row_slices(len(numbers)):
             bits = (masks[part].view(torch.uint8)[:, :, None] >> self._shifts) & 1
@@ -75,7 +76,7 @@ class TokenMasks:
             # 0 or -inf, and added: NaN stays what it is. On a CPU a choice between two values would take many times as long.
             logits.index_add_(0, samples[part], 1 - 1 / allowed)
 
-    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray) -> None:
+    def observe(self, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None) -> None:
         """Whoever makes masks knows the tokens."""
 
 

@@ -1,0 +1,54 @@
+"""StepCosts: how long a step takes by the number of its tokens, measured at start-up and corrected by every step since."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+LEARNING_RATE = 0.1
+"""How far one step moves what is known of steps of its size: single ones are noisy."""
+
+MOST_OFF = 2.0
+"""A step that took more than so many times as long as expected, or as little, counts as if it had taken that."""
+
+
+class StepCosts:
+    """Seconds of a step of so many tokens, between measured sizes in proportion; beyond the largest, each token costs as much.
+
+    Args:
+        measured: (tokens, seconds); where nothing was measured, any number of tokens up to 64 is said to cost the same.
+    """
+
+    def __init__(self, measured: Iterable[tuple[int, float]] = ()):
+        points = sorted(measured) or [(1, 1.0), (64, 1.0)]
+        self.sizes = [size for size, _ in points]
+        self._seconds = [seconds for _, seconds in points]
+
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(tokens, seconds), as known by now: more tokens never cost less."""
+        return tuple((size, self.seconds(size)) for size in self.sizes)
+
+    def seconds(self, num_tokens: int) -> float:
+        """What a step of so many tokens is expected to take."""
+        return sum(weight * max(self._seconds[: place + 1]) for place, weight in self._around(num_tokens))
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """A step of so many tokens took so long."""
+        if num_tokens > self.sizes[-1]:
+            return
+        expected = self.seconds(num_tokens)
+        ratio = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
+        for place, weight in self._around(num_tokens):
+            self._seconds[place] *= 1 + weight * LEARNING_RATE * (ratio - 1)
+
+    def _around(self, num_tokens: int) -> list[tuple[int, float]]:
+        """Which measured sizes a number is between, and how much each counts."""
+        sizes, last = self.sizes, len(self.sizes) - 1
+        if num_tokens >= sizes[last]:
+            return [(last, num_tokens / sizes[last])]
+        after = bisect_left(sizes, num_tokens)
+        if after == 0 or sizes[after] == num_tokens:
+            return [(after, 1.0)]
+        share = (num_tokens - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
+        return [(after - 1, 1 - share), (after, share)]
