@@ -69,7 +69,7 @@ class Kind(Enum):
             return None
         if not plan.chunks:
             return cls.DECODE
-        return cls.MIXED if len(plan.decodes.rows) else cls.PREFILL
+        return cls.MIXED if plan.num_decode_tokens else cls.PREFILL
 
 
 @dataclass(slots=True)
@@ -234,7 +234,8 @@ def _record_tokens(advanced: list[Request], times: dict[str, RequestTimes], now:
     for request in advanced:
         if request.error is not None:
             raise request.error
-        times[request.request_id].token_times.append(now)
+        new = request.completions[0].seq.num_output_tokens - len(times[request.request_id].token_times)
+        times[request.request_id].token_times += [now] * new
 
 
 def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float, preempted_before: int) -> None:
@@ -252,7 +253,7 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
             now,
             seconds,
             Kind.of_plan(plan),
-            len(plan.decodes.rows) + len(plan.chunks),
+            len(plan.decodes.rows) + len(plan.drafted) + len(plan.chunks),
             len(scheduler.waiting),
             StepWork.of_plan(plan),
             scheduler.block_manager.pool.usage,

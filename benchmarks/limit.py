@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import StepPlan
+from nanoengine.engine.messages import Chunk, Drafted, StepPlan
 from nanoengine.model_config import ModelConfig
 
 
@@ -34,9 +34,10 @@ class StepWork(NamedTuple):
     def of_plan(cls, plan: StepPlan) -> StepWork:
         decodes = plan.decodes
         context = pairs = int(decodes.num_computed.sum()) + len(decodes.rows)  # one query each
-        for chunk in plan.chunks:
-            context += chunk.num_computed + chunk.num_new
-            pairs += chunk.num_new * chunk.num_computed + chunk.num_new * (chunk.num_new + 1) // 2
+        runs: list[Drafted | Chunk] = [*plan.drafted, *plan.chunks]
+        for run in runs:
+            context += run.num_computed + run.num_new
+            pairs += run.num_new * run.num_computed + run.num_new * (run.num_new + 1) // 2
         return cls(plan.num_new_tokens, plan.num_samples, context, pairs)
 
 

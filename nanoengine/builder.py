@@ -15,6 +15,10 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.metrics import EngineStats
 from nanoengine.engine.preemption import Preemption
 from nanoengine.engine.scheduler import Scheduler
+from nanoengine.engine.speculation.ngram import NgramProposer
+from nanoengine.engine.speculation.speculation import Speculation
+from nanoengine.engine.speculation.step_costs import StepCosts
+from nanoengine.engine.speculation.suffix import SuffixProposer
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.description import describe
@@ -58,7 +62,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
     try:
         stats = EngineStats()
         engine = LLMEngine(
-            _scheduler(config, runner.info, stats),
+            _scheduler(config, runner.info, stats, model.config.vocab_size),
             runner,
             model.tokenizer,
             vocab_size=model.config.vocab_size,
@@ -83,7 +87,7 @@ def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, p
     return start_runner(config, model_config, path, use_tqdm=use_tqdm)
 
 
-def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> Scheduler:
+def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats, vocab_size: int) -> Scheduler:
     host = HostTier(info.num_host_blocks) if info.num_host_blocks else None
     disk = None if config.kv_disk_path is None else _disk_tier(config.kv_disk_path, config.kv_disk_bytes, info)
     return Scheduler(
@@ -109,7 +113,16 @@ def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats) -> 
             block_bytes=info.block_bytes,
             prefill_rate=lambda: stats.prefill_rate,
         ),
+        speculation=_speculation(config, info, vocab_size),
     )
+
+
+def _speculation(config: EngineConfig, info: ExecutorInfo, vocab_size: int) -> Speculation | None:
+    if config.speculation is None:
+        return None
+    proposer = {"ngram": NgramProposer, "suffix": SuffixProposer}[config.speculation]()
+    costs = StepCosts(info.step_seconds)
+    return Speculation(proposer, num_drafts=config.num_drafts, vocab_size=vocab_size, costs=costs)
 
 
 def _disk_tier(folder: str, max_bytes: int, info: ExecutorInfo) -> DiskTier:

@@ -12,6 +12,8 @@ from typing import Any
 from nanoengine.errors import InvalidConfig, UnknownOption, shown
 
 DTYPES = ("float32", "bfloat16", "float16")
+PROPOSERS = ("ngram", "suffix")
+DRAFT_MODEL = "model:"
 SCHEDULING_POLICIES = ("prefill_first", "mixed")
 
 MAX_INT32 = 2**31 - 1
@@ -33,6 +35,7 @@ MAX_OPTIONS = {
     "kv_host_memory": 2**50,
     "kv_disk_bytes": 2**60,
     "num_threads": 1024,
+    "num_drafts": 15,  # attention verifies 16 tokens of a sequence at once
 }
 """The most that the layers below can hold, or any machine has."""
 
@@ -79,6 +82,10 @@ class EngineConfig:
         attention_backend: "auto" (the fastest that can run), "flash_attn", "torch_varlen", "triton", "native" or "torch".
         enforce_eager: never use CUDA graphs.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
+        speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
+            earlier in the request), "suffix" (the same, and in recent outputs of this engine, as far as it is likely), or
+            "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one token a step.
+        num_drafts: most tokens that are guessed ahead of a sequence; how many are worth it, the engine finds out.
         tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
         seed: seed of the requests that have none of their own: a fresh engine repeats itself.
 
@@ -109,6 +116,8 @@ class EngineConfig:
     attention_backend: str = "auto"
     enforce_eager: bool = False
     async_scheduling: bool | None = None
+    speculation: str | None = None
+    num_drafts: int = 15
     tensor_parallel_size: int = 1
     seed: int = 0
 
@@ -133,6 +142,10 @@ class EngineConfig:
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        if self.speculation is not None and not _is_speculation(self.speculation):
+            raise InvalidConfig(
+                f"speculation is {shown(self.speculation)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
+            )
         _choice("kernels", self.kernels, ("auto", "native", "triton", "torch"))
         if not isinstance(self.device, str) or not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9][0-9]?))?", self.device):
             raise InvalidConfig(f"device is {shown(self.device)}: it must be 'auto', 'cpu', 'cuda' or 'cuda:N'")
@@ -170,9 +183,21 @@ class EngineConfig:
         return min(self.long_prefill_token_threshold or self.max_num_batched_tokens, self.max_num_batched_tokens)
 
     @property
+    def draft_model(self) -> str | None:
+        """The model that guesses tokens, if one does."""
+        is_model = self.speculation is not None and self.speculation.startswith(DRAFT_MODEL)
+        return self.speculation.removeprefix(DRAFT_MODEL) if self.speculation and is_model else None
+
+    @property
     def uses_lower_tiers(self) -> bool:
         """Whether blocks may go to host memory or disk."""
         return bool(self.preemption_mode != "recompute" or self.kv_host_memory or self.kv_disk_path)
+
+
+def _is_speculation(value: object) -> bool:
+    return isinstance(value, str) and (
+        value in PROPOSERS or (len(value) > len(DRAFT_MODEL) and value.startswith(DRAFT_MODEL))
+    )
 
 
 def _count(name: str, value: object, most: int) -> None:

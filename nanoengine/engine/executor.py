@@ -37,6 +37,9 @@ class ExecutorInfo:
     kv_fingerprint: str | None = None
     """Of all that K/V depends on but tokens, in hexadecimal digits; None where no disk tier asks for it."""
 
+    step_seconds: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds) of small steps; none where nobody chooses by it."""
+
     copy_bytes_per_second: float | None = None
     """Between the pool and host memory; None where nobody chooses by it."""
 

@@ -236,7 +236,8 @@ class LLMEngine:
             return self._fail(outcome.result)
         plan, result = outcome.plan, outcome.result
         advanced = self.scheduler.update(plan, result)
-        self.stats.record(plan, outcome.seconds)
+        self.stats.record(plan, result, outcome.seconds)
+        self.scheduler.note_seconds(plan, outcome.seconds)
         return self._take_tokens(advanced, outcome.end, result.error)
 
     def _settle_if_idle(self, guard: InterruptGuard) -> None:

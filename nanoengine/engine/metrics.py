@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from nanoengine.engine.kv.statistics import CacheStats
-from nanoengine.engine.messages import StepPlan
+from nanoengine.engine.messages import StepPlan, StepResult
 from nanoengine.outputs import FinishReason
 
 if TYPE_CHECKING:
     from nanoengine.engine.scheduler import Scheduler
+    from nanoengine.engine.speculation.speculation import SpeculationStats
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them.
+    """Totals over the engine's life. Times in seconds; tokens are those computed, so prefix hits are not among them, nor are
+    rejected drafts.
 
     The time of a step that computes prompts and decodes is shared out by their tokens.
     """
@@ -30,13 +32,13 @@ class EngineStats:
     num_mixed_steps: int = 0
     num_decode_steps: int = 0
 
-    def record(self, plan: StepPlan, seconds: float) -> None:
-        decoded = len(plan.decodes.rows)
+    def record(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        decoded = plan.num_decode_tokens
         total = plan.num_new_tokens
         if not total:
             return
         share = decoded / total
-        self.decode_tokens += decoded
+        self.decode_tokens += len(plan.decodes.rows) + len(plan.drafted) + sum(result.num_accepted)
         self.decode_time += share * seconds
         self.prefill_tokens += total - decoded
         self.prefill_time += (1 - share) * seconds
@@ -80,6 +82,7 @@ class EngineMetrics:
     num_requests: int  # submitted
     finished: dict[FinishReason, int] = field(default_factory=dict)  # completions by why they ended
     num_listener_errors: int = 0
+    speculation: SpeculationStats | None = None
 
 
 def take_snapshot(
@@ -107,4 +110,5 @@ def take_snapshot(
         num_requests=num_requests,
         finished=dict(finished),
         num_listener_errors=num_listener_errors,
+        speculation=None if scheduler.drafts is None else scheduler.drafts.speculation.snapshot(),
     )

@@ -104,7 +104,7 @@ def _words(row: int, bad_words: Sequence[Sequence[int]]) -> Words:
 
 
 def _pack(numbers: np.ndarray, pieces: list[Words]) -> Sequence[np.ndarray]:
-    """Rows and samples; of all words sample and last token; of all conditions word, what must stand where, and for which piece."""
+    """Rows and samples; of all words sample and last token; of all conditions word, what must stand where, and of which row."""
     num_words = [len(words.last_tokens) for words in pieces]
     num_conditions = [len(words.word_of) for words in pieces]
     first_words = np.cumsum([0, *num_words[:-1]])

@@ -1,7 +1,7 @@
 """Drafts of a step on the device: what stands before each sample of a run that has any, and which samples are tokens in the end.
 
-Verification is ordinary sampling of every position, each with the noise that belongs to it. Nothing is tested against probabilities:
-a draft is accepted if it is what was sampled.
+Verification is ordinary sampling of every position, each with the noise that belongs to it. Nothing is tested against
+probabilities: a draft is accepted if it is what was sampled.
 """
 
 from __future__ import annotations

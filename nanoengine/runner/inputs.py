@@ -29,8 +29,8 @@ ALIGNED = 4
 class Layout(NamedTuple):
     """Where the numbers of a step lie: those of `num_seqs` runs, `num_tokens` tokens and `num_samples` samples.
 
-    A step of decodes alone has as many of the second as of the third, and one of each per run if there are no drafts, so its layout
-    follows from its size, as that of a prompt alone; CUDA graphs rely on that.
+    A step of decodes without drafts has one of each per run, so its layout follows from its size, as that of a prompt alone; CUDA
+    graphs rely on that.
     """
 
     num_seqs: int
@@ -185,7 +185,7 @@ def _pack_chunks(chunks: Sequence[Chunk], rows: Rows, first: int, *sections: np.
 
 def shape_of(plan: StepPlan, layout: Layout, block_size: int) -> StepShape:
     """What the host knows of a plan that is not filled up."""
-    runs = [*plan.drafted, *plan.chunks]
+    runs: list[Drafted | Chunk] = [*plan.drafted, *plan.chunks]
     count = len(plan.decodes.rows)
     seq_lens = (plan.decodes.num_computed + 1).tolist() + [run.num_computed + run.num_new for run in runs]
     query_lens = [1] * count + [run.num_new for run in runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from nanoengine.runner.model_runner import ModelRunner, Parts
 from nanoengine.runner.placement import choose_dtype, device_name, find_device
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.sampler import Sampler
+from nanoengine.runner.step_timing import time_steps
 from nanoengine.runner.stream import Stream, open_stream
 from nanoengine.runner.warm_up import largest_plans
 
@@ -120,7 +122,19 @@ class Startup:
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
                     "or max_num_seqs, or set enforce_eager=True"
                 ) from error
+        if config.speculation is not None:
+            runner.info = replace(runner.info, step_seconds=self._time_steps(runner))
         return runner
+
+    def _time_steps(self, runner: ModelRunner) -> tuple[tuple[int, float], ...]:
+        with stage("Measuring steps", shown=self.use_tqdm):
+            return time_steps(
+                lambda plan: runner.launch(plan).result(),
+                num_rows=self.num_rows,
+                max_len=self.pool.max_model_len,
+                block_size=self.config.block_size,
+                num_groups=len(self.groups),
+            )
 
     @property
     def uses_graphs(self) -> bool:
@@ -142,6 +156,7 @@ class Startup:
         lowered = f" (lowered from {limit} to what the KV pool holds)" if is_lowered else ""
         passed_over = f"; not {self.passed_over}" if self.passed_over else ""
         steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
+        guesses = f"speculation: {config.speculation}; " if config.speculation else ""
         graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs)} CUDA graphs"
         host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
         disk = f"KV on disk: {config.kv_disk_path}; " if config.kv_disk_path else ""
@@ -151,7 +166,7 @@ class Startup:
             f"kernels: {self.kernels.name} ({self.kernels.description}); "
             f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
             f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
-            f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}"
+            f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}{guesses}"
             f"max_model_len {pool.max_model_len}{lowered}; "
             f"{config.scheduling_policy}, at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
         )

@@ -6,7 +6,7 @@ import pickle
 from collections import deque
 from dataclasses import dataclass
 
-from nanoengine.engine.messages import UNKNOWN, StepPlan, StepResult
+from nanoengine.engine.messages import UNKNOWN, Drafted, StepPlan, StepResult
 from nanoengine.engine.scheduler import Scheduler
 
 
@@ -33,6 +33,7 @@ class PlanMirror:
         self.num_plans = 0
         self.num_quiet = 0
         self._samples: deque[list[tuple[MirrorRow, int]]] = deque()  # of each plan in flight: (row, position)
+        self._drafted: deque[list[tuple[MirrorRow, Drafted]]] = deque()  # the same
         self._schedule, self._update = scheduler.schedule, scheduler.update
         scheduler.schedule = self.schedule  # type: ignore[method-assign]
         scheduler.update = self.update  # type: ignore[method-assign]
@@ -48,11 +49,21 @@ class PlanMirror:
         advanced = self._update(plan, result)
         for (row, position), token in zip(self._samples.popleft(), result.token_ids, strict=True):
             row.token_ids[position] = token
+        for (row, run), num_accepted in zip(self._drafted.popleft(), result.num_accepted, strict=True):
+            row.num_computed = run.num_computed + 1 + num_accepted
+            del row.token_ids[row.num_computed + 1 :]
+            for table, own in zip(row.tables, self._tables_of(run.row), strict=False):
+                del table[len(own) :]  # of blocks that were given back, the executor keeps the ids
         return advanced
+
+    def _tables_of(self, row: int) -> list[list[int]]:
+        return next((seq.block_tables for seq in self.scheduler.running if seq.row == row), [])
 
     def apply(self, plan: StepPlan) -> None:
         self.num_plans += 1
-        self.num_quiet += not (plan.started or plan.tables or plan.ended or plan.chunks or plan.transfers)
+        self.num_quiet += not (
+            plan.started or plan.tables or plan.ended or plan.drafted or plan.chunks or plan.transfers
+        )
         for row in plan.ended:
             del self.rows[row]
         for row, token_ids, tables, _ in plan.started:
@@ -67,6 +78,13 @@ class PlanMirror:
             assert before == len(state.token_ids) - 1, "a decode computes the last token"
             self._compute(state, before, 1)
             samples.append(self._sample(state))
+        for run in plan.drafted:
+            state = self.rows[run.row]
+            assert run.num_computed == len(state.token_ids) - 1, "it begins with the last token"
+            assert UNKNOWN not in state.token_ids, "the guess was made behind all that there is"
+            state.num_computed = run.num_computed + run.num_new
+            state.token_ids += [UNKNOWN] * run.num_new
+            samples += [(state, run.num_computed + 1 + i) for i in range(run.num_new)]
         for chunk in plan.chunks:
             state = self.rows[chunk.row]
             self._compute(state, chunk.num_computed, chunk.num_new)
@@ -79,6 +97,7 @@ class PlanMirror:
                 child.num_computed = end
                 samples.append(self._sample(child))
         self._samples.append(samples)
+        self._drafted.append([(self.rows[run.row], run) for run in plan.drafted])
 
     def _compute(self, row: MirrorRow, before: int, count: int) -> None:
         assert row.num_computed in (None, before), "nothing is left out and nothing is computed twice"

@@ -5,11 +5,13 @@ from copy import copy
 import numpy as np
 import pytest
 
-from nanoengine.engine.messages import Chunk, Decodes, FileWrite, Place, StepPlan, Tier
+from nanoengine.engine.messages import Chunk, Decodes, Drafted, FileWrite, Place, StepPlan, StepResult, Tier
 from nanoengine.engine.metrics import EngineStats
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.engine_toys import Script, make_engine, run
 from tests.engine.toys import ToyModel
+
+NOTHING = StepResult([])
 
 
 def prefill(num_tokens: int) -> StepPlan:
@@ -28,9 +30,9 @@ def test_rates_of_an_idle_engine_are_zero() -> None:
 
 def test_prefill_and_decode_are_counted_apart() -> None:
     stats = EngineStats()
-    stats.record(prefill(100), 2.0)
-    stats.record(decode(6), 0.5)
-    stats.record(decode(4), 0.5)
+    stats.record(prefill(100), NOTHING, 2.0)
+    stats.record(decode(6), NOTHING, 0.5)
+    stats.record(decode(4), NOTHING, 0.5)
     assert (stats.num_prefill_steps, stats.num_mixed_steps, stats.num_decode_steps) == (1, 0, 2)
     assert (stats.prefill_tokens, stats.prefill_time, stats.prefill_rate) == (100, 2.0, 50.0)
     assert (stats.decode_tokens, stats.decode_time, stats.decode_rate) == (10, 1.0, 10.0)
@@ -38,16 +40,16 @@ def test_prefill_and_decode_are_counted_apart() -> None:
 
 def test_a_step_that_takes_no_time_does_not_divide_by_zero() -> None:
     stats = EngineStats()
-    stats.record(prefill(5), 0.0)
+    stats.record(prefill(5), NOTHING, 0.0)
     assert stats.prefill_rate == 0.0
 
 
 def test_rates_may_be_those_since_an_earlier_moment() -> None:
     stats = EngineStats()
-    stats.record(prefill(100), 2.0)
-    stats.record(decode(6), 0.5)
+    stats.record(prefill(100), NOTHING, 2.0)
+    stats.record(decode(6), NOTHING, 0.5)
     before = copy(stats)
-    stats.record(decode(9), 1.0)
+    stats.record(decode(9), NOTHING, 1.0)
     since = stats.since(before)
     assert since == EngineStats(decode_tokens=9, decode_time=1.0, num_decode_steps=1)
     assert (since.prefill_rate, since.decode_rate) == (0.0, 9.0)
@@ -55,16 +57,24 @@ def test_rates_may_be_those_since_an_earlier_moment() -> None:
 
 def test_the_time_of_a_mixed_step_is_shared_out_by_its_tokens() -> None:
     stats = EngineStats()
-    stats.record(decode(2, Chunk(7, 0, 5, ()), Chunk(8, 4, 1, (8,))), 4.0)
+    stats.record(decode(2, Chunk(7, 0, 5, ()), Chunk(8, 4, 1, (8,))), NOTHING, 4.0)
     assert (stats.decode_tokens, stats.decode_time) == (2, 1.0)
     assert (stats.prefill_tokens, stats.prefill_time) == (6, 3.0)
     assert (stats.num_prefill_steps, stats.num_mixed_steps, stats.num_decode_steps) == (0, 1, 0)
 
 
+def test_of_drafts_those_count_that_became_tokens() -> None:
+    stats, plan = EngineStats(), decode(2, Chunk(7, 0, 3, ()))
+    plan.drafted = [Drafted(3, 9, (1, 2, 3)), Drafted(4, 9, (1,)), Drafted(5, 9, (1, 2))]
+    stats.record(plan, StepResult([], num_accepted=[2, 0, 2]), 7.0)
+    assert (stats.decode_tokens, stats.decode_time) == (2 + 3 + 1 + 3, 5.5)
+    assert (stats.prefill_tokens, stats.prefill_time) == (3, 1.5)
+
+
 def test_a_step_that_only_copies_counts_as_none() -> None:
     stats = EngineStats()
-    stats.record(StepPlan(writes=[FileWrite("file", b"", Place(Tier.DEVICE, 1))]), 3.0)
-    stats.record(StepPlan(wait=True), 3.0)
+    stats.record(StepPlan(writes=[FileWrite("file", b"", Place(Tier.DEVICE, 1))]), NOTHING, 3.0)
+    stats.record(StepPlan(wait=True), NOTHING, 3.0)
     assert stats == EngineStats()
 
 

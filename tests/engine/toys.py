@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, settings
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool
 from nanoengine.engine.kv.groups import KVSpec
-from nanoengine.engine.messages import UNKNOWN, FileDone, Place, RowSampling, StepPlan, StepResult, Tier
+from nanoengine.engine.messages import UNKNOWN, Drafted, FileDone, Place, RowSampling, StepPlan, StepResult, Tier
 from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
+from nanoengine.engine.speculation.speculation import Speculation
 from nanoengine.sampling_params import SamplingParams
 
 FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +45,7 @@ def make_scheduler(
     policy: str = "prefill_first",
     max_chunk: int | None = None,
     specs: tuple[KVSpec, ...] = (KVSpec(),),
+    speculation: Speculation | None = None,
 ) -> Scheduler:
     return Scheduler(
         BlockManager(num_blocks, block_size, caching, specs=specs, most_new_tokens=min(max_chunk or budget, budget)),
@@ -52,6 +54,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         policy=policy,
         long_prefill_token_threshold=max_chunk,
+        speculation=speculation,
     )
 
 
@@ -67,13 +70,19 @@ def free_order(pool: BlockPool) -> list[int]:
 
 def answer(plan: StepPlan, token: int = 7) -> StepResult:
     """The same token for every sample."""
-    return StepResult([token] * plan.num_samples)
+    return StepResult([token] * plan.num_samples, num_accepted=[_num_equal(run.drafts, token) for run in plan.drafted])
+
+
+def _num_equal(drafts: Seq[int], token: int) -> int:
+    """How many of the first drafts are this token."""
+    return len(list(itertools.takewhile(lambda draft: draft == token, drafts)))
 
 
 def runs_of(plan: StepPlan) -> list[tuple[int, int, int]]:
     """(row, tokens before, new tokens) of each run, decodes first."""
     decodes = zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True)
-    return [(row, before, 1) for row, before in decodes] + [(c.row, c.num_computed, c.num_new) for c in plan.chunks]
+    own = [(row, before, 1) for row, before in decodes]
+    return own + [(run.row, run.num_computed, run.num_new) for run in (*plan.drafted, *plan.chunks)]
 
 
 def new_tokens(plan: StepPlan) -> list[int]:
@@ -83,13 +92,15 @@ def new_tokens(plan: StepPlan) -> list[int]:
 
 def sampled_rows(plan: StepPlan) -> list[int]:
     """The row of each sample."""
-    return plan.decodes.rows.tolist() + [row for chunk in plan.chunks for row in chunk.samples]
+    drafted = [run.row for run in plan.drafted for _ in range(run.num_new)]
+    return plan.decodes.rows.tolist() + drafted + [row for chunk in plan.chunks for row in chunk.samples]
 
 
 def samples_of(plan: StepPlan) -> list[tuple[int, int]]:
     """(position of the token, row) of each sample."""
     decodes = zip((plan.decodes.num_computed + 1).tolist(), plan.decodes.rows.tolist(), strict=True)
-    return [*decodes, *((c.num_computed + c.num_new, row) for c in plan.chunks for row in c.samples)]
+    drafted = [(run.num_computed + 1 + i, run.row) for run in plan.drafted for i in range(run.num_new)]
+    return [*decodes, *drafted, *((c.num_computed + c.num_new, row) for c in plan.chunks for row in c.samples)]
 
 
 def members(scheduler: Scheduler, plan: StepPlan) -> list[int]:
@@ -183,8 +194,10 @@ class ToyModel(Eager):
         self.broken -= {start.row for start in plan.started}
         files = [] if failing else self._copy(plan)
         self._apply(plan)
+        drafts = {run.row: run.drafts for run in plan.drafted}
         for row, start, count in runs_of(plan):
             if row not in self.broken:
+                self.rows[row].token_ids += drafts.get(row, ())  # until they are rejected
                 self._write_tokens(self.rows[row], start, count, failing)
         if failing:
             self.break_rows(plan)
@@ -192,9 +205,25 @@ class ToyModel(Eager):
         tokens: list[int] = []
         for row, before in zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True):
             tokens += self._sample(row, before + 1, (row,))
+        accepted = [self._verify(run, tokens) for run in plan.drafted]
         for chunk in plan.chunks:
             tokens += self._sample(chunk.row, chunk.num_computed + chunk.num_new, chunk.samples)
-        return StepResult(tokens, files=files)
+        return StepResult(tokens, files=files, num_accepted=accepted)
+
+    def _verify(self, run: Drafted, tokens: list[int]) -> int:
+        """Sample behind each token of a run; returns how many of its drafts are right. The K/V of others stay."""
+        if run.row in self.broken:
+            tokens += [UNKNOWN] * run.num_new
+            return 0
+        row = self.rows[run.row]
+        known, num_accepted, own = row.token_ids[: run.num_computed + 1], UNKNOWN, row.token_ids
+        for i, draft in enumerate([*run.drafts, UNKNOWN]):
+            row.token_ids = [*known, *run.drafts[:i]]
+            tokens += self._sample(run.row, len(row.token_ids), (run.row,))
+            if num_accepted == UNKNOWN and tokens[-1] != draft:
+                num_accepted, own = i, row.token_ids
+        row.token_ids = own
+        return num_accepted
 
     def choose(self, row: ToyRow, token: int) -> int:  # noqa: ARG002 - for those that sample otherwise
         """The token that a row gets where all rows with its tokens would get this one."""

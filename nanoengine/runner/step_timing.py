@@ -1,0 +1,56 @@
+"""How long steps of a few tokens take: from that follows how many drafts are worth verifying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+from nanoengine.engine.messages import Drafted, RowSampling, Started, StepPlan
+from nanoengine.sampling_params import SamplingParams
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+"""Tokens of the steps that are measured."""
+
+MOST_NEW = 16
+"""Tokens of a run: as many sequences share a step as that takes."""
+
+HISTORY = 48
+"""Tokens before them, which attention reads."""
+
+REPEATS = 3
+"""Steps that count, of each size; one before them warms up."""
+
+
+def time_steps(
+    run: Callable[[StepPlan], object], *, num_rows: int, max_len: int, block_size: int, num_groups: int
+) -> tuple[tuple[int, float], ...]:
+    """(tokens, seconds) of steps that verify drafts, as far as so many sequences of this length go.
+
+    Args:
+        run: carries a plan out, and waits for its end. What the plans write to the first blocks of the pool is of no use.
+    """
+    most_new = min(MOST_NEW, max_len)
+    before = min(HISTORY, max_len - most_new)
+    table = list(range(1, -(-(before + most_new) // block_size) + 1))
+    measured = []
+    for size in SIZES:
+        lengths = [min(most_new, size - first) for first in range(0, size, most_new)]
+        if len(lengths) > num_rows:
+            break
+        drafted = [Drafted(row, before, (0,) * (length - 1)) for row, length in enumerate(lengths)]
+        started = [_started(row, before + 1, (table,) * num_groups) for row in range(len(lengths))]
+        run(StepPlan(started=started, drafted=drafted))
+        measured.append((size, median(_seconds(run, StepPlan(drafted=drafted)) for _ in range(REPEATS))))
+    run(StepPlan(ended=list(range(num_rows))))
+    return tuple(measured)
+
+
+def _started(row: int, length: int, tables: tuple[list[int], ...]) -> Started:
+    return Started(row, [0] * length, tables, RowSampling(SamplingParams(temperature=0), row, num_prompt_tokens=length))
+
+
+def _seconds(run: Callable[[StepPlan], object], plan: StepPlan) -> float:
+    start = perf_counter()
+    run(plan)
+    return perf_counter() - start
