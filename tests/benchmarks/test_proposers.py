@@ -1,0 +1,84 @@
+"""Replays: what counts as a guess that came true."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from benchmarks.options import BadOption
+from benchmarks.proposers import EDITS, PROPOSERS, TEXTS, add_arguments, edited, num_right, replay, run
+from benchmarks.report import Report
+
+
+class Known:
+    """Says what it was told, whatever the sequence; remembers how sequences ended."""
+
+    def __init__(self, guess: list[int]):
+        self.says = guess
+        self.ended: list[list[int]] = []
+
+    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Known:  # noqa: ARG002
+        return self
+
+    def guess(self, token_ids: Sequence[int], most: int) -> list[int]:  # noqa: ARG002
+        return self.says[:most]
+
+    def end(self, token_ids: Sequence[int]) -> None:
+        self.ended.append(list(token_ids))
+
+
+@pytest.mark.parametrize(
+    ("guess", "output", "right"),
+    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 9, 3], [1, 2, 3], 1), ([1, 2, 3], [1], 1), ([9], [1], 0)],
+)
+def test_tokens_are_right_up_to_the_first_that_is_not(guess: list[int], output: list[int], right: int) -> None:
+    assert num_right(guess, output) == right
+
+
+def test_a_step_brings_what_came_true_and_one_token_more() -> None:
+    proposer = Known([5, 5, 5])
+    figures = replay(proposer, [([1], [5, 5, 5, 5, 5, 6, 7])], 3)
+    # Steps: 5 5 5 + 5; 5 + 6; 7, which the model samples whatever is guessed.
+    assert figures["accepted_tokens"] == pytest.approx(4 / 3)
+    assert figures["accepted_share"] == pytest.approx(4 / 9)
+    assert proposer.ended == [[1, 5, 5, 5, 5, 5, 6, 7]]
+
+
+def test_who_guesses_nothing_has_nothing_accepted() -> None:
+    figures = replay(Known([]), [([1], [5, 5])], 3)
+    assert (figures["accepted_tokens"], figures["accepted_share"]) == (0, 0)
+
+
+def test_edits_are_few_and_of_three_kinds() -> None:
+    text = list(range(10_000, 20_000))
+    result = edited(text, Random(0))
+    kept = [token for token in result if token >= 10_000]
+    assert kept == sorted(set(kept))
+    left_out, put_in = len(text) - len(kept), len(result) - len(kept)
+    for count in (left_out, put_in):
+        assert count == pytest.approx(2 / 3 * EDITS * len(text), rel=0.2)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_have_the_lengths_asked_for_and_the_same_seed_makes_the_same(text: str) -> None:
+    prompt, output = TEXTS[text](50, 70, Random(3))
+    assert (len(prompt), len(output)) == (50, 70)
+    assert TEXTS[text](50, 70, Random(3)) == (prompt, output)
+
+
+def test_every_proposer_meets_every_text() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    report = Report("proposers")
+    run(parser.parse_args(["--num-seqs", "2", "--input-len", "40", "--output-len", "20", "--repeat", "1"]), report)
+    assert {(row.case["text"], row.case["proposer"]) for row in report.rows} == {
+        (text, name) for text in TEXTS for name in PROPOSERS
+    }
+
+
+def test_more_prose_than_there_is_is_refused() -> None:
+    with pytest.raises(BadOption, match="input-len"):
+        TEXTS["prose"](10**7, 1, Random(0))
