@@ -109,12 +109,12 @@ class Scheduler:
         self.held: set[Sequence] = set()  # running, but not to be decoded before `refork`
         self.complete: set[Sequence] = set()  # running, but the last token is on its way
         self.outbox = Outbox()
+        self._untold: dict[Sequence, list[Entries]] = {}  # changes of tables, until a plan that computes the sequence
         self.drafts: DraftedRuns | None = None  # those who have any are running, and in no other set
         if speculation is not None:
-            self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, max_chunk)
+            self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, self._untold, max_chunk)
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
-        self._untold: dict[Sequence, list[Entries]] = {}  # changes of tables, until a plan that computes the sequence
         self._common_to: list[Sequence] = []
         self._common_blocks: list[int] = []
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
@@ -328,11 +328,14 @@ class Scheduler:
         """See to it that the next token of a sequence has a slot; False if it had to give way itself."""
         if position < seq.num_slots:
             self.block_manager.publish(seq, seq.num_written_tokens)
-            return True
-        changes = self._grow(seq)
-        if changes and not self.outbox.restarts(seq):  # its whole tables are told
-            step.plan.tables += changes
-        return changes is not None
+        else:
+            changes = self._grow(seq)
+            if changes is None:
+                return False
+            if not self.outbox.restarts(seq):  # its whole tables are told
+                self._untold.setdefault(seq, []).extend(changes)
+        step.plan.tables += self._untold.pop(seq, ())
+        return True
 
     def _make_room_for_prompts(self) -> None:
         """What prompts that were begun see no more makes room for what is to come of them.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import Drafted, StepResult
+from nanoengine.engine.messages import Drafted, Entries, StepResult
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.speculation.speculation import Candidate, Speculation
@@ -35,15 +35,22 @@ class DraftedRuns:
 
     Args:
         speculation: says which drafts are worth verifying.
+        untold: changes of tables of sequences, until a plan that computes them.
         most_new: most tokens of a sequence in one step.
     """
 
     def __init__(
-        self, speculation: Speculation, decodes: DecodeSet, block_manager: BlockManager, outbox: Outbox, most_new: int
+        self,
+        speculation: Speculation,
+        decodes: DecodeSet,
+        block_manager: BlockManager,
+        outbox: Outbox,
+        untold: dict[Sequence, list[Entries]],
+        most_new: int,
     ):
         self.speculation = speculation
         self.most_new = most_new
-        self._decodes, self._block_manager, self._outbox = decodes, block_manager, outbox
+        self._decodes, self._block_manager, self._outbox, self._untold = decodes, block_manager, outbox, untold
         self.verifying: set[Sequence] = set()  # in a plan on its way
         self.postponed: set[Sequence] = (
             set()
@@ -67,9 +74,7 @@ class DraftedRuns:
         chosen = self.speculation.choose(self._candidates(), len(self._decodes), budget)
         for seq, drafts in chosen.items():
             if seq.num_known_tokens < seq.num_tokens:
-                self._decodes.remove(seq)
-                self.postponed.add(seq)
-                self.speculation.stats.num_postponed += 1
+                self._postpone(step, seq)
                 continue
             if seq.num_slots < seq.num_tokens + len(drafts):
                 changes = self._block_manager.allocate_slots(seq, len(drafts))
@@ -82,6 +87,16 @@ class DraftedRuns:
                 seq.num_tokens += 1 + len(drafts)
                 seq.num_computed_tokens += 1 + len(drafts)
                 self.verifying.add(seq)
+
+    def _postpone(self, step: InFlight, seq: Sequence) -> None:
+        """Leave a sequence out of a plan, which must then tell nothing of it."""
+        own = [entries for entries in step.plan.tables if entries.row == seq.row]
+        if own:
+            step.plan.tables = [entries for entries in step.plan.tables if entries.row != seq.row]
+            self._untold[seq] = own
+        self._decodes.remove(seq)
+        self.postponed.add(seq)
+        self.speculation.stats.num_postponed += 1
 
     def _candidates(self) -> Iterator[Candidate]:
         for seq in self._decodes.seqs:
