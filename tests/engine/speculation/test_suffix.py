@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoengine.engine.speculation.suffix import (
@@ -228,6 +228,16 @@ def test_the_salt_that_was_not_used_for_longest_goes() -> None:
     assert running.guess([1, 2], 1) == [], "a running sequence keeps nothing that has gone"
 
 
+def test_the_end_of_an_output_is_a_use_of_its_salt() -> None:
+    proposer = SuffixProposer(max_salts=2)
+    running = proposer.begin(0, b"a")
+    for salt in (b"a", b"b"):
+        proposer.begin(0, salt).end([1, 2, 3])
+    running.end([1, 2, 3])
+    proposer.begin(0, b"c").end([1, 2, 3])
+    assert [guess(proposer, [1, 2], 1, salt) for salt in (b"a", b"b", b"c")] == [[3], [], [3]]
+
+
 def test_a_sequence_that_says_nothing_takes_no_place() -> None:
     proposer = SuffixProposer(max_salts=1)
     proposer.begin(0, b"a").end([1, 2, 3])
@@ -239,6 +249,7 @@ def test_no_salts_keep_no_outputs() -> None:
     assert guess(after([[1, 2, 3]], max_salts=0), [1, 2]) == []
 
 
+@example(lengths=[12, 11], half=24)  # one token too many, with the separators
 @given(lengths=st.lists(st.integers(1, 90), max_size=20), half=st.integers(24, 40))
 def test_outputs_are_kept_up_to_a_bound_the_latest_ones_always(lengths: list[int], half: int) -> None:
     outputs = RecentOutputs(2 * half)
