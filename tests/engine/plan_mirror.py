@@ -117,7 +117,9 @@ class PlanMirror:
             if scheduler.outbox.restarts(seq) or seq in scheduler.held:  # they will begin anew
                 continue
             row = self.rows[seq.row]
-            if seq not in scheduler._untold:  # of one who was left out of this plan, what has changed is told in the next
+            if (
+                seq not in scheduler._untold
+            ):  # of one who was left out of this plan, what has changed is told in the next
                 assert row.tables == seq.block_tables
             assert len(row.token_ids) == seq.num_tokens
             assert row.num_computed == seq.num_computed_tokens

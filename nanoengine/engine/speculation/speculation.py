@@ -2,7 +2,7 @@
 
 Drafts are worth verifying as long as the tokens that are expected of a step, per second, grow with them. What they bring follows
 from how the guesses for the sequence fared; what they cost, from how long steps of more tokens take. On a CPU, and with few
-sequences on any device, a step mostly waits for the weights, and some more tokens cost next to nothing; a full batch is different.
+sequences on any device, a step mostly waits for weights, and some more tokens cost next to nothing; a full batch is different.
 
 Whatever is decided here, the tokens are the same: see docs/speculation.md.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nanoengine.engine.messages import UNKNOWN
@@ -107,6 +107,15 @@ class Speculation:
         self.costs, self.draft_costs = costs, draft_costs
         self.stats = SpeculationStats()
         self._states: dict[Sequence, _State] = {}
+
+    def snapshot(self) -> SpeculationStats:
+        """The counters at this moment, copied."""
+        return replace(
+            self.stats,
+            tried_at=self.stats.tried_at.copy(),
+            accepted_at=self.stats.accepted_at.copy(),
+            step_seconds=self.costs.curve,
+        )
 
     # ---- choosing
 
