@@ -1,4 +1,4 @@
-"""Sequences cut into parts that run side by side, and one result made of those of all parts (Flash-Decoding, Dao et al., 2023)."""
+"""Sequences cut into parts that run side by side, and one result made of those of all parts (Flash-Decoding, 2023)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanoengine.kernels.triton.paged_cache import LOWEST
 from nanoengine.kernels.triton.tuning import Tuning
 
 STEP = 64
-"""Parts are multiples of so many tokens, and those of every tile."""
+"""Parts are multiples of so many tokens at least, and those of every tile."""
 
 MAX_PARTS = 128
 """Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
@@ -52,7 +52,7 @@ class Split(NamedTuple):
 
     Args:
         to_fill: parts of every sequence that fill the device.
-        longest_part: tokens, a multiple of STEP.
+        longest_part: tokens, a multiple of the step.
         most_parts: of any sequence that its block table has room for.
     """
 
@@ -61,7 +61,7 @@ class Split(NamedTuple):
     most_parts: int
 
 
-def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
+def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int = STEP) -> Split:
     """Cut sequences into as many parts as run side by side; those longer than `tuning.decode_longest_part` into more.
 
     Where sequences fill the device, memory is busy, and parts gain nothing but balance: a long sequence among short ones would be
@@ -71,12 +71,13 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
     Args:
         programs: how many there are if no sequence is cut.
         longest: most tokens that can be seen of a sequence, by the width of its block table, its window or its chunk.
+        step: parts are multiples of so many tokens.
     """
     to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
     most = max(1, min(MOST_PROGRAMS // programs, MAX_PARTS))
     tokens = max(tuning.decode_longest_part, triton.cdiv(longest, most), 1)
-    longest_part = triton.cdiv(tokens, STEP) * STEP
-    most_parts = max(1, min(to_fill, triton.cdiv(longest, STEP)), triton.cdiv(longest, longest_part))
+    longest_part = triton.cdiv(tokens, step) * step
+    most_parts = max(1, min(to_fill, triton.cdiv(longest, step)), triton.cdiv(longest, longest_part))
     return Split(to_fill, longest_part, most_parts)
 
 
@@ -92,35 +93,39 @@ def part_size(seen: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP
 @triton.jit
 def combine(
     out: tl.tensor,
+    place: tl.tensor,
+    exists: tl.tensor,
     results: tl.tensor,
     log_sums: tl.tensor,
-    num_heads: tl.tensor,
     parts: tl.tensor,
     most_parts: tl.tensor,
     HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ) -> None:
     """Each part's result counts as much as the sum of its weights. The order is that of the parts, whoever came last.
 
-    All pointers are to the first of `num_heads` heads of one sequence, HEADS at most.
+    Args:
+        place, exists: [ROWS], where in `out` each row goes, and whether there is such a row.
+        results: [ROWS, most_parts, HEAD_DIM], of which `parts` are written.
+        log_sums: [ROWS, most_parts], the logarithms of sums of weights; -inf where nothing has weight.
     """
-    head = tl.arange(0, HEADS)
+    row = tl.arange(0, ROWS)
     dim = tl.arange(0, HEAD_DIM)
-    exists = (head < num_heads)[:, None]
     every = tl.arange(0, MAX_PARTS)[None, :]
-    log_sum = tl.load(log_sums + head[:, None] * most_parts + every, mask=exists & (every < parts), other=LOWEST)
+    there = exists[:, None] & (every < parts)
+    log_sum = tl.load(log_sums + row[:, None] * most_parts + every, mask=there, other=LOWEST)
     highest = tl.max(log_sum, axis=1)
     total = highest + tl.log2(tl.sum(tl.exp2(log_sum - highest[:, None]), axis=1))
-    combined = tl.zeros([HEADS, HEAD_DIM], tl.float32)
+    combined = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # asks for results two rounds before they are used
         part = first + tl.arange(0, AT_ONCE)
-        index = head[:, None] * most_parts + part[None, :]
-        written = exists & (part < parts)[None, :]
+        index = row[:, None] * most_parts + part[None, :]
+        written = exists[:, None] & (part < parts)[None, :]
         weight = tl.exp2(tl.load(log_sums + index, mask=written, other=LOWEST) - total[:, None])
         pointer = results + index[:, :, None] * HEAD_DIM + dim[None, None, :]
         result = tl.load(pointer, mask=written[:, :, None], other=0.0)
         combined += tl.sum(weight[:, :, None] * result, axis=1)
-    pointer = out + head[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(pointer, combined.to(out.dtype.element_ty), mask=exists)
+    pointer = out + place[:, None] + dim[None, :]
+    tl.store(pointer, combined.to(out.dtype.element_ty), mask=exists[:, None])

@@ -231,7 +231,7 @@ def test_every_candidate(tuning: Tuning, candidate: tuple[int, int, int]) -> Non
 
 def test_more_parts_than_are_combined_at_once() -> None:
     """The last lot is full or is not."""
-    at_once = module._constants(2, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
+    at_once = module._constants(2, 1, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
     assert at_once == 8
     case = Case([8 * STEP, 8 * STEP + 1, 17 * STEP - 3], 1, 2, 256, block_size=256)
     case.check(tuning=CUT)
