@@ -436,11 +436,6 @@ class Scheduler:
             self.drafts.wake()
         return advanced
 
-    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """A plan took so long: the cost of drafts follows from that."""
-        if self.drafts is not None and plan.computes and not plan.chunks:
-            self.drafts.speculation.costs.record(plan.num_new_tokens, seconds)
-
     def _take_one_by_one(self, samplers: list[Sequence], tokens: list[int]) -> Advanced:
         """`update`, where some sequences have ended or may end by their tokens."""
         advanced = Advanced([], [])

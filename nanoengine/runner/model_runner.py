@@ -16,6 +16,7 @@ from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
 from nanoengine.errors import EngineClosed
 from nanoengine.kernels.interface import Kernels
 from nanoengine.models.decoder import Decoder
+from nanoengine.runner.draft_model import DraftModel
 from nanoengine.runner.drafts import Drafts
 from nanoengine.runner.graphs import Graphs
 from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, pack_prompt, shape_of, unpack
@@ -41,6 +42,7 @@ class Parts:
     mover: KVMover
     block_size: int
     max_num_batched_tokens: int
+    draft_model: DraftModel | None = None
 
 
 class Step:
@@ -87,6 +89,7 @@ class ModelRunner:
         self.model, self.sampler, self.rows, self.mover = parts.model, parts.sampler, parts.rows, parts.mover
         self.kv_cache: KVCache | None = parts.kv_cache
         self.block_size = parts.block_size
+        self.draft_model = parts.draft_model
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
         num_rows = self.rows.padding_row
         num_tokens = max(parts.max_num_batched_tokens, num_rows)
@@ -111,7 +114,8 @@ class ModelRunner:
             return
         self.mover.close()
         self.kv_cache = self.graphs = None
-        del self.model, self.mover, self.rows, self.sampler  # which may keep much for rows with penalties
+        # The sampler may keep much for rows with penalties.
+        del self.model, self.draft_model, self.mover, self.rows, self.sampler
         if self.stream.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -138,14 +142,21 @@ class ModelRunner:
             raise
 
     def _compute(self, step: Step, plan: StepPlan) -> None:
+        guesses = None
         if (replayed := self._replay(plan)) is not None:
             logits, packed = replayed
             *_, sampled_rows, positions = (self._numbers[section] for section in packed.layout.sections)
         else:
             packed = pack(plan, self.rows, self.stream)
             self._send(packed)
+            if self.draft_model is not None and plan.drafted:
+                token_ids = self._numbers[packed.layout.sections[3]]
+                guesses = self.draft_model.guess(plan.drafted, len(plan.decodes.rows), token_ids)
             inputs = self._inputs(shape_of(plan, packed.layout, self.block_size))
             hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
+            if self.draft_model is not None:
+                assert self.kv_cache is not None
+                self.draft_model.follow(inputs, self.kv_cache.groups)
             step.prompt_logprobs = self._prompt_logprobs(plan, hidden)
             if not plan.num_samples:
                 return
@@ -154,7 +165,10 @@ class ModelRunner:
             logits = self.model.compute_logits(hidden)
             sampled_rows, positions = inputs.sampled_rows, inputs.sampled_positions
         if plan.num_samples:
-            step.samples = self._sample(plan, logits, packed, sampled_rows, positions)
+            drafts = None
+            if plan.drafted:
+                drafts = Drafts.of(plan.drafted, len(plan.decodes.rows), len(logits), self.stream, guesses)
+            step.samples = self._sample(logits, packed, sampled_rows, positions, drafts)
 
     def _replay(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """The logits of a step that was recorded, and its numbers; None for any other."""
@@ -184,10 +198,9 @@ class ModelRunner:
     def _send(self, packed: Packed) -> None:
         self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
 
-    def _sample(self, plan: StepPlan, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
-        drafts = None
-        if plan.drafted:
-            drafts = Drafts.of(plan.drafted, len(plan.decodes.rows), len(logits), self.stream)
+    def _sample(
+        self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor, drafts: Drafts | None
+    ) -> Samples:
         on_host, kept = (packed.sampled_rows, packed.sampled_positions), self.rows.last_tokens
         return self.sampler.sample(logits, *on_host, rows, positions, kept, drafts)
 

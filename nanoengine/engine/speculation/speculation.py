@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nanoengine.engine.messages import UNKNOWN
+from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.speculation.acceptance import Acceptance
 from nanoengine.engine.speculation.proposer import Guesser, Proposer
@@ -91,7 +91,7 @@ class Speculation:
         num_drafts: most drafts of a sequence in a step.
         vocab_size: token ids are below it; what a guesser says beyond is dropped.
         costs: of steps by their tokens.
-        draft_costs: of one step of whoever computes guesses, for so many sequences; None: guesses take no time.
+        guess_share: what one guess for every sequence takes of the time of a step, where whoever computes the steps guesses.
     """
 
     def __init__(
@@ -101,10 +101,10 @@ class Speculation:
         num_drafts: int,
         vocab_size: int,
         costs: StepCosts,
-        draft_costs: StepCosts | None = None,
+        guess_share: float = 0.0,
     ):
         self.proposer, self.num_drafts, self.vocab_size = proposer, num_drafts, vocab_size
-        self.costs, self.draft_costs = costs, draft_costs
+        self.costs, self.guess_share = costs, guess_share
         self.stats = SpeculationStats()
         self._states: dict[Sequence, _State] = {}
 
@@ -158,9 +158,7 @@ class Speculation:
     def _seconds(self, num_tokens: int, depth: int, num_seqs: int) -> float:
         """What a step is expected to take in which the longest run of drafts is so long, guessing included."""
         seconds = self.costs.seconds(num_tokens)
-        if depth and self.draft_costs is not None:
-            seconds += (depth + 1) * self.draft_costs.seconds(num_seqs)
-        return seconds
+        return seconds + depth * self.guess_share * self.costs.seconds(num_seqs) if self.guess_share else seconds
 
     def _worth(self, guesses: list[tuple[Sequence, list[int]]], num_tokens: int, budget: int) -> list[int]:
         """How many drafts of each guess make the most tokens per second, the likeliest first."""
@@ -214,6 +212,15 @@ class Speculation:
         return sound
 
     # ---- learning
+
+    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
+        """A plan took so long."""
+        if not plan.computes or plan.chunks:
+            return
+        num_tokens, num_seqs = plan.num_new_tokens, len(plan.decodes.rows) + len(plan.drafted)
+        depth = max((len(run.drafts) for run in plan.drafted), default=0)
+        guessing = self._seconds(num_tokens, depth, num_seqs) / self._seconds(num_tokens, 0, num_seqs)
+        self.costs.record(num_tokens, seconds / guessing)
 
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many of the drafts of a sequence were accepted."""

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 LEARNING_RATE = 0.1
 """How far one step moves what is known of steps of its size: single ones are noisy."""
 
+HOPE = 0.002
+"""How far one step moves what is known of larger ones towards its own time: nobody finds out that they became cheap who never
+tries them. It is so small that trying in vain costs less than a thousandth.
+"""
+
 MOST_OFF = 2.0
 """A step that took more than so many times as long as expected, or as little, counts as if it had taken that."""
 
@@ -39,8 +44,11 @@ class StepCosts:
             return
         expected = self.seconds(num_tokens)
         ratio = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
-        for place, weight in self._around(num_tokens):
+        around = self._around(num_tokens)
+        for place, weight in around:
             self._seconds[place] *= 1 + weight * LEARNING_RATE * (ratio - 1)
+        for place in range(around[-1][0] + 1, len(self._seconds)):
+            self._seconds[place] += HOPE * min(expected - self._seconds[place], 0.0)
 
     def _around(self, num_tokens: int) -> list[tuple[int, float]]:
         """Which measured sizes a number is between, and how much each counts."""
