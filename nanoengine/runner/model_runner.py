@@ -149,7 +149,7 @@ class ModelRunner:
         else:
             packed = pack(plan, self.rows, self.stream)
             self._send(packed)
-            if self.draft_model is not None and plan.drafted:
+            if self.draft_model is not None and any(UNKNOWN in run.drafts for run in plan.drafted):
                 token_ids = self._numbers[packed.layout.sections[3]]
                 guesses = self.draft_model.guess(plan.drafted, len(plan.decodes.rows), token_ids)
             inputs = self._inputs(shape_of(plan, packed.layout, self.block_size))
