@@ -75,12 +75,13 @@ class NativeAttention(TwoKernels):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        tables, lens = runs.block_tables, runs.seq_lens
+        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         num_shared = (
             runs.num_shared if spec.window is None and spec.chunk is None else 0
         )  # out of sight sooner or later
         asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
-        return self._decode(q, k_cache, v_cache, tables, lens, num_shared, k_cache.shape[2], self.block_size, *asked)
+        sizes = k_cache.shape[2], self.block_size
+        return self._decode(q, k_cache, v_cache, tables, starts, lens, num_shared, *sizes, *asked)
 
     def prefill(
         self,

@@ -7,6 +7,7 @@ query sees.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,21 @@ MAX_GATHERED_TOKENS = 1 << 17
 
 SHORT = 64
 """Sequences up to this length are never worth a group of their own, nor are so few queries a slice of theirs."""
+
+
+class _Query(NamedTuple):
+    """One query of each sequence of a group."""
+
+    rows: Tensor | slice  # which of all queries they are
+    own_slot: Tensor  # [num_seqs]: which of the gathered tokens of its sequence each is
+    visible: Tensor  # [num_seqs, 1, 1, most seen]: which of them it sees
+
+
+class _Group(NamedTuple):
+    """Sequences that are decoded together."""
+
+    slots: Tensor  # [num_seqs, most seen]: what is gathered
+    queries: list[_Query]
 
 
 class TorchAttention(TwoKernels):
@@ -94,16 +110,22 @@ class TorchAttention(TwoKernels):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """One query per sequence; those that see about as much at once, padded to the one that sees most."""
+        """Those sequences at once that see about as much, padded to the one that sees most. Their last queries come first, and
+        what those before them must not see is cleared: it may be NaN, and NaN times zero is NaN.
+        """
         if runs.plan is None:
             runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)
-        for rows, slots, visible in runs.plan:
-            k, v = (_gather(cache, slots) for cache in (k_cache, v_cache))
-            # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
-            grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
+        for group in runs.plan:
+            k, v = (_gather(cache, group.slots) for cache in (k_cache, v_cache))
             own_sinks = None if sinks is None else sinks.unflatten(0, (k.shape[1], -1))
-            out[rows] = _attention(grouped, k, v, visible, spec, own_sinks).flatten(1, 2)
+            for rows, own_slot, visible in reversed(group.queries):
+                # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
+                grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
+                out[rows] = _attention(grouped, k, v, visible, spec, own_sinks).flatten(1, 2)
+                if len(group.queries) > 1:
+                    for gathered in (k, v):
+                        gathered[torch.arange(len(own_slot), device=q.device), :, own_slot] = 0
         return out
 
     def _plan_prefill(self, runs: Runs, spec: AttentionSpec) -> list[Tensor]:
@@ -115,23 +137,35 @@ class TorchAttention(TwoKernels):
             )
         ]
 
-    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor | slice, Tensor, Tensor]]:
-        """For each group of sequences: its rows, the slots that it reads, and which of them each sequence sees."""
+    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[_Group]:
+        """Groups of sequences with as many queries each."""
         device = runs.seq_lens.device
         # The host may know upper bounds alone: where a sequence begins to be seen follows from its length on the device.
-        counts = [min(seq_len, spec.window or seq_len, spec.chunk or seq_len) for seq_len in runs.seq_lens_list]
-        groups = list(_groups(counts))
-        plan: list[tuple[Tensor | slice, Tensor, Tensor]] = []
+        counts = [
+            max(query_len, min(seq_len, query_len - 1 + min(spec.window or seq_len, spec.chunk or seq_len)))
+            for seq_len, query_len in zip(runs.seq_lens_list, runs.query_lens_list, strict=True)
+        ]
+        groups = list(_groups(counts, runs.query_lens_list))
+        plan = []
         for group in groups:
+            query_len = runs.query_lens_list[group[0]]
             rows = torch.tensor(group, device=device) if len(groups) > 1 else slice(None)
-            last = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)
-            first = torch.zeros_like(last) if spec.window is None else (last - spec.window + 1).clamp(min=0)
-            first = first if spec.chunk is None else first.maximum(last - last % spec.chunk)
+            lens = runs.seq_lens[rows][:, None]
+            # A sequence of length 0 is a padding row: it may get anything.
+            own = [(lens - query_len + j).clamp(min=0) for j in range(query_len)]  # position of each query
+            first = _first_seen_of_each(own[0], spec)
             positions = first + torch.arange(counts[group[-1]], device=device)
-            # Padding repeats the last token: it is masked, but it must be finite, since NaN times zero is NaN. A sequence of
-            # length 0 is a padding row: it may get anything.
-            slots = self._slots(runs.block_tables[rows], torch.minimum(positions, last))
-            plan.append((rows, slots, (positions <= last)[:, None, None]))  # [num_seqs, 1, 1, most seen]
+            # Padding repeats a token that all queries see: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self._slots(runs.block_tables[rows], positions.where(positions <= own[-1], own[0]))
+            queries = [
+                _Query(
+                    runs.query_start_loc[rows].long() + j if len(groups) > 1 else slice(j, None, query_len),
+                    (position - first)[:, 0],
+                    ((_first_seen_of_each(position, spec) <= positions) & (positions <= position))[:, None, None],
+                )
+                for j, position in enumerate(own)
+            ]
+            plan.append(_Group(slots, queries))
         return plan
 
     def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
@@ -150,6 +184,12 @@ def _first_seen(position: int, spec: AttentionSpec) -> int:
     """The first position that the token at a position sees."""
     first = 0 if spec.window is None else max(0, position - spec.window + 1)
     return first if spec.chunk is None else max(first, position - position % spec.chunk)
+
+
+def _first_seen_of_each(positions: Tensor, spec: AttentionSpec) -> Tensor:
+    """The same for positions in a tensor."""
+    first = torch.zeros_like(positions) if spec.window is None else (positions - spec.window + 1).clamp(min=0)
+    return first if spec.chunk is None else first.maximum(positions - positions % spec.chunk)
 
 
 def _visible(first: int, last: int, spec: AttentionSpec, device: torch.device) -> Tensor:
@@ -216,13 +256,14 @@ def _slices(count: int, size: int) -> Iterator[tuple[int, int]]:
     return ((first, min(first + size, count)) for first in range(0, count, size))
 
 
-def _groups(seq_lens: list[int]) -> Iterator[list[int]]:
-    """Indices of sequences, shortest first, cut so that none is padded to more than twice its length."""
+def _groups(seq_lens: list[int], query_lens: list[int]) -> Iterator[list[int]]:
+    """Indices of sequences with as many queries each, shortest first, none padded to more than twice its length."""
     group: list[int] = []
-    for i in sorted(range(len(seq_lens)), key=seq_lens.__getitem__):
+    for i in sorted(range(len(seq_lens)), key=lambda i: (query_lens[i], seq_lens[i])):
+        unlike = group and query_lens[i] != query_lens[group[0]]
         too_long = group and seq_lens[i] > max(2 * seq_lens[group[0]], SHORT)
         too_many = group and (len(group) + 1) * seq_lens[i] > MAX_GATHERED_TOKENS
-        if too_long or too_many:
+        if unlike or too_long or too_many:
             yield group
             group = []
         group.append(i)

@@ -29,7 +29,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     ),
     "attention_decode": (
         "attention_decode",
-        [INT, *[POINTER] * 4, SIZE, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
     "attention_prefill": (
         "attention_prefill",

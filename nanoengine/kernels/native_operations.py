@@ -224,6 +224,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         k_cache: Tensor,
         v_cache: Tensor,
         block_tables: Tensor,
+        query_start: Tensor,
         seq_lens: Tensor,
         num_shared: int,
         kv_heads: int,
@@ -234,13 +235,14 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         chunk: int | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        q, block_tables, seq_lens = q.contiguous(), block_tables.contiguous(), seq_lens.contiguous()
+        q, block_tables = q.contiguous(), block_tables.contiguous()
+        query_start, seq_lens = query_start.contiguous(), seq_lens.contiguous()
         out = torch.empty_like(q)
-        sequences, q_heads, head_dim = q.shape
+        _, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
-        sizes = sequences, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
+        sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
         asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address_of_floats(sinks)
-        lengths = seq_lens.data_ptr(), num_shared
+        lengths = query_start.data_ptr(), seq_lens.data_ptr(), num_shared
         c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 

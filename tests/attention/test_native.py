@@ -492,7 +492,7 @@ def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -
         pool = native_pool(Sequences(heads, 16, [600, 3, 1100, 100, 17, 18, 19], dtype))
         lens = pool.sequences.lens
         prefilled = pool.prefill([0] * 7, lens)
-        return pool.memory.nan_to_num(9.0), prefilled, pool.decode(lens)
+        return pool.memory.nan_to_num(9.0), prefilled, pool.decode(lens), pool.mixed(7, [n - 3 for n in lens], lens)
 
     with threads(1):
         one = results()
@@ -502,19 +502,107 @@ def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -
                 assert torch.equal(left, right)
 
 
+# ---- a few new tokens per sequence: each as if it were decoded alone
+
+
+def check_alone(pool: Pool, starts: list[int]) -> None:
+    """All tokens of all sequences from starts[i] on at once, then each by itself: when it is the last, all that come after it
+    are NaN or infinite."""
+    rows, lens = list(range(len(starts))), pool.sequences.lens
+    pool.fill(starts)
+    q = pool.write_span(rows, starts, lens)
+    pool.forget(rows, starts)
+    together = pool.attend(len(lens), q, rows, starts, lens)
+    assert together.isfinite().all()
+    tokens = [(i, position) for i in rows for position in range(starts[i], lens[i])]
+    for at, (i, position) in reversed(list(enumerate(tokens))):
+        alone = pool.attend(1, q[at : at + 1], [i], [position], [position + 1])
+        assert torch.equal(together[at : at + 1], alone), (i, position)
+        spoil(pool, i, position)
+        first = at - (position - starts[i])
+        rest = pool.attend(1, q[first : at + 1], [i], [starts[i]], [position + 1])
+        assert torch.equal(together[first:at], rest[:-1]), (i, position)
+
+
+def spoil(pool: Pool, row: int, position: int) -> None:
+    """What a token has written becomes NaN or infinite."""
+    slot = pool.sequences.slots(row, position, position + 1)
+    qkv = torch.full_like(
+        pool.sequences.qkv[row][:1], (torch.nan, torch.inf, -torch.inf)[position % 3], dtype=pool.dtype
+    )
+    pool.write(qkv, torch.tensor([position]), torch.tensor(slot))
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(1, 3, 32), Heads(1, 1, 96), Heads(1, 9, 256)], ids=str)
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, sinks=True, soft_cap=3.0)], ids=["plain", "changed"])
+def test_each_of_a_few_tokens_is_the_same_as_if_it_were_decoded_alone(
+    spec: AttentionSpec, heads: Heads, dtype: torch.dtype
+) -> None:
+    """Within a tile, across tiles, across parts, and from the first token on."""
+    lens = [8, 17, 40, 520, 1026, 300, 1]
+    check_alone(native_pool(Sequences(heads, 16, lens, dtype), spec), [0, 0, 37, 503, 1022, 299, 0])
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 50, 512, 530])
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_each_of_a_few_tokens_begins_with_the_tile_of_its_own_first(kind: str, size: int, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(1.0, **{kind: size})
+    lens = [9, size + 5, 3 * size + 9, 600, 1070]
+    check_alone(
+        native_pool(Sequences(Heads(1, 3, 64), 16, lens, dtype), spec), [max(0, n - 9 - i) for i, n in enumerate(lens)]
+    )
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_what_the_first_of_a_few_tokens_alone_sees_does_not_reach_the_others(kind: str, dtype: torch.dtype) -> None:
+    """The chunks end with that token."""
+    for size in (5, 16, 23, 530):
+        pool = native_pool(Sequences(Heads(1, 3, 64), 16, [2 * size + 3], dtype), AttentionSpec(1.0, **{kind: size}))
+        starts, ends = [2 * size - 1], pool.sequences.lens
+        pool.fill(starts)
+        q = pool.write_span([0], starts, ends)
+        before = pool.attend(1, q, [0], starts, ends)
+        pool.forget([0], [2 * size])
+        after = pool.attend(1, q, [0], starts, ends)
+        assert after[0].isnan().all()
+        assert torch.equal(after[1:], before[1:])
+
+
+@needs_kernels
+@FAST
+@given(sequences_in_steps(), any_spec, st.lists(st.integers(1, 17), min_size=5, max_size=5))
+def test_any_tokens_are_the_same_as_if_each_were_decoded_alone(
+    case: tuple[Sequences, list[list[int]]], spec: AttentionSpec, counts: list[int]
+) -> None:
+    sequences = case[0]
+    starts = [max(0, n - count) for n, count in zip(sequences.lens, counts, strict=False)]
+    check_alone(native_pool(sequences, spec), starts)
+
+
 # ---- what sequences share is read once
 
 
-def decode_shared(pool: Pool, num_shared: int, *, tables_of_others: bool = True) -> Tensor:
-    """All sequences, whose first tokens are in the same blocks; then it need not be told to others than the first where."""
+def decode_shared(
+    pool: Pool, num_shared: int, *, counts: list[int] | None = None, tables_of_others: bool = True
+) -> Tensor:
+    """The last tokens of all sequences, so many of each or one, whose first are in the same blocks; then it need not be told to
+    others than the first where."""
     lens = pool.sequences.lens
-    metadata = pool.metadata(len(lens), range(len(lens)), [n - 1 for n in lens], lens)
+    starts = [n - count for n, count in zip(lens, counts or [1] * len(lens), strict=True)]
+    metadata = pool.metadata(len(lens), range(len(lens)), starts, lens)
     if not tables_of_others:
         metadata.block_tables[1:, : num_shared // pool.sequences.block_size] = 0
     assert metadata.decodes is not None
     metadata.decodes.num_shared = num_shared
     heads = pool.sequences.heads
-    q = torch.randn(len(lens), heads.num * heads.group, heads.dim, generator=torch.Generator().manual_seed(0))
+    shape = sum(metadata.query_lens_list), heads.num * heads.group, heads.dim
+    q = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return pool.backend.attend(q.to(pool.dtype), pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
 
 
@@ -547,8 +635,19 @@ def test_a_token_is_the_same_whether_its_beginning_is_shared_or_not(
 
 
 @needs_kernels
-def test_what_is_shared_is_read_from_the_blocks_of_the_first() -> None:
-    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.bfloat16)
+@both_dtypes
+def test_a_few_tokens_of_each_are_the_same_whether_their_beginning_is_shared_or_not(dtype: torch.dtype) -> None:
+    pool, counts = sharing_pool(Heads(2, 3, 64), [1041, 1057, 1700, 1060], dtype), [1, 17, 4, 2]
+    alone = decode_shared(pool, 0, counts=counts)
+    assert alone.isfinite().all()
+    for num_shared in (512, 528, 1024, 1040):
+        assert torch.equal(decode_shared(pool, num_shared, counts=counts), alone)
+
+
+@needs_kernels
+@pytest.mark.parametrize("streams", [3, 40])
+def test_what_is_shared_is_read_from_the_blocks_of_the_first(streams: int) -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, *[1061] * (streams - 3), 1700], torch.bfloat16)
     assert torch.equal(decode_shared(pool, 1024, tables_of_others=False), decode_shared(pool, 0))
 
 

@@ -23,6 +23,7 @@ from tests.support import model_runner
 HEAD_DIM = 8
 SCALE = 0.3  # not head_dim ** -0.5: the factor that is passed counts
 PLAIN = AttentionSpec(SCALE)
+A_FEW = 17  # tokens of a decode
 
 
 def first_seen(position: int, spec: AttentionSpec) -> int:
@@ -298,10 +299,10 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
 
 def check_step(spec: AttentionSpec, block_size: int, lens: list[int], starts: list[int], seed: int = 0) -> None:
-    """One step, in which sequence i gets its tokens from starts[i] on; leading sequences that get one decode."""
+    """One step, in which sequence i gets its tokens from starts[i] on; leading sequences that get a few decode."""
     paged = Paged(lens, block_size, spec=spec, seed=seed)
     paged.write([0] * len(lens), starts)
-    num_decodes = len(list(takewhile(lambda i: starts[i] == lens[i] - 1, range(len(lens)))))
+    num_decodes = len(list(takewhile(lambda i: lens[i] - starts[i] <= A_FEW, range(len(lens)))))
     assert_equal(*paged.mixed(num_decodes, starts, lens))
 
 
@@ -312,6 +313,7 @@ def test_windows_and_chunks_around_every_edge(kind: str, size: int, block_size: 
     spec = AttentionSpec(SCALE, **{kind: size})
     check_step(spec, block_size, [40, 17, 1, 40], [39, 16, 0, 0])
     check_step(spec, block_size, [40, 33, 41], [17, 0, 25])
+    check_step(spec, block_size, [40, 33, 41, 17, 4], [35, 28, 24, 0, 0])
 
 
 sizes = st.one_of(st.none(), st.integers(1, 64))
@@ -325,7 +327,10 @@ def test_any_step_of_any_attention(
     spec = AttentionSpec(SCALE, window, chunk, sinks, soft_cap)
     lens = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
     num_decodes = data.draw(st.integers(0, len(lens)))
-    starts = [n - 1 if i < num_decodes else data.draw(st.integers(0, n - 1)) for i, n in enumerate(lens)]
+    starts = [
+        max(0, n - data.draw(st.integers(1, A_FEW))) if i < num_decodes else data.draw(st.integers(0, n - 1))
+        for i, n in enumerate(lens)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_reference, "SHORT", data.draw(st.sampled_from([1, 64])))
         patch.setattr(torch_reference, "MAX_SCORES", data.draw(st.sampled_from([1, 300, 1 << 24])))
@@ -354,6 +359,19 @@ def test_what_is_gathered_follows_the_window(monkeypatch: pytest.MonkeyPatch, ki
     check_step(spec, 16, [200], [0])
     assert sum(num_queries for _, num_queries, _ in attended) == 200
     assert all(num_keys < num_queries + 20 and num_queries <= 20 for _, num_queries, num_keys in attended)
+
+
+def test_decodes_of_a_few_tokens_gather_each_sequence_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered: list[tuple[int, ...]] = []
+    gather = torch_reference._gather
+
+    def counted(cache: Tensor, slots: Tensor) -> Tensor:
+        gathered.append(tuple(slots.shape))
+        return gather(cache, slots)
+
+    monkeypatch.setattr(torch_reference, "_gather", counted)
+    check_step(PLAIN, 4, [30, 40, 9, 8], [26, 36, 8, 7])
+    assert gathered == [(2, 9)] * 2 + [(2, 40)] * 2
 
 
 # ---- bounded memory
@@ -390,15 +408,17 @@ def test_decode_gathers_a_bounded_number_of_tokens_at_once(
 
 @FAST
 @given(
-    st.lists(st.integers(1, 5000), max_size=30),
+    st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 3)), max_size=30),
     st.sampled_from([1, 64, 1000, 20_000, torch_reference.MAX_GATHERED_TOKENS]),
 )
-def test_groups_hold_every_sequence_once_within_both_bounds(seq_lens: list[int], limit: int) -> None:
+def test_groups_hold_every_sequence_once_within_both_bounds(lens: list[tuple[int, int]], limit: int) -> None:
+    seq_lens, query_lens = [seq_len for seq_len, _ in lens], [query_len for _, query_len in lens]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_reference, "MAX_GATHERED_TOKENS", limit)
-        groups = list(torch_reference._groups(seq_lens))
+        groups = list(torch_reference._groups(seq_lens, query_lens))
     assert sorted(i for group in groups for i in group) == list(range(len(seq_lens)))
     for group in groups:
+        assert len({query_lens[i] for i in group}) == 1
         longest = seq_lens[group[-1]]
         assert longest == max(seq_lens[i] for i in group)
         assert len(group) * longest <= limit or len(group) == 1

@@ -177,7 +177,7 @@ class BuildAttention(NativeAttention):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        return self._attend("attention_prefill", q, k_cache, v_cache, runs, spec, sinks, runs.query_start_loc)
+        return self._attend("attention_prefill", q, k_cache, v_cache, runs, spec, sinks)
 
     def decode(
         self,
@@ -188,7 +188,7 @@ class BuildAttention(NativeAttention):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec, sinks)
+        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec, sinks, runs.num_shared)
 
     def _attend(
         self,
@@ -199,12 +199,11 @@ class BuildAttention(NativeAttention):
         runs: Runs,
         spec: AttentionSpec,
         sinks: Tensor | None,
-        *query_start: Tensor,
+        *num_shared: int,
     ) -> Tensor:
-        out, tables, lens = torch.empty_like(q), runs.block_tables, runs.seq_lens
-        shared = () if query_start else (runs.num_shared,)
-        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *query_start, lens, *shared
-        sizes = len(lens), q.shape[1], *self._sizes(k_cache)
+        out, tables, lens = torch.empty_like(q), runs.block_tables, (runs.query_start_loc, runs.seq_lens)
+        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *lens, *num_shared
+        sizes = len(runs.seq_lens), q.shape[1], *self._sizes(k_cache)
         asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
         self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, *asked)
         return out

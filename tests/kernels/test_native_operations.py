@@ -77,7 +77,7 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
         (ops.attention_write, (k, v, *caches, slots, 16)),
-        (ops.attention_decode, (q, *caches, tables, lens, 0, HEADS, 16, 0.2, None, None, None, None)),
+        (ops.attention_decode, (q, *caches, tables, starts, lens, 0, HEADS, 16, 0.2, None, None, None, None)),
         (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2, 30.0, 8, 4, torch.zeros(2 * HEADS))),
     ]
     for called, arguments in calls:
@@ -96,7 +96,7 @@ def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> No
     calls: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
         "rms_norm": lambda floats: (x, None, floats, 1e-6),
         "experts": lambda floats: (x, *experts, None, None, floats[None], *choices, 16, 0),
-        "attention_decode": lambda floats: (heads, *caches, one[None], one, 0, *asked, floats),
+        "attention_decode": lambda floats: (heads, *caches, one[None], starts, one, 0, *asked, floats),
         "attention_prefill": lambda floats: (heads, *caches, one[None], starts, one, *asked, floats),
     }
     for name, arguments in calls.items():

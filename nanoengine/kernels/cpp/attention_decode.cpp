@@ -1,10 +1,11 @@
-// Attention of one new token per sequence over its K/V blocks ("flash decoding", Dao et al., 2023).
+// Attention of one new token per sequence, or of a few, over its K/V blocks ("flash decoding", Dao et al., 2023).
 //
 // A long sequence is cut into parts of PART tokens, each a piece of work for a thread; the parts are put together by their
 // largest scores. The query heads that share a K/V head are computed together: each tile of K/V is read once from memory. Tiles
 // are far apart, which the CPU does not foresee: the tiles after the next are asked for while these are computed. The parts begin with
-// the first tile that is seen and do not depend on the batch, so neither does a token. Parts that all sequences share are read once for
-// many of them: their query heads then stand beside each other like those of one sequence.
+// the first tile that is seen and do not depend on the batch, so neither does a token. The new tokens of a sequence that begin with the
+// same tile have their parts in common, and so do all sequences the parts that they share: read once, with the query heads of all those
+// tokens beside each other. What one of them sees and another does not is added to each alone.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,7 +16,7 @@
 
 constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
-constexpr size_t SHARING = 32;  // heads that are computed with a shared part by one thread: there may be more threads than parts
+constexpr size_t SHARING = 32;  // heads that are computed with a part that all share by one thread: there may be more threads than parts
 
 constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
 constexpr int LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
@@ -27,10 +28,16 @@ constexpr int width_for(int heads) {
 }
 
 struct Part {
-    size_t sequence, count, head;  // its K/V are those of the sequence, and the same for the count - 1 sequences behind it
-    size_t first, last;            // tokens [first, last), from the start of a tile
-    size_t hidden;                 // of them, the leading ones that are not seen
-    size_t result;                 // of its first sequence, counted over all; those of the others follow
+    size_t sequence, head;   // whose K/V they are
+    size_t first, last;      // tokens [first, last), from the start of a tile
+    size_t query, count;     // the new tokens that see of it, counted over all
+    size_t position;         // of the first of them; the others follow it, or like it come after the part
+    size_t result;           // of the first of them; those of the others follow
+};
+
+// The results of a new token in the parts that its sequence shares with no other.
+struct Own {
+    size_t first, step, count;
 };
 
 // scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
@@ -93,21 +100,25 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
                    KVTiles kv, const AttentionSpec& spec, float* out, float* most, float* total) {
     const size_t group = q_heads / kv.heads, rows = part.count * group;
     using Factor = typename Dot<T>::Factor;
-    const size_t depth = kv.head_dim / Dot<T>::PER_DWORD, count = part.last - part.first;
-    const size_t whole = (count + TILE - 1) / TILE * TILE;
+    const size_t depth = kv.head_dim / Dot<T>::PER_DWORD, whole = (part.last - part.first + TILE - 1) / TILE * TILE;
     auto tile = [&](const T* cache, size_t t) {
         return reinterpret_cast<const uint32_t*>(cache + kv.tile(block_table, part.first + std::min(t, whole - TILE), part.head));
     };
     alignas(64) uint32_t queries[TOGETHER][MAX_HEAD_DIM];
     alignas(64) float scores[TOGETHER][PART];
     alignas(64) Factor weights[TOGETHER][PART];
-    alignas(64) T first_values[TILE * MAX_HEAD_DIM];
-    if (part.hidden) copy_seen(v_cache + kv.tile(block_table, part.first, part.head), kv.head_dim, part.hidden, first_values);
+    alignas(64) T first_values[TILE * MAX_HEAD_DIM];  // but for the first `cleared` tokens
+    size_t cleared = 0, query = 0, member = 0;  // the query of the next row, and which of its heads it is
     for (size_t start = 0; start < rows; start += TOGETHER) {
         const size_t heads = std::min(TOGETHER, rows - start);
+        size_t hidden[TOGETHER], seen[TOGETHER];  // of the part's tokens each row sees [hidden, seen)
         for (size_t h = 0; h < heads; h++) {
-            const size_t head = (part.sequence + (start + h) / group) * q_heads + part.head * group + (start + h) % group;
+            const size_t position = part.position + query, first = spec.first_seen(position);
+            hidden[h] = first > part.first ? first - part.first : 0;
+            seen[h] = std::min(position + 1, part.last) - part.first;
+            const size_t head = (part.query + query) * q_heads + part.head * group + member;
             copy_factors<T>(q + head * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
+            if (++member == group) member = 0, query++;
         }
         for_heads(heads, [&]<size_t H>() {
             constexpr int TILES = width_for(H) / LEAST_WIDTH;
@@ -123,8 +134,8 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         for (size_t h = 0; h < heads; h++) {
             float* row = scores[h];
             if (spec.soft_cap) spec.cap(row, whole);
-            std::fill_n(row, part.hidden, -std::numeric_limits<float>::infinity());
-            std::fill(row + count, row + whole, -std::numeric_limits<float>::infinity());  // were never written
+            std::fill_n(row, hidden[h], -std::numeric_limits<float>::infinity());
+            std::fill(row + seen[h], row + whole, -std::numeric_limits<float>::infinity());  // later ones, or never written
             Floats highest = load<Floats>(row);
             for (size_t t = LANES; t < whole; t += LANES) highest = max(highest, load<Floats>(row + t));
             most[start + h] = largest(highest);
@@ -138,42 +149,59 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         }
         float* sums = out + start * kv.head_dim;
         std::fill_n(sums, heads * kv.head_dim, 0.0f);
-        for_heads(heads, [&]<size_t H>() {
-            constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
-            for (size_t t = 0; t < count; t += TILE) {
-                const uint32_t* factors = reinterpret_cast<const uint32_t*>(weights[0] + t);
-                const uint32_t *values = tile(v_cache, t), *next = tile(v_cache, t + AHEAD);
-                if (t < part.hidden) values = reinterpret_cast<const uint32_t*>(first_values);
-                const size_t tokens = std::min(TILE, count - t);
-                if (kv.head_dim % (WIDE * LANES) == 0) add_values<T, H, WIDE>(factors, values, next, kv.head_dim, tokens, sums);
-                else add_values<T, H, NARROW>(factors, values, next, kv.head_dim, tokens, sums);
+        for (size_t t = 0; t < seen[heads - 1]; t += TILE) {
+            const bool all = t >= hidden[heads - 1] && t + TILE <= seen[0];  // everyone sees all of the tile
+            for (size_t h = 0, next; h < heads; h = next) {
+                for (next = all ? heads : h + 1; next < heads && hidden[next] == hidden[h] && seen[next] == seen[h];) next++;
+                if (t >= seen[h]) continue;
+                const uint32_t* values = tile(v_cache, t);
+                if (t < hidden[h]) {
+                    if (hidden[h] != cleared)
+                        copy_seen(reinterpret_cast<const T*>(values), kv.head_dim, cleared = hidden[h], first_values);
+                    values = reinterpret_cast<const uint32_t*>(first_values);
+                }
+                for_heads(next - h, [&]<size_t H>() {
+                    constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
+                    const auto add = kv.head_dim % (WIDE * LANES) == 0 ? add_values<T, H, WIDE> : add_values<T, H, NARROW>;
+                    add(reinterpret_cast<const uint32_t*>(weights[h] + t), values, tile(v_cache, t + AHEAD), kv.head_dim,
+                        std::min(TILE, seen[h] - t), sums + h * kv.head_dim);
+                });
             }
-        });
+        }
     }
 }
 
 template <class T>
 static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
-                   const int32_t* seq_lens, size_t num_shared, T* out, size_t sequences, size_t q_heads, KVTiles kv,
-                   const AttentionSpec& spec) {
+                   const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, T* out, size_t sequences, size_t q_heads,
+                   KVTiles kv, const AttentionSpec& spec) {
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, shared = num_shared / PART;  // whole parts
+    const size_t tokens = query_start[sequences], together = std::max<size_t>(1, SHARING / group);
     std::vector<Part> parts;
-    const size_t together = std::max<size_t>(1, SHARING / group);
     for (size_t head = 0; head < kv.heads; head++)
         for (size_t i = 0; i < shared; i++)
-            for (size_t sequence = 0; sequence < sequences; sequence += together)
-                parts.push_back({sequence, std::min(together, sequences - sequence), head, i * PART, (i + 1) * PART, 0,
-                                 (head * shared + i) * sequences + sequence});
-    size_t results = kv.heads * shared * sequences;
-    std::vector<size_t> own;  // of each sequence and head: the first result that it shares with nobody
+            for (size_t token = 0; token < tokens; token += together)
+                parts.push_back({0, head, i * PART, (i + 1) * PART, token, std::min(together, tokens - token), (i + 1) * PART,
+                                 (head * shared + i) * tokens + token});
+    size_t results = kv.heads * shared * tokens;
+    std::vector<Own> own(tokens * kv.heads);
     for (size_t sequence = 0; sequence < sequences; sequence++)
-        for (size_t head = 0; head < kv.heads; head++) {
-            own.push_back(results);
-            const size_t length = seq_lens[sequence], seen = length ? spec.first_seen(length - 1) : 0;
-            for (size_t first = std::max(shared * PART, seen / TILE * TILE); first < length; first += PART)
-                parts.push_back({sequence, 1, head, first, std::min(length, first + PART), seen > first ? seen - first : 0, results++});
+        for (size_t head = 0; head < kv.heads && seq_lens[sequence]; head++) {
+            const size_t last = seq_lens[sequence], history = last - (query_start[sequence + 1] - query_start[sequence]);
+            auto first_tile = [&](size_t position) { return spec.first_seen(position) / TILE * TILE; };
+            for (size_t begin = history, end; begin < last; begin = end) {  // positions of queries that begin with the same tile
+                for (end = begin + 1; end < last && first_tile(end) == first_tile(begin);) end++;
+                const size_t count = end - begin, start = std::max(shared * PART, first_tile(begin));
+                const size_t query = query_start[sequence] + begin - history;
+                for (size_t i = 0; i < count; i++)
+                    own[(query + i) * kv.heads + head] = {results + i, count, (begin + i - start + PART) / PART};
+                for (size_t first = start; first < end; first += PART, results += count) {
+                    const size_t before = first > begin ? first - begin : 0;  // queries that see nothing of it
+                    parts.push_back({sequence, head, first, std::min(end, first + PART), query + before, count - before,
+                                     begin + before, results + before});
+                }
+            }
         }
-    own.push_back(results);
     const std::unique_ptr<float[]> sums(new float[results * group * dim]);  // unset
     std::vector<float> most(results * group), totals(results * group);
 #pragma omp parallel
@@ -185,10 +213,12 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
                    sums.get() + at * dim, most.data() + at, totals.data() + at);
         }
 #pragma omp for schedule(static)
-        for (size_t i = 0; i < sequences * kv.heads; i++) {
-            const size_t sequence = i / kv.heads, head = i % kv.heads, count = shared + own[i + 1] - own[i];
+        for (size_t i = 0; i < tokens * kv.heads; i++) {
+            const size_t token = i / kv.heads, head = i % kv.heads, count = shared + own[i].count;
             if (!count) continue;
-            auto result = [&](size_t p) { return p < shared ? (head * shared + p) * sequences + sequence : own[i] + p - shared; };
+            auto result = [&](size_t p) {
+                return p < shared ? (head * shared + p) * tokens + token : own[i].first + (p - shared) * own[i].step;
+            };
             for (size_t h = 0; h < group; h++) {
                 const float* sink = spec.sinks ? spec.sinks + head * group + h : nullptr;
                 float highest = sink ? *sink : most[result(0) * group + h];
@@ -199,7 +229,7 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
                     factor = std::exp(factor - highest);
                     total += factor * totals[result(p) * group + h];
                 }
-                T* to = out + (sequence * q_heads + head * group + h) * dim;
+                T* to = out + (token * q_heads + head * group + h) * dim;
                 for (size_t d = 0; d < dim; d += LANES) {
                     Floats all{};
                     for (size_t p = 0; p < count; p++)
@@ -211,18 +241,19 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
     }
 }
 
-// q, out [sequences][q_heads][head_dim]; block_tables [sequences][table_stride]; seq_lens count the new token. The first num_shared
-// tokens of all sequences are in the same blocks; with a window or a chunk it must be 0.
+// q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride]; seq_lens count all new
+// tokens. The first num_shared tokens of all sequences, new ones not among them, are in the same blocks; with a window or a chunk it
+// must be 0.
 extern "C" void attention_decode(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
-                                 size_t table_stride, const int32_t* seq_lens, size_t num_shared, void* out, size_t sequences,
-                                 size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size, size_t block_stride, float scale,
-                                 float soft_cap, size_t window, size_t chunk, const float* sinks) {
+                                 size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, void* out,
+                                 size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
+                                 size_t block_stride, float scale, float soft_cap, size_t window, size_t chunk, const float* sinks) {
     const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
     const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
     if (dtype == FLOAT32)
-        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, seq_lens, num_shared,
+        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, query_start, seq_lens, num_shared,
                (f32*)out, sequences, q_heads, kv, spec);
     else
-        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, seq_lens, num_shared,
-               (bf16*)out, sequences, q_heads, kv, spec);
+        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, query_start, seq_lens,
+               num_shared, (bf16*)out, sequences, q_heads, kv, spec);
 }
