@@ -93,7 +93,7 @@ class ModelRunner:
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
         num_rows = self.rows.padding_row
         num_tokens = max(parts.max_num_batched_tokens, num_rows)
-        most = max(Layout(num_rows, num_tokens, num_rows).size, Layout.of_prompt(num_tokens).size)
+        most = max(Layout(num_rows, num_tokens, num_tokens).size, Layout.of_prompt(num_tokens).size)
         self._numbers = torch.empty(most, dtype=torch.int32, device=self.stream.torch_device)
         # Rows whose last plan failed: what the device has of them is anybody's guess, until they are started again.
         self._broken: set[int] = set()

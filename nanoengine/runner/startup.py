@@ -150,7 +150,9 @@ class Startup:
         return time_steps(
             lambda plan: runner.launch(plan).result(),
             num_rows=self.num_rows,
+            max_tokens=self.config.max_num_batched_tokens,
             max_len=self.pool.max_model_len,
+            num_blocks=self.pool.num_blocks,
             block_size=self.config.block_size,
             num_groups=len(self.groups),
             guesses=self.draft is not None,

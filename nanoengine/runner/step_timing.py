@@ -33,24 +33,27 @@ def time_steps(
     run: Callable[[StepPlan], object],
     *,
     num_rows: int,
+    max_tokens: int,
     max_len: int,
+    num_blocks: int,
     block_size: int,
     num_groups: int,
     guesses: bool = False,
 ) -> StepTiming:
-    """Time small steps, as far as so many sequences of this length go.
+    """Time small steps, as far as so many sequences of this length go, and so many tokens a step.
 
     Args:
         run: carries a plan out, and waits for its end. What the plans write to the first blocks of the pool is of no use.
+        num_blocks: of the pool; one that forgets may be smaller than the longest sequence, whose blocks then come again.
         guesses: whether it guesses drafts that are not said.
     """
-    most_new = min(MOST_NEW, max_len)
+    most_new = min(MOST_NEW, max_len, max_tokens)
     before = min(HISTORY, max_len - most_new)
-    table = list(range(1, -(-(before + most_new) // block_size) + 1))
+    table = [1 + i % num_blocks for i in range(-(-(before + most_new) // block_size))]
     measured = []
     for size in SIZES:
         lengths = [min(most_new, size - first) for first in range(0, size, most_new)]
-        if len(lengths) > num_rows:
+        if len(lengths) > num_rows or size > max_tokens:
             break
         drafted = [Drafted(row, before, (0,) * (length - 1)) for row, length in enumerate(lengths)]
         started = [_started(row, before + 1, (table,) * num_groups) for row in range(len(lengths))]

@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, Place, StepPlan, StepResult, Tier, Transfer
+from nanoengine.engine.messages import UNKNOWN, Chunk, Drafted, Entries, Place, StepPlan, StepResult, Tier, Transfer
 from nanoengine.errors import EngineClosed, NotFiniteLogits
 from nanoengine.runner.model_runner import drop_runs
 from tests.runner.conftest import MakeRunner
@@ -204,6 +204,18 @@ def test_a_plan_may_be_as_large_as_the_options_allow(make: MakeRunner) -> None:
     tokens = execute(runner, most).token_ids
     assert len(tokens) == 4
     assert len(set(tokens)) == 1, "all of one text"
+
+
+def test_so_may_one_in_which_every_token_samples(make: MakeRunner) -> None:
+    runner = make(max_num_seqs=2, max_num_batched_tokens=30)
+    started = [start(row, range(1, 9), [1 + row]) for row in range(2)]
+    before = StepPlan(started=started, chunks=[Chunk(row, 0, 8, (row,)) for row in range(2)])
+    [[first, _], runs] = execute(runner, before).token_ids, [Drafted(row, 8, (0,) * 7) for row in range(2)]
+    most = execute(runner, StepPlan(drafted=[run._replace(drafts=(0,) * 14) for run in runs]))
+    assert len(most.token_ids) == 30
+    for row, run in enumerate(runs):
+        alone = execute(runner, StepPlan(started=[start(row, [*range(1, 9), first], [1 + row])], drafted=[run]))
+        assert most.token_ids[15 * row :][: alone.num_accepted[0] + 1] == alone.token_ids[: alone.num_accepted[0] + 1]
 
 
 # ---- dropping runs
