@@ -1,0 +1,201 @@
+"""However tokens are guessed ahead, requests get what each gets alone and without guesses: tokens, text, ends, log probabilities.
+
+Requests are drawn once, and run one by one in an engine that guesses nothing. Then engines and guessers are drawn: those of the
+engine, one who has read the answers and errs now and then, and some who mean harm. K/V that nobody wrote is NaN.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nanoengine import RequestOutput
+from nanoengine.attention.native import NativeAttention
+from nanoengine.engine.messages import StepPlan
+from nanoengine.errors import StepFailed
+from nanoengine.runner.model_runner import Step
+from tests.e2e.small_engine import Broken, assert_idle, late_device, open_llm
+from tests.e2e.speculating import (
+    GUESSERS,
+    MAX_LEN,
+    NUM_REQUESTS,
+    REQUESTS,
+    assert_same,
+    draw_speculating,
+    note,
+    run,
+    teach,
+)
+from tests.e2e.test_windows_every_way import THREE_GROUPS, checkpoint, groups_of
+from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
+
+# ---- one model
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With heads that native attention can compute."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("native"), head_dim=32)
+
+
+BARE: dict[str, Any] = {"max_num_seqs": 4, "enable_prefix_caching": False, "async_scheduling": False}
+
+
+class Alone(NamedTuple):
+    """What each gets that runs one at a time, with nothing shared and nothing guessed."""
+
+    requests: list[RequestOutput]
+    beams: list[RequestOutput]  # for the first prompts
+
+
+@pytest.fixture(scope="module")
+def alone(native: Path) -> Alone:
+    with open_llm(native, max_model_len=MAX_LEN, num_kv_blocks=90, **BARE) as llm:
+        requests = [run(llm, [request])[0] for request in REQUESTS]
+        return Alone(requests, [run(llm, [], [prompt])[0] for prompt, _ in REQUESTS[: len(GUESSERS)]])
+
+
+@pytest.mark.parametrize("guesser", GUESSERS)
+def test_guesses_change_nothing_that_is_said(native: Path, tmp_path: Path, alone: Alone, guesser: str) -> None:
+    seen: Counter[str] = Counter()
+    number = 4 * GUESSERS.index(guesser)
+    for i in range(number, number + 4):
+        chosen = random.Random(i).sample(range(NUM_REQUESTS), 8)
+        requests, right = [REQUESTS[n] for n in chosen], [alone.requests[n] for n in chosen]
+        beams = alone.beams[i // 4 : i // 4 + 1] if i % 4 < 2 else []
+        options = draw_speculating(i, guesser, tmp_path)
+        with ExitStack() as stack:
+            if i % 2:
+                stream = stack.enter_context(late_device(can_record=options["kernels"] == "torch", seed=i))
+            llm = stack.enter_context(open_llm(native, max_model_len=MAX_LEN, **options))
+            fill_kv_with_nan(llm)
+            teach(llm, guesser, alone.requests, i // 4)
+            for _ in range(2):  # the second time with what the first has left in the cache
+                found = run(llm, requests, [output.prompt_token_ids for output in beams])
+                for own, expected in zip(found, right + beams, strict=True):
+                    assert_same(own, expected)
+            note(seen, llm.engine.metrics())
+        seen.update(overlapping=stream.num_overlapping if i % 2 else 0, beams=len(beams))
+    assert seen["drafts"] > 300
+    assert seen["accepted"] > 100
+    assert (seen["rejected"] > 30) == (guesser != "knows")
+    for happened in ("preemptions", "swaps", "hits", "postponed", "overlapping", "beams"):
+        assert seen[happened] > 0, happened
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_native_kernels_say_the_same_to_the_bit(native: Path, dtype: str) -> None:
+    """A row's result does not depend on how many are computed with it: neither do tokens that are nearly tied."""
+    requests = [(prompt, replace(params, logprobs=3, speculate=True)) for prompt, params in REQUESTS[:24]]
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "kernels": "native",
+        "enable_prefix_caching": False,
+        "num_kv_blocks": 400,
+    }
+    with open_llm(native, max_model_len=MAX_LEN, **options) as llm:
+        assert isinstance(model_runner(llm).backend, NativeAttention)
+        expected = run(llm, requests)
+    with open_llm(native, max_model_len=MAX_LEN, speculation="ngram", **options) as llm:
+        fill_kv_with_nan(llm)
+        teach(llm, "errs", expected)
+        for found, other in zip(run(llm, requests), expected, strict=True):
+            assert_same(found, other, within=0.0)
+        stats = llm.engine.metrics().speculation
+    assert stats is not None
+    assert stats.num_accepted > 200
+    assert stats.num_drafts > stats.num_accepted + 20
+
+
+# ---- models that forget
+
+
+WINDOWS = [THREE_GROUPS, "Mistral, a window of the token alone", "gpt-oss", "Gemma2"]
+
+
+@pytest.mark.parametrize("number", range(len(WINDOWS)))
+def test_guesses_change_nothing_in_models_that_forget(tmp_path: Path, number: int) -> None:
+    requests = [REQUESTS[i] for i in random.Random(number).sample(range(NUM_REQUESTS), 7)]
+    options = draw_speculating(80 + number, "errs often", tmp_path)
+    with ExitStack() as stack:
+        folder = stack.enter_context(checkpoint(tmp_path, WINDOWS[number], number))
+        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, kernels=options["kernels"], **BARE) as llm:
+            alone = [run(llm, [request])[0] for request in requests]
+        most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
+        least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
+        options["num_kv_blocks"] = least + 2 if number % 4 > 1 else 12 * least
+        if number % 2:
+            stack.enter_context(late_device(seed=number))
+        llm = stack.enter_context(open_llm(folder, max_model_len=MAX_LEN, **options))
+        fill_kv_with_nan(llm)
+        teach(llm, "errs often", alone)
+        for _ in range(2):
+            for found, expected in zip(run(llm, requests), alone, strict=True):
+                assert_same(found, expected)
+        seen: Counter[str] = Counter()
+        note(seen, llm.engine.metrics())
+    assert seen["accepted"] > 10
+    assert seen["rejected"] > 30
+
+
+# ---- steps that fail
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_with_drafts_that_fails_ends_those_in_it_alone(
+    native: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch, policy: str, overlap: bool
+) -> None:
+    """Each time another one, until none has failed; then all have what they get alone."""
+    requests = REQUESTS[:7]
+    options: dict[str, Any] = {"scheduling_policy": policy, "async_scheduling": overlap, "speculation": "ngram"}
+    num_ended = 0
+    with ExitStack() as stack:
+        if overlap:
+            stack.enter_context(late_device(seed=1))
+        llm = stack.enter_context(open_llm(native, max_model_len=MAX_LEN, num_kv_blocks=60, max_num_seqs=4, **options))
+        fill_kv_with_nan(llm)
+        teach(llm, "errs", alone.requests)
+        runner = model_runner(llm)
+        compute = runner._compute
+        for fails_at in range(1, 26, 4):
+            num_drafted, in_step = 0, set[int]()
+
+            def failing(step: Step, plan: StepPlan) -> None:
+                nonlocal num_drafted
+                compute(step, plan)
+                num_drafted += bool(plan.drafted)
+                if plan.drafted and num_drafted == fails_at:  # noqa: B023
+                    in_step.update(rows_of(plan))  # noqa: B023
+                    raise Broken("behind a step with drafts")
+
+            monkeypatch.setattr(runner, "_compute", failing)
+            try:
+                outputs = run(llm, requests)
+            except StepFailed as failed:
+                outputs = failed.outputs
+                assert_idle(llm)
+            ended = 0
+            for found, expected in zip(outputs, alone.requests, strict=False):
+                if any(completion.finish_reason == "error" for completion in found.outputs):
+                    ended += sum(completion.finish_reason == "error" for completion in found.outputs)
+                else:
+                    assert_same(found, expected)
+            assert ended <= len(in_step)
+            assert bool(ended) == bool(in_step)
+            num_ended += ended
+        monkeypatch.undo()
+        for found, expected in zip(run(llm, requests), alone.requests, strict=False):
+            assert_same(found, expected)
+    assert num_ended > 10
+
+
+def rows_of(plan: StepPlan) -> set[int]:
+    rows = {run.row for run in plan.drafted} | set(plan.decodes.rows.tolist())
+    return rows.union(*((chunk.row, *chunk.samples) for chunk in plan.chunks))
