@@ -8,9 +8,9 @@ from collections.abc import Iterable
 LEARNING_RATE = 0.1
 """How far one step moves what is known of steps of its size: single ones are noisy."""
 
-HOPE = 0.002
-"""How far one step moves what is known of larger ones towards its own time: nobody finds out that they became cheap who never
-tries them. It is so small that trying in vain costs less than a thousandth.
+LEAST_HOPE, MOST_HOPE = 0.002, 0.05
+"""How far one step moves what is known of larger ones towards its own time, from those of a size that was often taken to those of one
+that never was: nobody finds out that they are cheap who never tries them. In the long run, trying in vain costs next to nothing.
 """
 
 MOST_OFF = 2.0
@@ -20,6 +20,9 @@ MOST_OFF = 2.0
 class StepCosts:
     """Seconds of a step of so many tokens, between measured sizes in proportion; beyond the largest, each token costs as much.
 
+    What was measured while the machine did something else is put right by steps, or forgotten. In any case more tokens cost no less,
+    and no more than in as many more steps.
+
     Args:
         measured: (tokens, seconds); where nothing was measured, any number of tokens up to 64 is said to cost the same.
     """
@@ -28,6 +31,8 @@ class StepCosts:
         points = sorted(measured) or [(1, 1.0), (64, 1.0)]
         self.sizes = [size for size, _ in points]
         self._seconds = [seconds for _, seconds in points]
+        self._taken = [0.0] * len(points)  # steps of about each size
+        self._limit()
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -47,8 +52,16 @@ class StepCosts:
         around = self._around(num_tokens)
         for place, weight in around:
             self._seconds[place] *= 1 + weight * LEARNING_RATE * (ratio - 1)
+            self._taken[place] += weight
         for place in range(around[-1][0] + 1, len(self._seconds)):
-            self._seconds[place] += HOPE * min(expected - self._seconds[place], 0.0)
+            hope = max(MOST_HOPE / (1 + self._taken[place]), LEAST_HOPE)
+            self._seconds[place] += hope * min(expected - self._seconds[place], 0.0)
+        self._limit()
+
+    def _limit(self) -> None:
+        for place in range(1, len(self.sizes)):
+            most = self._seconds[place - 1] * self.sizes[place] / self.sizes[place - 1]
+            self._seconds[place] = min(self._seconds[place], most)
 
     def _around(self, num_tokens: int) -> list[tuple[int, float]]:
         """Which measured sizes a number is between, and how much each counts."""
