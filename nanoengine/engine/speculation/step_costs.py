@@ -9,8 +9,8 @@ LEARNING_RATE = 0.1
 """How far one step moves what is known of steps of its size: single ones are noisy."""
 
 LEAST_HOPE, MOST_HOPE = 0.002, 0.05
-"""How far one step moves what is known of larger ones towards its own time, from those of a size that was often taken to those of one
-that never was: nobody finds out that they are cheap who never tries them. In the long run, trying in vain costs next to nothing.
+"""How far one step moves what is known of larger ones towards its own time: of sizes that were taken often, and of one that never
+was. Nobody finds out that they are cheap who never tries them; in the long run, trying in vain costs next to nothing.
 """
 
 MOST_OFF = 2.0
@@ -20,8 +20,8 @@ MOST_OFF = 2.0
 class StepCosts:
     """Seconds of a step of so many tokens, between measured sizes in proportion; beyond the largest, each token costs as much.
 
-    What was measured while the machine did something else is put right by steps, or forgotten. In any case more tokens cost no less,
-    and no more than in as many more steps.
+    What was measured while the machine did something else is put right by steps, or forgotten. In any case more tokens cost no
+    less, and no more than in as many more steps.
 
     Args:
         measured: (tokens, seconds); where nothing was measured, any number of tokens up to 64 is said to cost the same.
