@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -27,7 +27,16 @@ from nanoengine.models.loader import check_weights, load_weights, open_checkpoin
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.progress import stage
 from nanoengine.runner.draft_model import DraftModel
-from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
+from nanoengine.runner.graphs import (
+    DRAFTED_TOKENS,
+    Graphs,
+    RecordedSteps,
+    bucket_for,
+    bucket_sizes,
+    drafted_bucket_for,
+    drafted_sizes,
+    prompt_sizes,
+)
 from nanoengine.runner.kv_cache import KVCache, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
@@ -132,9 +141,8 @@ class Startup:
             self._compile_kernels(runner)
         if self.uses_graphs:
             try:
-                runner.graphs = self._record(
-                    runner, bucket_sizes(self.num_rows), self._prompt_sizes(self.pool.max_model_len)
-                )
+                prompts = self._prompt_sizes(self.pool.max_model_len)
+                runner.graphs = self._record(runner, bucket_sizes(self.num_rows), self._drafted_sizes(), prompts)
             except torch.OutOfMemoryError as error:
                 raise KVCacheTooSmall(
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
@@ -303,11 +311,26 @@ class Startup:
             for plan in largest_plans(1, length, length, config.block_size, len(self.groups)):
                 runner.launch(plan).result()
 
-    def _record(self, runner: ModelRunner, decodes: list[int], prompts: list[int]) -> Graphs:
+    def _record(
+        self, runner: ModelRunner, decodes: list[int], drafted: list[tuple[int, int]], prompts: list[int]
+    ) -> Graphs:
         recorder, named = self.stream.recorder(), self.use_tqdm
         return Graphs(
             prompts=RecordedSteps(
-                recorder, prompts, runner.prepare_prompt, runner.prompt_logits, "prompts" if named and prompts else None
+                recorder,
+                prompts,
+                runner.prepare_prompt,
+                runner.prompt_logits,
+                "prompts" if named and prompts else None,
+                choose=bucket_for,
+            ),
+            drafted=RecordedSteps(
+                recorder,
+                drafted,
+                runner.prepare_drafted,
+                runner.drafted_logits,
+                "decodes with drafts" if named and drafted else None,
+                choose=drafted_bucket_for,
             ),
             decodes=RecordedSteps(
                 recorder,
@@ -315,11 +338,19 @@ class Startup:
                 runner.prepare_decodes,
                 runner.decode_logits,
                 "decodes" if named and decodes else None,
+                choose=bucket_for,
             ),
         )
 
     def _prompt_sizes(self, max_len: int) -> list[int]:
         return prompt_sizes(self.config.max_num_batched_tokens, max_len) if self.backend.captures_prompts else []
+
+    def _drafted_sizes(self) -> list[tuple[int, int]]:
+        """A run of padding is longer than the others, which only those bear who record prompts, too."""
+        if self.config.speculation is None or not self.backend.captures_prompts:
+            return []
+        most = min(self.num_rows, self.config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
+        return drafted_sizes(most, self.config.num_drafts)
 
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
@@ -363,9 +394,13 @@ class Startup:
     @torch.inference_mode()
     def _measure_graph_bytes(self, runner: ModelRunner, max_len: int) -> int:
         """What recording all sizes will take: of both kinds the largest, and for each other what the next one adds."""
-        graphs = self._record(runner, [], [])
+        graphs = self._record(runner, [], [], [])
         total = 0
-        kinds = ((graphs.prompts, self._prompt_sizes(max_len)), (graphs.decodes, bucket_sizes(self.num_rows)))
+        kinds: tuple[tuple[RecordedSteps[Any], list[Any]], ...] = (
+            (graphs.prompts, self._prompt_sizes(max_len)),
+            (graphs.drafted, self._drafted_sizes()),
+            (graphs.decodes, bucket_sizes(self.num_rows)),
+        )
         for steps, sizes in (kind for kind in kinds if kind[1]):
             torch.cuda.empty_cache()
             free = [torch.cuda.mem_get_info(self.device)[0]]
