@@ -32,6 +32,7 @@ def test_the_defaults_are_valid() -> None:
         "long_prefill_token_threshold",
         "kv_host_memory",
         "kv_disk_bytes",
+        "num_drafts",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
@@ -41,7 +42,7 @@ def test_counts_must_be_positive_integers(name: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "seed"]
+    "name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "seed", "num_drafts"]
 )
 def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
@@ -85,6 +86,12 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("kv_disk_bytes", 0),
         ("kv_host_memory", 0),
         ("kv_host_memory", "4G"),
+        ("speculation", "eagle"),
+        ("speculation", "Ngram"),
+        ("speculation", ""),
+        ("speculation", "model:"),
+        ("speculation", True),
+        ("speculation", ["ngram"]),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, value: object) -> None:
@@ -105,6 +112,7 @@ LIMITS = {
     "kv_host_memory": 2**50,
     "kv_disk_bytes": 2**60,
     "num_threads": 1024,
+    "num_drafts": 15,
 }
 
 
@@ -166,10 +174,32 @@ def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | 
         ("seed", -3),
         ("seed", 2**64 - 1),
         ("seed", -(2**63)),
+        ("speculation", None),
+        ("speculation", "ngram"),
+        ("speculation", "suffix"),
+        ("speculation", "model:some/folder"),
+        ("num_drafts", 1),
     ],
 )
 def test_a_value_that_works_is_kept(name: str, value: object) -> None:
     assert getattr(EngineConfig.from_options("demo", {name: value}), name) == value
+
+
+def test_an_engine_guesses_nothing_unless_it_is_told_to() -> None:
+    assert EngineConfig(model="demo").speculation is None
+
+
+@pytest.mark.parametrize(
+    ("speculation", "model"),
+    [(None, None), ("ngram", None), ("suffix", None), ("model:demo", "demo"), ("model:model:x", "model:x")],
+)
+def test_the_model_that_guesses_is_named_behind_a_colon(speculation: str | None, model: str | None) -> None:
+    assert EngineConfig(model="demo", speculation=speculation).draft_model == model
+
+
+def test_a_speculation_that_is_unknown_is_answered_with_those_there_are() -> None:
+    with pytest.raises(InvalidConfig, match="speculation is 'medusa': it must be 'ngram', 'suffix', 'model:' and a"):
+        EngineConfig(model="demo", speculation="medusa")
 
 
 def test_two_sizes_of_the_pool_are_refused() -> None:

@@ -79,6 +79,7 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
         ("n", MAX_COMPLETIONS),
         ("stop_token_ids", (0,)),
         ("ignore_eos", True),
+        ("speculate", False),
     ],
 )
 def test_values_at_the_limits_are_allowed(field: str, value: Any) -> None:
@@ -202,10 +203,15 @@ def test_stop_token_ids_that_are_no_list_are_an_error(ids: Any) -> None:
         SamplingParams(stop_token_ids=ids)
 
 
+@pytest.mark.parametrize("field", ["ignore_eos", "speculate"])
 @pytest.mark.parametrize("value", ["no", 1, None])
-def test_ignore_eos_is_true_or_false(value: Any) -> None:
-    with pytest.raises(InvalidSamplingParams, match="ignore_eos"):
-        SamplingParams(ignore_eos=value)
+def test_some_values_are_true_or_false(field: str, value: Any) -> None:
+    with pytest.raises(InvalidSamplingParams, match=f"{field} must be True or False, not {value!r}"):
+        SamplingParams(**{field: value})
+
+
+def test_guesses_are_made_unless_a_request_says_no() -> None:
+    assert SamplingParams().speculate is True
 
 
 def test_later_changes_to_a_callers_list_change_nothing() -> None:

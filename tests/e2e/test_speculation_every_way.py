@@ -193,7 +193,7 @@ def test_a_step_with_drafts_that_fails_ends_those_in_it_alone(
         monkeypatch.undo()
         for found, expected in zip(run(llm, requests), alone.requests, strict=False):
             assert_same(found, expected)
-    assert num_ended > 10
+    assert num_ended > 5
 
 
 def rows_of(plan: StepPlan) -> set[int]:

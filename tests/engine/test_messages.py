@@ -11,6 +11,7 @@ from nanoengine.engine.messages import (
     UNKNOWN,
     Chunk,
     Decodes,
+    Drafted,
     Entries,
     FileDone,
     FileRead,
@@ -50,6 +51,7 @@ def test_an_empty_plan_is_false() -> None:
     "content",
     [
         {"decodes": TWO_DECODES},
+        {"drafted": [Drafted(0, 3, (4,))]},
         {"chunks": [Chunk(0, 0, 3, ())]},
         {"transfers": [Transfer(BLOCK, Place(Tier.HOST, 0))]},
         {"reads": [FileRead("file", b"header", 0)]},
@@ -62,7 +64,7 @@ def test_an_empty_plan_is_false() -> None:
 def test_a_plan_with_anything_to_do_is_true(content: dict[str, Any]) -> None:
     plan = StepPlan(**content)
     assert plan
-    assert plan.computes == bool({"decodes", "chunks"} & set(content))
+    assert plan.computes == bool({"decodes", "drafted", "chunks"} & set(content))
 
 
 def test_changes_alone_are_no_reason_for_a_step() -> None:
@@ -76,7 +78,19 @@ def test_decodes_come_first_and_every_run_is_counted() -> None:
     assert plan.num_samples == 2 + 0 + 2
 
 
+def test_every_token_of_a_run_with_drafts_samples() -> None:
+    runs = [Drafted(0, 5, (1, 2, 3)), Drafted(7, 8, (UNKNOWN,))]
+    assert [run.num_new for run in runs] == [4, 2]
+    plan = StepPlan(decodes=TWO_DECODES, drafted=runs, chunks=[Chunk(1, 8, 3, (1, 3)), Chunk(5, 0, 4, ())])
+    assert plan.num_decode_tokens == 2 + 4 + 2
+    assert plan.num_new_tokens == 2 + 4 + 2 + 3 + 4
+    assert plan.num_samples == 2 + 4 + 2 + 2
+
+
 def test_plans_share_no_lists() -> None:
+    StepPlan().drafted.append(Drafted(0, 1, (2,)))
+    StepResult([]).num_accepted.append(1)
+    assert (StepPlan().drafted, StepResult([]).num_accepted) == ([], [])
     StepPlan().chunks.append(Chunk(0, 0, 1, ()))
     StepPlan().ended.append(1)
     assert (StepPlan().chunks, StepPlan().ended) == ([], [])
@@ -104,6 +118,7 @@ def test_a_plan_survives_pickling() -> None:
         ended=[2],
         masks=[(1, b"bits"), (7, None)],
         decodes=TWO_DECODES,
+        drafted=[Drafted(3, 9, (5, 6)), Drafted(0, 1, (UNKNOWN, UNKNOWN))],
         chunks=[Chunk(7, 0, 3, (7, 8))],
         transfers=[Transfer(BLOCK, Place(Tier.HOST, 1))],
         reads=[FileRead("file", b"header", 1)],
@@ -121,11 +136,13 @@ def test_a_result_survives_pickling() -> None:
         {0: {5: TokenLogprob(-0.25, 1), 9: TokenLogprob(-2.0, 2)}},
         [PromptLogprobs(0, 1, [{4: TokenLogprob(-1.5, 3)}])],
         [FileDone("file"), FileDone("other", "the disk is full")],
-        ArithmeticError("NaN"),
+        num_accepted=[0, 3],
+        error=ArithmeticError("NaN"),
     )
     again = pickle.loads(pickle.dumps(result))
     assert repr(again) == repr(result)
     assert (again.token_ids, again.logprobs, again.files) == (result.token_ids, result.logprobs, result.files)
+    assert (again.num_accepted, str(again.error)) == ([0, 3], "NaN")
 
 
 def test_a_resumed_sequence_is_told_with_its_output() -> None:
