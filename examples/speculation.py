@@ -129,9 +129,11 @@ def texts() -> None:
                 assert own.token_ids == expected
                 stats = metrics.speculation
                 assert stats is not None
+                places = zip(stats.accepted_at[:6], stats.tried_at, strict=False)
+                by_place = " ".join(f"{accepted}/{tried}" for accepted, tried in places)
                 print(
                     f"   {proposer}: the same tokens, {steps} decode steps; {stats.num_accepted} of {stats.num_drafts} drafts "
-                    f"accepted; by place {' '.join(f'{rate:.2f}' for rate in stats.acceptance_by_place[:6])}"
+                    f"accepted; of those at places 1 to 6, with all before them accepted: {by_place}"
                 )
                 if temperature == 0.0 and proposer == "ngram":
                     curve = ", ".join(f"{tokens}: {1000 * seconds:.2f}" for tokens, seconds in stats.step_seconds)
