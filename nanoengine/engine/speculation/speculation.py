@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.engine.sequence import Sequence
-from nanoengine.engine.speculation.acceptance import Acceptance
+from nanoengine.engine.speculation.acceptance import SLOW_RATE, Acceptance
 from nanoengine.engine.speculation.proposer import Guesser, Proposer
 from nanoengine.engine.speculation.step_costs import StepCosts
 
@@ -107,6 +107,7 @@ class Speculation:
         self.costs, self.guess_share = costs, guess_share
         self.stats = SpeculationStats()
         self._states: dict[Sequence, _State] = {}
+        self._typical = Acceptance(num_drafts, SLOW_RATE)  # of the sequences so far
 
     def snapshot(self) -> SpeculationStats:
         """The counters at this moment, copied."""
@@ -187,7 +188,7 @@ class Speculation:
         state = self._states.get(seq)
         if state is None:
             guesser = None if self.proposer is None else self.proposer.begin(seq.num_prompt_tokens, seq.cache_salt)
-            state = self._states[seq] = _State(guesser, Acceptance(self.num_drafts))
+            state = self._states[seq] = _State(guesser, Acceptance(self.num_drafts, like=self._typical))
         if self.proposer is None:
             return [UNKNOWN] * most
         if state.guesser is None:
@@ -226,7 +227,11 @@ class Speculation:
         """So many of the drafts of a sequence were accepted."""
         self.stats.record(num_drafts, num_accepted)
         if (state := self._states.get(seq)) is not None:
-            state.acceptance.record(num_drafts, num_accepted)
+            self._learn(state, num_drafts, num_accepted)
+
+    def _learn(self, state: _State, num_drafts: int, num_right: int) -> None:
+        for acceptance in (state.acceptance, self._typical):
+            acceptance.record(num_drafts, num_right)
 
     def _learn_from_unasked(self, state: _State, seq: Sequence) -> None:
         """A guess that was not verified is compared with what came: that is how a sequence comes to have drafts again."""
@@ -236,7 +241,7 @@ class Speculation:
         if not came:
             return
         num_right = next((i for i, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), len(came))
-        state.acceptance.record(len(came), num_right)
+        self._learn(state, len(came), num_right)
         state.unasked = None
 
     def end(self, seq: Sequence) -> None:

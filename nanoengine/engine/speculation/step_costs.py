@@ -20,8 +20,8 @@ MOST_OFF = 2.0
 class StepCosts:
     """Seconds of a step of so many tokens, between measured sizes in proportion; beyond the largest, each token costs as much.
 
-    What was measured while the machine did something else is put right by steps, or forgotten. In any case more tokens cost no
-    less, and no more than in as many more steps.
+    What was measured while the machine did something else is put right by steps, or forgotten. More tokens cost no less, and at
+    the start they are taken to cost no more than in as many more steps.
 
     Args:
         measured: (tokens, seconds); where nothing was measured, any number of tokens up to 64 is said to cost the same.
@@ -32,7 +32,9 @@ class StepCosts:
         self.sizes = [size for size, _ in points]
         self._seconds = [seconds for _, seconds in points]
         self._taken = [0.0] * len(points)  # steps of about each size
-        self._limit()
+        for place in range(1, len(points)):
+            most = self._seconds[place - 1] * self.sizes[place] / self.sizes[place - 1]
+            self._seconds[place] = min(self._seconds[place], most)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -56,12 +58,6 @@ class StepCosts:
         for place in range(around[-1][0] + 1, len(self._seconds)):
             hope = max(MOST_HOPE / (1 + self._taken[place]), LEAST_HOPE)
             self._seconds[place] += hope * min(expected - self._seconds[place], 0.0)
-        self._limit()
-
-    def _limit(self) -> None:
-        for place in range(1, len(self.sizes)):
-            most = self._seconds[place - 1] * self.sizes[place] / self.sizes[place - 1]
-            self._seconds[place] = min(self._seconds[place], most)
 
     def _around(self, num_tokens: int) -> list[tuple[int, float]]:
         """Which measured sizes a number is between, and how much each counts."""

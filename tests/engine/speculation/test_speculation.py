@@ -282,22 +282,22 @@ def test_counters_are_a_copy_that_changes_no_more() -> None:
 # ---- where whoever computes the steps guesses
 
 
-def modelled(draft_costs: StepCosts | None) -> Speculation:
+def modelled(guess_share: float) -> Speculation:
     costs = StepCosts([(1, 1.0), (64, 1.0)])
-    return Speculation(None, num_drafts=5, vocab_size=VOCAB_SIZE, costs=costs, draft_costs=draft_costs)
+    return Speculation(None, num_drafts=5, vocab_size=VOCAB_SIZE, costs=costs, guess_share=guess_share)
 
 
 @pytest.mark.parametrize(
-    ("draft_costs", "is_right"),
+    ("guess_share", "is_right"),
     [
-        (None, lambda count: count == 5),
-        (StepCosts([(1, 0.2)]), lambda count: 0 < count < 5),
-        (StepCosts([(1, 9.0)]), lambda count: count == 0),
+        (0.0, lambda count: count == 5),
+        (0.2, lambda count: 0 < count < 5),
+        (9.0, lambda count: count == 0),
     ],
     ids=["free", "some", "dear"],
 )
-def test_guesses_that_take_time_are_fewer(draft_costs: StepCosts | None, is_right: Callable[[int], bool]) -> None:
-    own, seq = modelled(draft_costs), sequence()
+def test_guesses_that_take_time_are_fewer(guess_share: float, is_right: Callable[[int], bool]) -> None:
+    own, seq = modelled(guess_share), sequence()
     [drafts] = choose(own, seq)
     assert is_right(len(drafts))
     assert set(drafts) <= {UNKNOWN}
