@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.engine.messages import StepPlan
 from nanoengine.engine.randomness import sequence_seed
 from nanoengine.engine.speculation.acceptance import Acceptance
 from nanoengine.engine.speculation.ngram import NgramProposer
@@ -111,8 +112,33 @@ def two_models() -> None:
     )
 
 
+def life() -> None:
+    """The first steps of a request, with guesses of at most four; any step is said to take as long as any other."""
+    print("3. the life of runs: rejected drafts count until their step has ended")
+    with LLM("demo", speculation="ngram", num_drafts=4, num_kv_blocks=64, **OPTIONS) as llm:
+        engine, drafts = llm.engine, llm.engine.scheduler.drafts
+        assert drafts is not None
+        drafts.speculation.costs = StepCosts()
+        request = engine.add_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+        schedule = engine.scheduler.schedule
+
+        def watched() -> StepPlan:
+            plan, seq = schedule(), request.completions[0].seq
+            runs = [f"drafts {[llm.tokenizer.decode([t]) for t in run.drafts]}" for run in plan.drafted]
+            what = " ".join(runs) or ("the prompt" if plan.chunks else "a decode")
+            counts = f"tokens {seq.num_tokens}, known {seq.num_known_tokens}, computed {seq.num_computed_tokens}"
+            print(f"   {what}: {counts}, blocks {len(seq.block_tables[0])}")
+            return plan
+
+        engine.scheduler.schedule = watched  # type: ignore[method-assign]
+        while engine.has_unfinished:
+            engine.step()
+            seq = request.completions[0].seq
+            print(f"      then: tokens {seq.num_tokens}, computed {seq.num_computed_tokens}")
+
+
 def texts() -> None:
-    print("3. the same text in fewer steps")
+    print("4. the same text in fewer steps")
     for temperature in (0.0, 0.8):
         params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=96)
         expected: list[int] = []
@@ -142,7 +168,7 @@ def texts() -> None:
 
 def worth() -> None:
     """The rule, on a curve that is made up: tokens expected per second, for one sequence alone in its step."""
-    print("4. how many drafts are worth it, where steps of 1, 4, 8, 16 tokens take 10, 11, 12, 18 ms")
+    print("5. how many drafts are worth it, where steps of 1, 4, 8, 16 tokens take 10, 11, 12, 18 ms")
     costs = StepCosts([(1, 0.010), (4, 0.011), (8, 0.012), (16, 0.018)])
     unknown, repeats, wanders = Acceptance(15), Acceptance(15), Acceptance(15)
     for _ in range(20):
@@ -163,5 +189,6 @@ def worth() -> None:
 if __name__ == "__main__":
     coupling()
     two_models()
+    life()
     texts()
     worth()
