@@ -14,6 +14,9 @@ LEARNING_RATE = 0.2
 SLOW_RATE = 0.02
 """The same of all sequences together, which is what is taken for likely of the next one."""
 
+FADING = 0.01
+"""How far a step without a try moves what is known back towards the first guess."""
+
 
 class Acceptance:
     """For each place in a run of drafts, how often the draft there was accepted where all before it were.
@@ -32,6 +35,10 @@ class Acceptance:
         """Of so many drafts, the first ones were accepted, and the next one was not."""
         for place in range(min(num_accepted + 1, num_drafts)):
             self._rates[place] += self._learning_rate * ((place < num_accepted) - self._rates[place])
+
+    def fade(self) -> None:
+        """Nothing was tried: what is known becomes less certain."""
+        self._rates = [rate + FADING * (FIRST_GUESS - rate) for rate in self._rates]
 
     def chances(self, num_drafts: int) -> list[float]:
         """How likely the first is accepted, the first two are, and so on."""

@@ -33,7 +33,9 @@ class SpeculationStats:
     num_runs: int = 0  # drafts were verified
     num_unknown: int = 0  # no guess was made
     num_not_worth: int = 0  # there was a guess, but drafts were expected to cost more than they bring
-    num_full: int = 0  # the step has so many tokens that nobody was asked
+    num_full: int = (
+        0  # nobody was asked: with so many tokens in a step, or with guesses that take so long, no draft could pay
+    )
     num_postponed: int = (
         0  # times that a sequence was left out of a step, so that its guess could be verified in the next
     )
@@ -54,7 +56,8 @@ class SpeculationStats:
     @property
     def acceptance_by_place(self) -> list[float]:
         """Of each place in a run, the share of the drafts that were accepted, where all before them were."""
-        return [accepted / tried for accepted, tried in zip(self.accepted_at, self.tried_at, strict=True)]
+        pairs = zip(self.accepted_at, self.tried_at, strict=True)
+        return [accepted / tried for accepted, tried in pairs if tried]  # places that were tried are the first ones
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
         self.num_runs += 1
@@ -128,10 +131,6 @@ class Speculation:
             num_tokens: of the step without drafts.
             budget: most drafts of all.
         """
-        candidates = list(candidates)
-        if not self._may_pay(num_tokens, budget):
-            self.stats.num_full += len(candidates)
-            return {}
         guesses: list[tuple[Sequence, list[int]]] = []
         for seq, most in candidates:
             guess = self._guess(seq, min(most, self.num_drafts))
@@ -146,12 +145,14 @@ class Speculation:
                 chosen[seq] = guess[:count]
             else:
                 self.stats.num_not_worth += 1
-                if self._states[seq].guesser is not None:
+                if self._states[seq].guesser is None:
+                    self._states[seq].acceptance.fade()  # what it would have been, nobody finds out
+                else:
                     self._states[seq].unasked = (seq.num_tokens, guess)
         return chosen
 
-    def _may_pay(self, num_tokens: int, budget: int) -> bool:
-        """Whether drafts would be worth it if all of them were accepted."""
+    def may_pay(self, num_tokens: int, budget: int) -> bool:
+        """Whether drafts would be worth it in a step of so many other tokens if all of them were accepted."""
         rate = num_tokens / self._seconds(num_tokens, 0, num_tokens)
         counts = [count for count in (1, 2, 4, self.num_drafts) if count <= budget]
         return any((num_tokens + n) / self._seconds(num_tokens + n, n, num_tokens) > LEAST_GAIN * rate for n in counts)
