@@ -185,8 +185,8 @@ class EngineConfig:
     @property
     def draft_model(self) -> str | None:
         """The model that guesses tokens, if one does."""
-        is_model = self.speculation is not None and self.speculation.startswith(DRAFT_MODEL)
-        return self.speculation.removeprefix(DRAFT_MODEL) if self.speculation and is_model else None
+        who = self.speculation or ""
+        return who.removeprefix(DRAFT_MODEL) if who.startswith(DRAFT_MODEL) else None
 
     @property
     def uses_lower_tiers(self) -> bool:

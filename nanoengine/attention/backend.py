@@ -48,6 +48,11 @@ class Runs:
     num_shared: int = 0  # leading tokens, in whole blocks, that all sequences have in the very same blocks
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
+    @cached_property
+    def longest(self) -> int:
+        """Most new tokens of a run: every layer asks for it."""
+        return max(self.query_lens_list)
+
 
 @dataclass
 class AttentionMetadata:

@@ -125,7 +125,7 @@ class _Version2(_Version):
             v_cache,
             cu_seqlens_q=runs.query_start_loc,
             cu_seqlens_k=key_starts(runs),
-            max_seqlen_q=max(runs.query_lens_list),
+            max_seqlen_q=runs.longest,
             max_seqlen_k=max(runs.seq_lens_list),
             **_asked(spec),
             block_table=runs.block_tables,
@@ -143,7 +143,7 @@ class _Version3(_Version):
             cache_seqlens=runs.seq_lens,
             page_table=runs.block_tables,
             cu_seqlens_q=runs.query_start_loc,
-            max_seqlen_q=max(runs.query_lens_list),
+            max_seqlen_q=runs.longest,
             **_asked(spec),
         )
 

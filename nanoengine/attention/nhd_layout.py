@@ -85,7 +85,7 @@ def same_lengths(q: Tensor, runs: Runs) -> int | None:
 
     The host may know no more than bounds, which no run exceeds. Where they add up to the number of tokens, each is met.
     """
-    longest = max(runs.query_lens_list)
+    longest = runs.longest
     return longest if len(q) == longest * len(runs.query_lens_list) else None
 
 

@@ -66,7 +66,7 @@ class TorchVarlenAttention(NHDLayout):
             v_cache,
             runs.query_start_loc,
             key_starts(runs),
-            max(runs.query_lens_list),
+            runs.longest,
             max(runs.seq_lens_list),
             scale=spec.scale,
             window_size=_up_to_itself(spec),

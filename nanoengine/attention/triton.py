@@ -106,7 +106,7 @@ class TritonAttention(TwoKernels):
             self._workspace,
             self.tuning,
             query_start_loc=runs.query_start_loc,
-            max_query_len=max(runs.query_lens_list),
+            max_query_len=runs.longest,
             **_asked(spec),
             sinks=sinks,
         )
@@ -121,7 +121,7 @@ class TritonAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), max(runs.query_lens_list)
+        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), runs.longest
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **_asked(spec), sinks=sinks)
 
 

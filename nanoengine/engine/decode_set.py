@@ -35,6 +35,10 @@ class DecodeSet:
     def __len__(self) -> int:
         return len(self.seqs) - len(self._gone) + len(self._come)
 
+    def members(self) -> list[Sequence]:
+        """Those that the next step decodes."""
+        return [*(seq for seq in self.seqs if seq not in self._gone), *self._come]
+
     def add(self, seq: Sequence) -> None:
         """All tokens of `seq` but the last are computed, or on their way."""
         seq.join(self)

@@ -267,17 +267,18 @@ class LLMEngine:
             if completion.first_token_time is None:
                 completion.first_token_time = now
             completion.last_token_time = now
-            completion.num_taken += 1
             if isinstance(request, BeamRequest):
                 if not seq.finished:
                     self.scheduler.hold(seq)
                 continue
+            completion.num_taken += 1
             is_last = i == len(advanced.seqs) or advanced.seqs[i] is not seq  # of those that it got at once
             if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
                 try:
                     is_last |= self._push(seq, completion, token)
                 except Exception as problem:  # the tokenizer's: it is nobody else's
-                    completion.drop_untaken()
+                    for own in request.completions:
+                        own.drop_untaken()
                     self._give_up(request, problem)
                     continue
             if seq.finished and is_last:
@@ -354,6 +355,8 @@ class LLMEngine:
         if owner is None:
             return
         request, seq = owner[0], completion.seq
+        if self.scheduler.drafts is not None:
+            self.scheduler.drafts.speculation.end(seq)
         try:
             completion.detokenizer.finish()
         except Exception as problem:  # the tokenizer's: the text ends before what it could not decode

@@ -118,7 +118,7 @@ class Scheduler:
         self._untold: dict[Sequence, list[Entries]] = {}  # changes of tables, until a plan that computes the sequence
         self.drafts: DraftedRuns | None = None  # those who have any are running, and in no other set
         if speculation is not None:
-            self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, self._untold, max_chunk)
+            self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, max_chunk)
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
         self._common_to: list[Sequence] = []
@@ -270,6 +270,9 @@ class Scheduler:
     def _take_decodes(self, step: InFlight) -> None:
         """One token of every sequence that decodes; the newest give way for it."""
         num_in_flight = len(self.in_flight)
+        drafts = None if self._has_prompts else self.drafts
+        if drafts is not None and num_in_flight:
+            drafts.postpone(self.max_num_batched_tokens)
         places: list[int] = []
         positions: list[int] = []
         for place, seq in self.decodes.due():
@@ -290,14 +293,13 @@ class Scheduler:
         if places:
             self.decodes.check_again(places, positions)
         self.outbox.tell_restarts(step.plan)
-        if self.drafts is not None and not self._has_prompts:
-            self.drafts.take(step, self.max_num_batched_tokens - len(self.decodes))
+        if drafts is not None:
+            drafts.take(step, self.max_num_batched_tokens - len(self.decodes))
         if len(self.decodes):
             step.plan.decodes = self.decodes.advance()
             step.decoded = self.decodes.seqs
-        if step.drafted:
-            everybody = [*step.decoded, *step.drafted]
-            step.plan.num_common_blocks = self.block_manager.get_num_common_prefix_blocks(everybody)
+        if drafts is not None and step.drafted:
+            step.plan.num_common_blocks = drafts.count_common_blocks(step)
         elif step.decoded:
             step.plan.num_common_blocks = self._count_common_blocks(step.decoded)
         for seq in step.last:
@@ -334,14 +336,11 @@ class Scheduler:
         """See to it that the next token of a sequence has a slot; False if it had to give way itself."""
         if position < seq.num_slots:
             self.block_manager.publish(seq, seq.num_written_tokens)
-        else:
-            changes = self._grow(seq)
-            if changes is None:
-                return False
-            if not self.outbox.restarts(seq):  # its whole tables are told
-                self._untold.setdefault(seq, []).extend(changes)
-        step.plan.tables += self._untold.pop(seq, ())
-        return True
+            return True
+        changes = self._grow(seq)
+        if changes and not self.outbox.restarts(seq):  # its whole tables are told
+            step.plan.tables += changes
+        return changes is not None
 
     def _make_room_for_prompts(self) -> None:
         """What prompts that were begun see no more makes room for what is to come of them.
@@ -518,8 +517,6 @@ class Scheduler:
         else:
             self.waiting.remove(seq)
         self.outbox.forget(seq)
-        if self.drafts is not None:
-            self.drafts.speculation.end(seq)
         seq.num_tokens = seq.num_known_tokens  # what is still on its way is not its own any more
         seq.status = Status.FINISHED
         seq.finish_reason = reason

@@ -74,8 +74,7 @@ class Step:
         result = StepResult([])
         if self.samples is not None:
             result.token_ids, result.logprobs, result.error = self.samples.read()
-            if self.samples.num_accepted is not None:
-                result.num_accepted = self.samples.num_accepted.tolist()
+            result.num_accepted = self.samples.num_accepted
         if self.kept is not None:
             _fill_up(result, self.plan, self.kept)
         result.prompt_logprobs = [part.read() for part in self.prompt_logprobs]

@@ -24,7 +24,7 @@ from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.sampling import NONE_LEFT, SamplingTable
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.runner.bad_words import BadWords
-from nanoengine.runner.drafts import Drafts
+from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.runner.logit_offsets import LogitOffsets, logit_bias, min_tokens_ban
 from nanoengine.runner.logprobs import Logprobs, compute_logprobs
 from nanoengine.runner.penalties import Penalties
@@ -54,12 +54,18 @@ class Samples:
     num_samples: int  # the rows of logits behind them are padding
     bound: list[np.ndarray]  # numbers of the samples that rules bound
     asked: Asked | None
-    num_accepted: Tensor | None = None  # [num_runs] int64: drafts of each run that has any
+    verified: Verified | None = None  # None: there were no drafts
 
     def __post_init__(self) -> None:
         self._on_host = self.tokens.to("cpu", non_blocking=True)
-        if self.num_accepted is not None:
-            self.num_accepted = self.num_accepted.to("cpu", non_blocking=True)
+        if self.verified is not None:
+            self._num_accepted = self.verified.num_accepted.to("cpu", non_blocking=True)
+            self._is_token = self.verified.is_token.to("cpu", non_blocking=True)
+
+    @property
+    def num_accepted(self) -> list[int]:
+        """Drafts of each run that has any; like `read`."""
+        return [] if self.verified is None else self._num_accepted.tolist()
 
     def read(self) -> tuple[list[int], dict[int, TokenLogprobs], Exception | None]:
         """What reached the host, once the event behind it was waited for: the token of each sample, UNKNOWN where there is none;
@@ -68,7 +74,7 @@ class Samples:
         found = self._on_host[: self.num_samples].tolist()
         token_ids, error = found, None
         if min(found, default=0) < 0:
-            token_ids, error = [max(token, UNKNOWN) for token in found], self._why_none(found)
+            token_ids, error = [max(token, UNKNOWN) for token in found], self._why_none(self._own(found))
         return token_ids, self._read_logprobs(token_ids), error
 
     def _read_logprobs(self, token_ids: list[int]) -> dict[int, TokenLogprobs]:
@@ -78,9 +84,17 @@ class Samples:
         entries = self.asked.logprobs.read([token_ids[number] for number in numbers], self.asked.counts)
         return {number: entry for number, entry in zip(numbers, entries, strict=True) if token_ids[number] != UNKNOWN}
 
-    def _why_none(self, found: list[int]) -> Exception:
+    def _own(self, found: list[int]) -> list[int]:
+        """Without what was sampled behind a rejected draft: of that nothing is to be told."""
+        if self.verified is None:
+            return found
+        return [token if own else 0 for token, own in zip(found, self._is_token.tolist(), strict=False)]
+
+    def _why_none(self, found: list[int]) -> Exception | None:
         none = [number for number, token in enumerate(found) if token < 0]
         forbidden = [n for n in none if found[n] == NONE_LEFT and any(n in numbers for numbers in self.bound)]
+        if not none:
+            return None
         broken = len(none) - len(forbidden)
         reasons = []
         if broken:
@@ -223,5 +237,4 @@ class Sampler:
                 return logits.index_select(0, at[part]) if raw is None else raw[part]
 
             asked = Asked(asking.tolist(), counts, compute_logprobs(logits_of, tokens.index_select(0, at), max(counts)))
-        num_accepted = None if verified is None else verified.num_accepted
-        return Samples(tokens, len(rows), [numbers for _, numbers in bound], asked, num_accepted)
+        return Samples(tokens, len(rows), [numbers for _, numbers in bound], asked, verified)

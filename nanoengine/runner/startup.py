@@ -16,6 +16,7 @@ from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.engine.kv.groups import Groups, KVGroup, KVSpec, group_layers
+from nanoengine.engine.messages import UNKNOWN
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.model_config import ModelConfig
@@ -366,9 +367,9 @@ class Startup:
         """Memory that steps of full size and the graphs leave for the KV pool, found by running and recording them."""
         config, device = self.config, self.device
         max_len = config.max_model_len or self.model_config.max_position_embeddings
-        plans = largest_plans(
-            self.num_rows, config.max_num_batched_tokens, max_len, config.block_size, len(self.groups)
-        )
+        draft = None if config.speculation is None else UNKNOWN if self.draft else 0
+        largest = (self.num_rows, config.max_num_batched_tokens, max_len, config.block_size, len(self.groups))
+        plans = largest_plans(*largest, draft=draft)
         most = max(max(start.tables[0]) for plan in plans for start in plan.started)
         runner = self._new_runner(PoolSize(most, max_len, "measuring"), 0)
         torch.cuda.empty_cache()

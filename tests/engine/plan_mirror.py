@@ -72,6 +72,9 @@ class PlanMirror:
             table = self.rows[row].tables[group]
             assert first <= len(table)
             table[first : first + len(block_ids)] = block_ids
+        size = self.scheduler.block_manager.block_size
+        befores = [*plan.decodes.num_computed.tolist(), *(run.num_computed for run in plan.drafted)]
+        assert all(shared * size <= min(befores) for shared in plan.num_common_blocks), "no new token is among them"
         samples: list[tuple[MirrorRow, int]] = []
         for row, before in zip(plan.decodes.rows.tolist(), plan.decodes.num_computed.tolist(), strict=True):
             state = self.rows[row]
@@ -117,10 +120,7 @@ class PlanMirror:
             if scheduler.outbox.restarts(seq) or seq in scheduler.held:  # they will begin anew
                 continue
             row = self.rows[seq.row]
-            if (
-                seq not in scheduler._untold
-            ):  # of one who was left out of this plan, what has changed is told in the next
-                assert row.tables == seq.block_tables
+            assert row.tables == seq.block_tables
             assert len(row.token_ids) == seq.num_tokens
             assert row.num_computed == seq.num_computed_tokens
             assert row.token_ids[: seq.num_known_tokens] == seq.token_ids

@@ -189,11 +189,18 @@ class BlockManager(PrefixCache):
         seq.block_tables[group][first : first + len(blocks)] = nulls
         return Entries(seq.row, group, first, nulls)
 
-    def trim(self, seq: Sequence) -> None:
-        """Take back the blocks of lookahead slots that no token came to need."""
+    def trim(self, seq: Sequence, *, wipe: bool = False) -> None:
+        """Take back the blocks of lookahead slots that no token came to need.
+
+        Args:
+            wipe: as for `discard`.
+        """
         keep = self.blocks_for(seq.num_tokens)
         for group in self._growing:
-            self.pool.release(reversed(seq.block_tables[group][keep:]))
+            blocks = seq.block_tables[group][keep:]
+            self.pool.release(reversed(blocks))
+            if wipe:
+                self._spoilt.update(blocks)
             del seq.block_tables[group][keep:]
         seq.num_slots = min(seq.num_slots, keep * self.block_size)
 

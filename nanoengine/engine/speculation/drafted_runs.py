@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.messages import Drafted, Entries, StepResult
+from nanoengine.engine.messages import UNKNOWN, Drafted, StepResult
 from nanoengine.engine.outbox import Outbox
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.speculation.speculation import Candidate, Speculation
@@ -35,7 +35,6 @@ class DraftedRuns:
 
     Args:
         speculation: says which drafts are worth verifying.
-        untold: changes of tables of sequences, until a plan that computes them.
         most_new: most tokens of a sequence in one step.
     """
 
@@ -45,12 +44,11 @@ class DraftedRuns:
         decodes: DecodeSet,
         block_manager: BlockManager,
         outbox: Outbox,
-        untold: dict[Sequence, list[Entries]],
         most_new: int,
     ):
         self.speculation = speculation
         self.most_new = most_new
-        self._decodes, self._block_manager, self._outbox, self._untold = decodes, block_manager, outbox, untold
+        self._decodes, self._block_manager, self._outbox = decodes, block_manager, outbox
         self.verifying: set[Sequence] = set()  # in a plan on its way
         self.postponed: set[Sequence] = (
             set()
@@ -66,23 +64,28 @@ class DraftedRuns:
 
     # ---- making a plan
 
+    def postpone(self, budget: int) -> None:
+        """Leave those out of a plan whose last tokens are on their way, and whose guesses are worth verifying in the next.
+
+        They must not be given blocks before: a plan has nothing for those whom it does not compute.
+        """
+        if self._may_pay(budget):
+            for seq in self._choose(budget, are_known=False):
+                self._decodes.remove(seq)
+                self.postponed.add(seq)
+                self.speculation.stats.num_postponed += 1
+
     def take(self, step: InFlight, budget: int) -> None:
         """Give drafts to those of the decodes for which that is worth it; each has room for its next token already.
 
-        Drafts take blocks that are free, and nobody gives way for them.
+        Nobody gives way for drafts: they take blocks that nobody is using, though these may be cached.
         """
-        num_tokens = len(self._decodes)
-        if not self.speculation.may_pay(num_tokens, budget):  # in a full batch nobody is looked at
-            self.speculation.stats.num_full += num_tokens
+        if not self._may_pay(budget):
+            self.speculation.stats.num_full += len(self._decodes)
             return
-        chosen = self.speculation.choose(self._candidates(), num_tokens, budget)
-        for seq, drafts in chosen.items():
-            if seq.num_known_tokens < seq.num_tokens:
-                self._postpone(step, seq)
-                continue
+        for seq, drafts in self._choose(budget, are_known=True).items():
             if seq.num_slots < seq.num_tokens + len(drafts):
-                changes = self._block_manager.allocate_slots(seq, len(drafts))
-                step.plan.tables += changes or []
+                step.plan.tables += self._block_manager.allocate_slots(seq, len(drafts)) or []
                 del drafts[seq.num_slots - seq.num_tokens :]
             if drafts:
                 self._decodes.remove(seq)
@@ -92,22 +95,33 @@ class DraftedRuns:
                 seq.num_computed_tokens += 1 + len(drafts)
                 self.verifying.add(seq)
 
-    def _postpone(self, step: InFlight, seq: Sequence) -> None:
-        """Leave a sequence out of a plan, which must then tell nothing of it."""
-        own = [entries for entries in step.plan.tables if entries.row == seq.row]
-        if own:
-            step.plan.tables = [entries for entries in step.plan.tables if entries.row != seq.row]
-            self._untold[seq] = own
-        self._decodes.remove(seq)
-        self.postponed.add(seq)
-        self.speculation.stats.num_postponed += 1
+    def count_common_blocks(self, step: InFlight) -> list[int]:
+        """Of each group, the first blocks that all decodes of a plan share; none with any of its new tokens."""
+        seqs, plan = [*step.decoded, *step.drafted], step.plan
+        if len(seqs) == 1:
+            return []
+        least = min([*plan.decodes.num_computed.tolist(), *(run.num_computed for run in plan.drafted)])
+        most = least // self._block_manager.block_size
+        return [min(count, most) for count in self._block_manager.get_num_common_prefix_blocks(seqs)]
+
+    def _may_pay(self, budget: int) -> bool:
+        """In a full batch nobody is looked at."""
+        return self.speculation.may_pay(len(self._decodes), budget)
+
+    def _choose(self, budget: int, *, are_known: bool) -> dict[Sequence, list[int]]:
+        """Drafts for some of the decodes, those whose tokens are all known or the others."""
+        candidates = [
+            candidate
+            for candidate in self._candidates()
+            if (candidate.seq.num_known_tokens == candidate.seq.num_tokens) == are_known
+        ]
+        return self.speculation.choose(candidates, len(self._decodes), budget)
 
     def _candidates(self) -> Iterator[Candidate]:
-        for seq in self._decodes.seqs:
+        for seq in self._decodes.members():
             # With `most` drafts all accepted it has its last token. Whoever makes masks must see each token before the next.
             most = min(seq.max_num_tokens - seq.num_tokens, self.most_new) - 1
-            is_free = seq.params.speculate and not seq.in_lockstep and seq not in self._outbox.masks
-            if seq.decoding and most > 0 and is_free:
+            if most > 0 and seq.params.speculate and not seq.in_lockstep and seq not in self._outbox.masks:
                 yield Candidate(seq, most)
 
     # ---- after the step
@@ -118,25 +132,28 @@ class DraftedRuns:
         first = len(step.decoded)
         seqs, kept = step.decoded.copy(), list(range(first))
         for seq, run, num_accepted in zip(step.drafted, plan.drafted, result.num_accepted, strict=True):
-            count = num_accepted + 1
+            samples = tokens[first : first + run.num_new]
+            ends = (i for i, token in enumerate(samples[:num_accepted], start=1) if token in seq.stop_token_ids)
+            count = next(ends, num_accepted + 1)  # what was accepted behind an end is nobody's
             seqs += [seq] * count
             kept += range(first, first + count)
             first += run.num_new
             if not seq.finished:
                 self.speculation.settle(seq, len(run.drafts), num_accepted)
-                self._take_back(seq, run.num_new - count)
+                self._take_back(seq, run.num_new - count, samples)
         seqs += step.sampled
         kept += range(first, len(tokens))
         numbers = {number: i for i, number in enumerate(kept)}
         asked = {numbers[number]: entries for number, entries in logprobs.items() if number in numbers}
         return Sampled(seqs, [tokens[number] for number in kept], asked)
 
-    def _take_back(self, seq: Sequence, num_rejected: int) -> None:
+    def _take_back(self, seq: Sequence, num_rejected: int, samples: list[int]) -> None:
+        """Count as if the rejected tokens had never been. What has no finite logits may have K/V that is no number."""
         seq.num_tokens -= num_rejected
         if seq in self.verifying:  # and was not preempted since
             self.verifying.remove(seq)
             seq.num_computed_tokens -= num_rejected
-            self._block_manager.trim(seq)
+            self._block_manager.trim(seq, wipe=UNKNOWN in samples)
             self._decodes.add(seq)
 
     def wake(self) -> None:

@@ -20,8 +20,19 @@ from nanoengine.outputs import TokenLogprob
 from tests.engine.engine_toys import make_engine
 from tests.engine.late_model import LateModel
 from tests.engine.plan_mirror import PlanMirror
-from tests.engine.speculation.guessers import HOSTILE, Scripted, by_chance, right, speculation, wrong
-from tests.engine.toys import FAST, ToyModel, add, answer, assert_idle, continuation, drain, make_scheduler, step
+from tests.engine.speculation.guessers import HOSTILE, Say, Scripted, by_chance, right, speculation, wrong
+from tests.engine.toys import (
+    FAST,
+    ToyModel,
+    add,
+    answer,
+    assert_idle,
+    continuation,
+    drain,
+    make_scheduler,
+    make_sequence,
+    step,
+)
 
 NOW_AND_THEN = 40
 """Tokens of the longest output here."""
@@ -281,6 +292,79 @@ def test_one_who_is_preempted_meanwhile_keeps_what_was_accepted() -> None:
     while scheduler.has_unfinished:
         scheduler.update(plan := scheduler.schedule(), model.launch(plan).result())
     assert seq.token_ids == prompt + continuation(prompt, 40)
+
+
+def test_one_stream_shares_nothing_with_itself() -> None:
+    scheduler, _ = drafting(num_drafts=9, block_size=2, num_blocks=60)
+    PlanMirror(scheduler)
+    add(scheduler, 9, max_tokens=40)
+    model = ToyModel(block_size=2)
+    drain(scheduler, model)
+    assert not any(any(plan.num_common_blocks) for plan in model.plans)
+
+
+def test_streams_of_one_prompt_share_it_while_drafts_are_verified() -> None:
+    scheduler, _ = drafting(num_drafts=3, block_size=2, num_blocks=60)
+    PlanMirror(scheduler)
+    for seq_id in range(3):
+        scheduler.add(make_sequence(seq_id, [5] * 9, max_tokens=20))
+    model = ToyModel(block_size=2)
+    drain(scheduler, model)
+    assert any(plan.drafted and plan.num_common_blocks == [4] for plan in model.plans)
+
+
+@pytest.mark.parametrize("say", [right, wrong])
+def test_who_is_left_out_of_a_plan_that_fails_has_lost_nothing_with_it(say: Say) -> None:
+    """Forks write into blocks of their own, which a plan copies: whoever is given one is in that plan."""
+    prompt = [3, 3, 3, 3, 3]
+    for failing in range(2, 9):
+        model = LateModel(fail_if=lambda _, at=failing: len(model.plans) == at)  # noqa: B023
+        engine = make_engine(model, eos=(), max_steps_in_flight=2, speculation=speculation(say), num_blocks=64)
+        PlanMirror(engine.scheduler)
+        request = engine.add_request(prompt, SamplingParams(n=3, max_tokens=20))
+        for _ in range(200):
+            if engine.has_unfinished:
+                engine.step()
+        for output in request.output().outputs:
+            assert output.token_ids == continuation(prompt, 20)[: len(output.token_ids)]
+            assert output.finish_reason == "error" or len(output.token_ids) == 20
+
+
+def test_blocks_of_what_has_no_finite_logits_are_wiped() -> None:
+    scheduler, _ = drafting(num_drafts=9, block_size=2, num_blocks=60)
+    [seq] = add(scheduler, 3, max_tokens=40)
+    model = ToyModel(block_size=2)
+    scheduler.update(plan := scheduler.schedule(), model.execute(plan))
+    plan = scheduler.schedule()
+    written = set(seq.block_tables[0])
+    scheduler.update(plan, StepResult([UNKNOWN] * 10, num_accepted=[0], error=ArithmeticError("NaN")))
+    assert not scheduler.has_unfinished
+    assert written <= scheduler.block_manager._spoilt
+    [seq] = add(scheduler, 3, max_tokens=40)
+    scheduler.update(plan := scheduler.schedule(), model.execute(plan))
+    plan = scheduler.schedule()
+    lookahead = set(seq.block_tables[0][3:])
+    tokens = continuation(seq.token_ids, 1)
+    scheduler.update(plan, StepResult([tokens[0], *[UNKNOWN] * 9], num_accepted=[0]))
+    assert lookahead <= scheduler.block_manager._spoilt, "of a draft that was rejected, too"
+    assert seq.finish_reason is None
+
+
+def test_what_was_accepted_behind_an_end_is_nobodys() -> None:
+    """Whoever computes the steps may guess an end, and what it thinks comes after."""
+    scheduler, _ = drafting()
+    [seq] = add(scheduler, 3, max_tokens=40, stop_token_ids=[77], logprobs=0)
+    model = ToyModel()
+    first = model.execute(plan := scheduler.schedule())
+    first.logprobs = {0: {first.token_ids[0]: TokenLogprob(-1.0, 1)}}
+    scheduler.update(plan, first)
+    plan = scheduler.schedule()
+    entries = {i: {token: TokenLogprob(-1.0, 1)} for i, token in enumerate([8, 77, 9, 9, UNKNOWN])}
+    scheduler.update(plan, StepResult([8, 77, 9, 9, UNKNOWN], entries, num_accepted=[4]))
+    assert seq.output_token_ids[1:] == [8, 77]
+    assert (seq.finish_reason, len(seq.logprobs)) == ("stop", 3)
+    assert scheduler.block_manager.cached_blocks(), "nothing was condemned"
+    assert_idle(scheduler)
 
 
 def test_an_end_in_the_middle_of_a_run_is_the_end() -> None:
