@@ -7,6 +7,7 @@ python bench.py interference    long prompts beside running streams: what become
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
 python bench.py startup         process start to the first token, beside the floor: import torch, read the weights; peak memory
+python bench.py speculation     guessing ahead, turn by turn with none, on five kinds of text
 python bench.py workloads       five fixed workloads on which other engines were measured too (benchmarks/cpu.md)
 python bench.py profile         one prefill and one decode step, operation by operation
 python bench.py compare A B     two saved runs, side by side
@@ -38,7 +39,7 @@ from nanoengine.errors import NanoEngineError
 
 MODES = (
     *("throughput", "latency", "serve", "interference", "prefix"),
-    *("scheduler", "startup", "workloads", "profile", "compare"),
+    *("scheduler", "startup", "speculation", "workloads", "profile", "compare"),
 )
 
 

@@ -21,7 +21,7 @@ from nanoengine.engine.speculation.step_costs import StepCosts
 from nanoengine.engine.speculation.suffix import SuffixProposer
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.model_config import ModelConfig
-from nanoengine.models.description import describe
+from nanoengine.models.description import Description, describe
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.tokenizer import ModelTokenizer
 
@@ -53,6 +53,8 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
     """
     other = None if config.tokenizer is None else find_model(str(config.tokenizer))
     model = describe(find_model(config.model), other)
+    if config.draft_model is not None:
+        _check_tokens(config.draft_model, describe(find_model(config.draft_model)), model)
     path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
     # torch is needed from here on, and not before: `import nanoengine` takes no time, and mistakes are told at once.
     from nanoengine.models.loader import check_weights, open_checkpoint
@@ -117,12 +119,25 @@ def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats, voc
     )
 
 
+def _check_tokens(name: str, draft: Description, model: Description) -> None:
+    """See that a draft model means by its tokens what the model means."""
+    if draft.tokenizer.token_ids() != model.tokenizer.token_ids():
+        raise InvalidConfig(
+            f"speculation is 'model:{name}', whose tokenizer has other tokens than the model's: choose a model of the same family"
+        )
+
+
 def _speculation(config: EngineConfig, info: ExecutorInfo, vocab_size: int) -> Speculation | None:
     if config.speculation is None:
         return None
-    proposer = {"ngram": NgramProposer, "suffix": SuffixProposer}[config.speculation]()
-    costs = StepCosts(info.step_seconds)
-    return Speculation(proposer, num_drafts=config.num_drafts, vocab_size=vocab_size, costs=costs)
+    proposers = {"ngram": NgramProposer, "suffix": SuffixProposer}
+    return Speculation(
+        None if config.draft_model is not None else proposers[config.speculation](),
+        num_drafts=config.num_drafts,
+        vocab_size=vocab_size,
+        costs=StepCosts(info.step_seconds),
+        guess_share=info.guess_share,
+    )
 
 
 def _disk_tier(folder: str, max_bytes: int, info: ExecutorInfo) -> DiskTier:

@@ -86,6 +86,10 @@ class ModelTokenizer(ABC):
         except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
             raise InvalidPrompt(f"{self._name} cannot encode the prompt: {error}") from error
 
+    def token_ids(self) -> dict[str, int]:
+        """All tokens, as the vocabulary writes them."""
+        return dict(self._fast.get_vocab() if self._fast is not None else self.hf.get_vocab())
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the ids; special tokens have none."""
         if self._fast is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.nhd_layout import NHDLayout, capability, key_starts, why_not_nhd, why_not_pages
+from nanoengine.attention.nhd_layout import NHDLayout, capability, key_starts, same_lengths, why_not_nhd, why_not_pages
 from nanoengine.model_config import ModelConfig
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
@@ -82,7 +83,7 @@ class FlashAttention(NHDLayout):
         return self._kernels
 
 
-class _Version:
+class _Version(ABC):
     """What versions share: decode, but for the name of an argument."""
 
     table: str
@@ -90,16 +91,24 @@ class _Version:
     def __init__(self, module: ModuleType):
         self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
 
+    @abstractmethod
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        """Attention of runs of any lengths."""
+
     def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
+        """Attention of runs of one length, of which long ones are split; of others it is that of chunks."""
+        query_len = same_lengths(q, runs)
+        if query_len is None:
+            return self.prefill(q, k_cache, v_cache, runs, spec)
         attended = self._with_cache(
-            q[:, None],
+            q.unflatten(0, (-1, query_len)),
             k_cache,
             v_cache,
             cache_seqlens=runs.seq_lens,
             **_asked(spec),
             **{self.table: runs.block_tables},
         )
-        return attended[:, 0]
+        return attended.flatten(0, 1)
 
 
 class _Version2(_Version):

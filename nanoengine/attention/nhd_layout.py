@@ -80,6 +80,15 @@ def why_not_pages(reader: str, block_size: int) -> str | None:
     )
 
 
+def same_lengths(q: Tensor, runs: Runs) -> int | None:
+    """How many of the queries [num_tokens, num_heads, head_dim] every run has, if all have as many; None if they differ.
+
+    The host may know no more than bounds, which no run exceeds. Where they add up to the number of tokens, each is met.
+    """
+    longest = max(runs.query_lens_list)
+    return longest if len(q) == longest * len(runs.query_lens_list) else None
+
+
 def key_starts(runs: Runs) -> Tensor:
     """[num_seqs + 1] int32: where the keys of each sequence would start if all stood in one row. Worked out once per step."""
     if runs.plan is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.nhd_layout import NHDLayout, key_starts, why_not_nhd, why_not_pages
+from nanoengine.attention.nhd_layout import NHDLayout, key_starts, same_lengths, why_not_nhd, why_not_pages
 from nanoengine.model_config import ModelConfig
 
 SINCE = (2, 12)
@@ -25,7 +25,7 @@ ALL = (-1, -1)
 
 
 class TorchVarlenAttention(NHDLayout):
-    """Prefill packs the queries of all sequences; decode does the same with one query for each."""
+    """Prefill packs the queries of all sequences; decode does the same, and may do more with one query for each."""
 
     name = "torch_varlen"
     description = "torch.nn.attention.varlen over paged K/V"
@@ -83,12 +83,14 @@ class TorchVarlenAttention(NHDLayout):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """One query sees all of its sequence, or the end of it.
+        """One query sees all of its sequence, or the end of it; several are a chunk.
 
-        Without a window, the query heads that share a K/V head stand where queries stand, and sequences are split rightly.
+        Without a window, the query heads that share a K/V head stand where one query stands, and sequences are split rightly.
         """
+        if same_lengths(q, runs) != 1:
+            return self.prefill(q, k_cache, v_cache, runs, spec, sinks)
         grouped = spec.window is None and q.shape[1] > k_cache.shape[2]
         return self._attend(
             q,

@@ -97,8 +97,19 @@ class TritonAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        of_runs = (runs.block_tables, runs.seq_lens)
-        return self._decode(q, *caches, *of_runs, spec.scale, self._workspace, self.tuning, **_asked(spec), sinks=sinks)
+        return self._decode(
+            q,
+            *caches,
+            runs.block_tables,
+            runs.seq_lens,
+            spec.scale,
+            self._workspace,
+            self.tuning,
+            query_start_loc=runs.query_start_loc,
+            max_query_len=max(runs.query_lens_list),
+            **_asked(spec),
+            sinks=sinks,
+        )
 
     def prefill(
         self,

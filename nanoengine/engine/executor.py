@@ -40,6 +40,9 @@ class ExecutorInfo:
     step_seconds: tuple[tuple[int, float], ...] = ()
     """(tokens, seconds) of small steps; none where nobody chooses by it."""
 
+    guess_share: float = 0.0
+    """What one guess of a draft model takes of the time of a step with one token."""
+
     copy_bytes_per_second: float | None = None
     """Between the pool and host memory; None where nobody chooses by it."""
 

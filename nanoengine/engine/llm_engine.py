@@ -237,7 +237,8 @@ class LLMEngine:
         plan, result = outcome.plan, outcome.result
         advanced = self.scheduler.update(plan, result)
         self.stats.record(plan, result, outcome.seconds)
-        self.scheduler.note_seconds(plan, outcome.seconds)
+        if self.scheduler.drafts is not None:  # what drafts cost follows from that
+            self.scheduler.drafts.speculation.note_seconds(plan, outcome.seconds)
         return self._take_tokens(advanced, outcome.end, result.error)
 
     def _settle_if_idle(self, guard: InterruptGuard) -> None:

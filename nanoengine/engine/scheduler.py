@@ -45,6 +45,12 @@ class InFlight:
     last: list[Sequence] = field(default_factory=list)  # those for whom it samples the last token that they may have
     is_disturbed: bool = False  # whether any sequence has left the running ones since it was made
 
+    def samplers(self) -> list[Sequence]:
+        """Those who get a token at least, if all goes well; in the order of the samples, as long as there are no drafts."""
+        if not self.drafted and not self.sampled:  # most often: a copy of many would take its time
+            return self.decoded
+        return [*self.decoded, *self.drafted, *self.sampled]
+
     def everybody(self) -> list[Sequence]:
         return list(dict.fromkeys([*self.decoded, *self.drafted, *self.computed, *self.sampled]))
 
@@ -161,7 +167,7 @@ class Scheduler:
         plan = step.plan
         plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
         if plan or self.block_manager.has_orders:
-            self.outbox.send(plan, [*step.decoded, *step.drafted, *step.sampled])
+            self.outbox.send(plan, step.samplers())
             plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
             self.in_flight.append(step)
         return plan
@@ -414,8 +420,7 @@ class Scheduler:
             assert self.drafts is not None
             samplers, tokens, logprobs = self.drafts.settle(step, result)
         else:
-            samplers = [*step.decoded, *step.sampled] if step.sampled else step.decoded
-            tokens, logprobs = result.token_ids, result.logprobs
+            samplers, tokens, logprobs = step.samplers(), result.token_ids, result.logprobs
         for i, entries in logprobs.items():
             if not samplers[i].finished:
                 samplers[i].logprobs.append(entries)
@@ -435,11 +440,6 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.wake()
         return advanced
-
-    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """A plan took so long: the cost of drafts follows from that."""
-        if self.drafts is not None and plan.computes and not plan.chunks:
-            self.drafts.speculation.costs.record(plan.num_new_tokens, seconds)
 
     def _take_one_by_one(self, samplers: list[Sequence], tokens: list[int]) -> Advanced:
         """`update`, where some sequences have ended or may end by their tokens."""

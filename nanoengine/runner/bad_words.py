@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nanoengine.engine.messages import Started
 from nanoengine.runner.drafts import Drafts, Verified
-from nanoengine.runner.row_rules import RowPieces, send_array
-from nanoengine.runner.stream import Stream
+from nanoengine.runner.row_rules import RowPieces
+from nanoengine.runner.stream import Stream, send_array
 
 NO_TOKEN = -1
 """In the history of an output that has not so many tokens."""

@@ -42,13 +42,16 @@ class Drafts:
     is_drafted: Tensor  # [num_samples] bool: whether it is in such a run
 
     @classmethod
-    def of(cls, runs: Sequence[Drafted], first: int, num_samples: int, stream: Stream) -> Drafts:
+    def of(
+        cls, runs: Sequence[Drafted], first: int, num_samples: int, stream: Stream, guesses: Tensor | None = None
+    ) -> Drafts:
         """Those of a plan.
 
         Args:
             runs: at least one.
             first: samples before those of these runs.
             num_samples: of the step, padding included.
+            guesses: [num_runs, most] int64, the drafts if the runs do not say them.
         """
         counts = [run.num_new for run in runs]
         starts = first + np.cumsum([0, *counts[:-1]])
@@ -62,7 +65,8 @@ class Drafts:
         is_drafted[drafted] = 1
         parts = [np.array([run.row for run in runs]), starts, tokens.reshape(-1), run_of, depth, is_drafted]
         sent = send(np.concatenate(parts).astype(np.int64), stream).split([part.size for part in parts])
-        return cls(sent[0], sent[1], sent[2].view(tokens.shape), sent[3], sent[4], sent[5].bool())
+        drafts = sent[2].view(tokens.shape) if guesses is None else guesses
+        return cls(sent[0], sent[1], drafts, sent[3], sent[4], sent[5].bool())
 
     def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The drafts of the runs of some samples, [m, most], and whether each stands before the sample, the same; those that do

@@ -1,6 +1,7 @@
 """CUDA graphs of steps: one for each of some sizes; a step runs in the smallest that holds it, filled up with padding.
 
-Recorded are decodes, by how many sequences there are, and prompts that are computed alone, by how many tokens they have.
+Recorded are decodes, by how many sequences there are; decodes with drafts, by how many sequences and the most tokens of one; and
+prompts that are computed alone, by how many tokens they have.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -45,12 +47,33 @@ def bucket_for(size: int, buckets: list[int]) -> int | None:
     return buckets[place] if place < len(buckets) else None
 
 
-class RecordedSteps:
+DRAFTED_SEQS = (1, 2, 4, 8, 16)
+DRAFTED_TOKENS = (4, 8, 16)
+"""Numbers of sequences, and of tokens of each, that are recorded: more sequences seldom have drafts."""
+
+
+def drafted_sizes(max_seqs: int, num_drafts: int) -> list[tuple[int, int]]:
+    """(sequences, tokens of each) to record, ascending by all tokens."""
+    longest = bucket_for(1 + num_drafts, list(DRAFTED_TOKENS)) or DRAFTED_TOKENS[-1]
+    sizes = [(n, tokens) for n in DRAFTED_SEQS for tokens in DRAFTED_TOKENS if n <= max_seqs and tokens <= longest]
+    return sorted(sizes, key=lambda size: (size[0] * size[1], size))
+
+
+def drafted_bucket_for(size: tuple[int, int], buckets: list[tuple[int, int]]) -> tuple[int, int] | None:
+    """The first bucket with as many sequences and as many tokens of each; None if there is none."""
+    return next((bucket for bucket in buckets if bucket[0] >= size[0] and bucket[1] >= size[1]), None)
+
+
+Size = TypeVar("Size", int, tuple[int, int])
+
+
+class RecordedSteps(Generic[Size]):
     """Steps of one kind.
 
     Args:
         recorder: records and replays.
         buckets: sizes to record, ascending.
+        choose: the bucket for a size.
         prepare: puts the numbers of a step that is all padding where `run` finds them.
         run: a step of some size up to its end, on tensors that stay where they are; returns the logits.
         name: of the kind, for a bar; None shows none.
@@ -59,28 +82,33 @@ class RecordedSteps:
     def __init__(
         self,
         recorder: Recorder,
-        buckets: list[int],
-        prepare: Callable[[int], None],
-        run: Callable[[int], Tensor],
+        buckets: list[Size],
+        prepare: Callable[[Size], None],
+        run: Callable[[Size], Tensor],
         name: str | None = None,
+        *,
+        choose: Callable[[Size, list[Size]], Size | None],
     ):
-        self.buckets = buckets
-        self._recorder, self._prepare, self._run = recorder, prepare, run
-        self._steps: dict[int, Callable[[], Tensor]] = {}
+        self.buckets: list[Size] = buckets
+        self._choose: Callable[[Size, list[Size]], Size | None] = choose
+        self._recorder = recorder
+        self._prepare: Callable[[Size], None] = prepare
+        self._run: Callable[[Size], Tensor] = run
+        self._steps: dict[Size, Callable[[], Tensor]] = {}
         # The largest first: the memory that it takes does for the others.
         with stage(f"Recording CUDA graphs of {name}", len(buckets), "graph", shown=name is not None) as advance:
             for size in buckets[::-1]:
                 self.record(size)
                 advance()
 
-    def record(self, size: int) -> None:
+    def record(self, size: Size) -> None:
         self._prepare(size)
         self._steps[size] = self._recorder.record(partial(self._run, size))
 
-    def bucket_for(self, size: int) -> int | None:
-        return bucket_for(size, self.buckets)
+    def bucket_for(self, size: Size) -> Size | None:
+        return self._choose(size, self.buckets)
 
-    def replay(self, size: int) -> Tensor:
+    def replay(self, size: Size) -> Tensor:
         """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
         return self._steps[size]()
 
@@ -89,8 +117,9 @@ class RecordedSteps:
 class Graphs:
     """All recordings of a runner; they share memory."""
 
-    decodes: RecordedSteps
-    prompts: RecordedSteps
+    decodes: RecordedSteps[int]
+    drafted: RecordedSteps[tuple[int, int]]
+    prompts: RecordedSteps[int]
 
     def __len__(self) -> int:
-        return len(self.decodes.buckets) + len(self.prompts.buckets)
+        return len(self.decodes.buckets) + len(self.drafted.buckets) + len(self.prompts.buckets)

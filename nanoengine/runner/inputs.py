@@ -59,6 +59,11 @@ class Layout(NamedTuple):
         return cls(num_seqs, num_seqs, num_seqs)
 
     @classmethod
+    def of_drafted(cls, num_seqs: int, num_tokens: int) -> Layout:
+        """Of runs with up to so many tokens each, one behind the other, and a run of padding for what they leave."""
+        return cls(num_seqs + 1, num_seqs * num_tokens, num_seqs * num_tokens)
+
+    @classmethod
     def of_prompt(cls, num_tokens: int) -> Layout:
         """Of one chunk and a run of padding, which have so many tokens together."""
         return cls(2, num_tokens, 1)
@@ -74,6 +79,7 @@ class StepShape:
     seq_lens: list[int]  # with the new tokens; an upper bound will do
     num_blocks: int  # columns of the block tables that are read
     num_common_blocks: list[int] = field(default_factory=list)  # of each group: as in the plan
+    longest_run: int | None = None  # tokens of a run of padding, if it is longer than all others
 
 
 @dataclass
@@ -128,6 +134,26 @@ def pack(plan: StepPlan, rows: Rows, stream: Stream, size: int | None = None) ->
         for padded in (computed, token_ids, positions):
             padded[count:] = 0
     return Packed(layout, host, sampled_rows[:samples], positions[:samples])
+
+
+def pack_drafted(plan: StepPlan, rows: Rows, stream: Stream, size: tuple[int, int]) -> Packed:
+    """The numbers of a step of decodes, some with drafts, filled up to `size`, (runs, tokens of each), by a run of padding.
+
+    A plan of nothing is all padding.
+    """
+    own, layout = pack(plan, rows, stream), Layout.of_drafted(*size)
+    host = stream.host_tensor(layout.size, torch.int32)
+    numbers = host.numpy()
+    numbers[:] = 0
+    sections = [numbers[section] for section in layout.sections]
+    row, _, starts, _, sampled_tokens, sampled_rows, positions = sections
+    row[:] = sampled_rows[:] = rows.padding_row
+    for to, section in zip(sections, own.layout.sections, strict=True):
+        to[: section.stop - section.start] = own.numbers.numpy()[section]
+    count = own.layout.num_seqs
+    starts[count:-1], starts[-1] = own.layout.num_tokens, layout.num_tokens
+    sampled_tokens[:] = np.arange(len(sampled_tokens))
+    return Packed(layout, host, sampled_rows[: plan.num_samples], positions[: plan.num_samples])
 
 
 def pack_prompt(plan: StepPlan, rows: Rows, stream: Stream, size: int) -> Packed:
@@ -203,9 +229,8 @@ def unpack(
     """
     parts = (numbers[section] for section in shape.layout.sections)
     row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = parts
-    placed = kernels.place_tokens(
-        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, max(shape.query_lens)
-    )
+    longest = shape.longest_run or max(shape.query_lens)
+    placed = kernels.place_tokens(token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest)
     block_tables = rows.tables[:, :, : shape.num_blocks].index_select(1, row)
     num_shared = shape.num_common_blocks or [0] * len(block_tables)
     of_groups = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,9 +16,20 @@ from nanoengine.engine.messages import UNKNOWN, Decodes, StepPlan, StepResult
 from nanoengine.errors import EngineClosed
 from nanoengine.kernels.interface import Kernels
 from nanoengine.models.decoder import Decoder
+from nanoengine.runner.draft_model import DraftModel
 from nanoengine.runner.drafts import Drafts
-from nanoengine.runner.graphs import Graphs
-from nanoengine.runner.inputs import InputBatch, Layout, Packed, StepShape, pack, pack_prompt, shape_of, unpack
+from nanoengine.runner.graphs import Graphs, RecordedSteps, Size
+from nanoengine.runner.inputs import (
+    InputBatch,
+    Layout,
+    Packed,
+    StepShape,
+    pack,
+    pack_drafted,
+    pack_prompt,
+    shape_of,
+    unpack,
+)
 from nanoengine.runner.kv_cache import KVCache
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.prompt_logprobs import PromptPart, compute_prompt_logprobs
@@ -41,6 +52,7 @@ class Parts:
     mover: KVMover
     block_size: int
     max_num_batched_tokens: int
+    draft_model: DraftModel | None = None
 
 
 class Step:
@@ -87,10 +99,11 @@ class ModelRunner:
         self.model, self.sampler, self.rows, self.mover = parts.model, parts.sampler, parts.rows, parts.mover
         self.kv_cache: KVCache | None = parts.kv_cache
         self.block_size = parts.block_size
+        self.draft_model = parts.draft_model
         # Where a step's numbers arrive. Graphs read them there; steps follow one another, so one place is enough.
         num_rows = self.rows.padding_row
         num_tokens = max(parts.max_num_batched_tokens, num_rows)
-        most = max(Layout(num_rows, num_tokens, num_tokens).size, Layout.of_prompt(num_tokens).size)
+        most = max(Layout(num_rows + 1, num_tokens, num_tokens).size, Layout.of_prompt(num_tokens).size)
         self._numbers = torch.empty(most, dtype=torch.int32, device=self.stream.torch_device)
         # Rows whose last plan failed: what the device has of them is anybody's guess, until they are started again.
         self._broken: set[int] = set()
@@ -111,7 +124,8 @@ class ModelRunner:
             return
         self.mover.close()
         self.kv_cache = self.graphs = None
-        del self.model, self.mover, self.rows, self.sampler  # which may keep much for rows with penalties
+        # The sampler may keep much for rows with penalties.
+        del self.model, self.draft_model, self.mover, self.rows, self.sampler
         if self.stream.torch_device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -138,14 +152,21 @@ class ModelRunner:
             raise
 
     def _compute(self, step: Step, plan: StepPlan) -> None:
+        guesses = None
         if (replayed := self._replay(plan)) is not None:
             logits, packed = replayed
             *_, sampled_rows, positions = (self._numbers[section] for section in packed.layout.sections)
         else:
             packed = pack(plan, self.rows, self.stream)
             self._send(packed)
+            if self.draft_model is not None and any(UNKNOWN in run.drafts for run in plan.drafted):
+                token_ids = self._numbers[packed.layout.sections[3]]
+                guesses = self.draft_model.guess(plan.drafted, len(plan.decodes.rows), token_ids)
             inputs = self._inputs(shape_of(plan, packed.layout, self.block_size))
             hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
+            if self.draft_model is not None:
+                assert self.kv_cache is not None
+                self.draft_model.follow(inputs, self.kv_cache.groups)
             step.prompt_logprobs = self._prompt_logprobs(plan, hidden)
             if not plan.num_samples:
                 return
@@ -154,24 +175,35 @@ class ModelRunner:
             logits = self.model.compute_logits(hidden)
             sampled_rows, positions = inputs.sampled_rows, inputs.sampled_positions
         if plan.num_samples:
-            step.samples = self._sample(plan, logits, packed, sampled_rows, positions)
+            drafts = None
+            if plan.drafted:
+                drafts = Drafts.of(plan.drafted, len(plan.decodes.rows), len(logits), self.stream, guesses)
+            step.samples = self._sample(logits, packed, sampled_rows, positions, drafts)
 
     def _replay(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """The logits of a step that was recorded, and its numbers; None for any other."""
         if self.graphs is None:
             return None
-        if plan.drafted:
-            return None
+        if plan.drafted and not plan.chunks:
+            size = len(plan.decodes.rows) + len(plan.drafted), max(run.num_new for run in plan.drafted)
+            return self._replay_in(self.graphs.drafted, size, plan, pack_drafted)
         if not plan.chunks:
-            steps, size = self.graphs.decodes, len(plan.decodes.rows)
-        elif self._is_prompt_alone(plan):
-            steps, size = self.graphs.prompts, plan.num_new_tokens
-        else:
-            return None
+            return self._replay_in(self.graphs.decodes, len(plan.decodes.rows), plan, pack)
+        if self._is_prompt_alone(plan):
+            return self._replay_in(self.graphs.prompts, plan.num_new_tokens, plan, pack_prompt)
+        return None
+
+    def _replay_in(
+        self,
+        steps: RecordedSteps[Size],
+        size: Size,
+        plan: StepPlan,
+        pack: Callable[[StepPlan, Rows, Stream, Size], Packed],
+    ) -> tuple[Tensor, Packed] | None:
         bucket = steps.bucket_for(size)
         if bucket is None:
             return None
-        packed = (pack_prompt if plan.chunks else pack)(plan, self.rows, self.stream, bucket)
+        packed = pack(plan, self.rows, self.stream, bucket)
         self._send(packed)
         return steps.replay(bucket), packed
 
@@ -184,10 +216,9 @@ class ModelRunner:
     def _send(self, packed: Packed) -> None:
         self._numbers[: packed.layout.size].copy_(packed.numbers, non_blocking=True)
 
-    def _sample(self, plan: StepPlan, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor) -> Samples:
-        drafts = None
-        if plan.drafted:
-            drafts = Drafts.of(plan.drafted, len(plan.decodes.rows), len(logits), self.stream)
+    def _sample(
+        self, logits: Tensor, packed: Packed, rows: Tensor, positions: Tensor, drafts: Drafts | None
+    ) -> Samples:
         on_host, kept = (packed.sampled_rows, packed.sampled_positions), self.rows.last_tokens
         return self.sampler.sample(logits, *on_host, rows, positions, kept, drafts)
 
@@ -223,6 +254,11 @@ class ModelRunner:
         self._send(pack(StepPlan(), self.rows, self.stream, size))
 
     @torch.inference_mode()
+    def prepare_drafted(self, size: tuple[int, int]) -> None:
+        """The same for a step with drafts, of (runs, tokens of each)."""
+        self._send(pack_drafted(StepPlan(), self.rows, self.stream, size))
+
+    @torch.inference_mode()
     def prepare_prompt(self, size: int) -> None:
         """The same for a prompt of some tokens."""
         self._send(pack_prompt(StepPlan(), self.rows, self.stream, size))
@@ -231,6 +267,15 @@ class ModelRunner:
     def decode_logits(self, size: int) -> Tensor:
         """A decode step of some size, from its numbers to its logits."""
         inputs = self._inputs(self._longest_shape(Layout.of_decodes(size), size, [1] * size))
+        return self.model.compute_logits(self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata))
+
+    @torch.inference_mode()
+    def drafted_logits(self, size: tuple[int, int]) -> Tensor:
+        """Up to so many runs of up to so many tokens and one of padding, from their numbers to the logits of all tokens."""
+        num_runs, num_tokens = size[0] + 1, size[1]
+        shape = self._longest_shape(Layout.of_drafted(*size), num_runs, [num_tokens] * num_runs)
+        shape.longest_run = size[0] * num_tokens
+        inputs = self._inputs(shape)
         return self.model.compute_logits(self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata))
 
     @torch.inference_mode()

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nanoengine.engine.messages import RowSampling, Started
 from nanoengine.runner.drafts import Drafts, Verified
-from nanoengine.runner.row_rules import RowPieces, row_slices, send_array
-from nanoengine.runner.stream import Stream
+from nanoengine.runner.row_rules import RowPieces, row_slices
+from nanoengine.runner.stream import Stream, send_array
 
 LEAST_SLOTS = 8
 """Rows that there is room for when the first one comes; from then on room is doubled."""

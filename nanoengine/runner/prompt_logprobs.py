@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nanoengine.engine.messages import PromptLogprobs
 from nanoengine.runner.logprobs import Logprobs, compute_logprobs
-from nanoengine.runner.row_rules import send_array
-from nanoengine.runner.stream import Stream
+from nanoengine.runner.stream import Stream, send_array
 
 
 @dataclass

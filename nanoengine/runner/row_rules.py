@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoengine.engine.messages import Started
 from nanoengine.runner.drafts import Drafts, Verified
-from nanoengine.runner.stream import Stream, send
+from nanoengine.runner.stream import Stream, send_array
 
 FOREVER = 2**62
 """A position that no sequence reaches."""
@@ -113,11 +113,6 @@ class RowPieces(Generic[T]):
             self._packed = [send_array(array, self._stream) for array in arrays]
             self._samples = samples
         return self._packed
-
-
-def send_array(array: np.ndarray, stream: Stream) -> Tensor:
-    """A tensor of any shape on the device, without waiting for anything."""
-    return send(array.reshape(-1), stream).view(array.shape)
 
 
 def row_slices(count: int) -> Iterator[slice]:

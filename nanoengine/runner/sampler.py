@@ -28,8 +28,8 @@ from nanoengine.runner.drafts import Drafts
 from nanoengine.runner.logit_offsets import LogitOffsets, logit_bias, min_tokens_ban
 from nanoengine.runner.logprobs import Logprobs, compute_logprobs
 from nanoengine.runner.penalties import Penalties
-from nanoengine.runner.row_rules import RowPieces, RowRule, send_array
-from nanoengine.runner.stream import Stream
+from nanoengine.runner.row_rules import RowPieces, RowRule
+from nanoengine.runner.stream import Stream, send_array
 from nanoengine.runner.token_masks import TokenMasks
 
 

@@ -7,21 +7,36 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
 
-from nanoengine.attention.backend import choose_backend
+from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
-from nanoengine.engine.kv.groups import Groups, group_layers
+from nanoengine.engine.kv.groups import Groups, KVGroup, KVSpec, group_layers
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.model_config import ModelConfig
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs, build_model
-from nanoengine.models.loader import load_weights, open_checkpoint
+from nanoengine.models.description import config_table
+from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
+from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.progress import stage
-from nanoengine.runner.graphs import Graphs, RecordedSteps, bucket_sizes, prompt_sizes
+from nanoengine.runner.draft_model import DraftModel
+from nanoengine.runner.graphs import (
+    DRAFTED_TOKENS,
+    Graphs,
+    RecordedSteps,
+    bucket_for,
+    bucket_sizes,
+    drafted_bucket_for,
+    drafted_sizes,
+    prompt_sizes,
+)
 from nanoengine.runner.kv_cache import KVCache, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
@@ -29,7 +44,7 @@ from nanoengine.runner.model_runner import ModelRunner, Parts
 from nanoengine.runner.placement import choose_dtype, device_name, find_device
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.sampler import Sampler
-from nanoengine.runner.step_timing import time_steps
+from nanoengine.runner.step_timing import StepTiming, time_steps
 from nanoengine.runner.stream import Stream, open_stream
 from nanoengine.runner.warm_up import largest_plans
 
@@ -63,6 +78,15 @@ def start_runner(
     return runner
 
 
+class LoadedDraft(NamedTuple):
+    """A draft model without room for its K/V."""
+
+    config: ModelConfig
+    model: Decoder
+    backend: AttentionBackend
+    fingerprint: str
+
+
 class Startup:
     """What is known on the way to a runner; see `start_runner`."""
 
@@ -90,7 +114,10 @@ class Startup:
         self.groups = Groups(specs, config.block_size, config.most_new_tokens)
         layers_per_block = max(len(group.layers) for group in self.kv_groups)
         self.block_bytes = model_config.kv_bytes_of_layer(self.dtype.itemsize) * layers_per_block * config.block_size
-        self.model = self._load_model()
+        self.model = self._load_model(model_config, self.backend, self.checkpoint)
+        self.draft = None if config.draft_model is None else self._load_draft_model(config.draft_model)
+        if self.draft is not None:
+            self.block_bytes += self.draft.config.kv_bytes_per_token(self.dtype.itemsize) * config.block_size
 
     def build(self) -> ModelRunner:
         config = self.config
@@ -114,35 +141,38 @@ class Startup:
             self._compile_kernels(runner)
         if self.uses_graphs:
             try:
-                runner.graphs = self._record(
-                    runner, bucket_sizes(self.num_rows), self._prompt_sizes(self.pool.max_model_len)
-                )
+                prompts = self._prompt_sizes(self.pool.max_model_len)
+                runner.graphs = self._record(runner, bucket_sizes(self.num_rows), self._drafted_sizes(), prompts)
             except torch.OutOfMemoryError as error:
                 raise KVCacheTooSmall(
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
                     "or max_num_seqs, or set enforce_eager=True"
                 ) from error
         if config.speculation is not None:
-            runner.info = replace(runner.info, step_seconds=self._time_steps(runner))
+            with stage("Measuring steps", shown=self.use_tqdm):
+                timing = self._time_steps(runner)
+            runner.info = replace(runner.info, step_seconds=timing.seconds, guess_share=timing.guess_share)
         return runner
 
-    def _time_steps(self, runner: ModelRunner) -> tuple[tuple[int, float], ...]:
-        with stage("Measuring steps", shown=self.use_tqdm):
-            return time_steps(
-                lambda plan: runner.launch(plan).result(),
-                num_rows=self.num_rows,
-                max_tokens=self.config.max_num_batched_tokens,
-                max_len=self.pool.max_model_len,
-                num_blocks=self.pool.num_blocks,
-                block_size=self.config.block_size,
-                num_groups=len(self.groups),
-            )
+    def _time_steps(self, runner: ModelRunner) -> StepTiming:
+        return time_steps(
+            lambda plan: runner.launch(plan).result(),
+            num_rows=self.num_rows,
+            max_tokens=self.config.max_num_batched_tokens,
+            max_len=self.pool.max_model_len,
+            num_blocks=self.pool.num_blocks,
+            block_size=self.config.block_size,
+            num_groups=len(self.groups),
+            guesses=self.draft is not None,
+        )
 
     @property
     def uses_graphs(self) -> bool:
         """Whether steps are recorded: everything in them can be."""
         can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
-        return can_be and not self.config.enforce_eager
+        return (
+            can_be and not self.config.enforce_eager and self.draft is None
+        )  # which is not recorded, and runs in all steps
 
     @property
     def max_steps_in_flight(self) -> int:
@@ -186,41 +216,86 @@ class Startup:
 
     # ---- making
 
-    def _load_model(self) -> Decoder:
+    def _load_model(self, config: ModelConfig, backend: AttentionBackend, checkpoint: Checkpoint) -> Decoder:
         try:
-            model = build_model(self.model_config, self.kernels, self.backend, self.dtype, self.device)
+            model = build_model(config, self.kernels, backend, self.dtype, self.device)
         except torch.OutOfMemoryError as error:
             raise InvalidConfig(
-                f"the weights take {self.model_config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
+                f"the weights take {config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
                 f"{device_name(self.device)}: free memory there, or choose another device"
             ) from error
-        load_weights(model.checkpoint_tensors(), self.checkpoint, self.dtype, use_tqdm=self.use_tqdm)
+        load_weights(model.checkpoint_tensors(), checkpoint, self.dtype, use_tqdm=self.use_tqdm)
         return model
+
+    def _load_draft_model(self, name: str) -> LoadedDraft:
+        path, limit = find_model(name, WEIGHT_FILES), self.model_config.max_position_embeddings
+        config = read_model_config(config_table(path))
+        asked = self.config.max_model_len or limit
+        if asked > config.longest:
+            raise InvalidConfig(
+                f"speculation is 'model:{name}', which was made for at most {config.longest} positions, and max_model_len is "
+                f"{asked}: lower it, or choose another model"
+            )
+        if KVSpec() not in self.groups.specs:
+            raise InvalidConfig(
+                f"speculation is 'model:{name}', but every layer of {self.config.model} has a window: a draft model's K/V lies "
+                "in the blocks of layers that see everything; choose another speculation"
+            )
+        checkpoint, config = open_checkpoint(path), config.within(asked)
+        check_weights(config, checkpoint)
+        attention, specs = self.config.attention_backend, attention_specs(config)
+        if attention == "auto" and self.kernels.name == "torch":
+            attention = "torch"
+        backend, _ = choose_backend(attention, self.device, self.dtype, config, self.config.block_size, specs)
+        return LoadedDraft(config, self._load_model(config, backend, checkpoint), backend, checkpoint.fingerprint())
 
     def _new_runner(self, pool: PoolSize, num_host_blocks: int) -> ModelRunner:
         """A runner with a pool of this size, and nothing recorded."""
         config = self.config
         self.model.prepare(pool.max_model_len)
-        kv_cache = self._new_kv_cache(pool.num_blocks)
+        kv_cache = self._new_kv_cache(pool.num_blocks, self.model_config, self.kv_groups, self.backend)
         width = -(-pool.max_model_len // config.block_size)
+        rows = Rows(self.num_rows, len(self.groups), width, self.stream)
+        sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, self.stream)
+        draft = None if self.draft is None else self._new_draft_model(self.draft, pool, rows, sampler)
         return ModelRunner(
             Parts(
                 stream=self.stream,
                 kernels=self.kernels,
                 backend=self.backend,
                 model=self.model,
-                sampler=Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, self.stream),
-                rows=Rows(self.num_rows, len(self.groups), width, self.stream),
+                sampler=sampler,
+                rows=rows,
                 kv_cache=kv_cache,
-                mover=KVMover(kv_cache.places, num_host_blocks),
+                mover=KVMover([*kv_cache.places, *(draft.kv_cache.places if draft else ())], num_host_blocks),
+                draft_model=draft,
                 block_size=config.block_size,
                 max_num_batched_tokens=config.max_num_batched_tokens,
             )
         )
 
-    def _new_kv_cache(self, num_blocks: int) -> KVCache:
+    def _new_draft_model(self, draft: LoadedDraft, pool: PoolSize, rows: Rows, sampler: Sampler) -> DraftModel:
+        draft.model.prepare(pool.max_model_len)
+        layers = KVGroup(
+            KVSpec(), tuple(range(draft.config.num_layers))
+        )  # those with windows keep what they see no more
+        return DraftModel(
+            model=draft.model,
+            kv_cache=self._new_kv_cache(pool.num_blocks, draft.config, [layers], draft.backend),
+            group=self.groups.specs.index(KVSpec()),
+            kernels=self.kernels,
+            rows=rows,
+            stream=self.stream,
+            table=sampler.table,
+            vocab_size=self.model_config.vocab_size,
+            block_size=self.config.block_size,
+        )
+
+    def _new_kv_cache(
+        self, num_blocks: int, model: ModelConfig, groups: list[KVGroup], backend: AttentionBackend
+    ) -> KVCache:
         try:
-            return KVCache(num_blocks, self.model_config, self.kv_groups, self.backend, self.dtype, self.device)
+            return KVCache(num_blocks, model, groups, backend, self.dtype, self.device)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
                 f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
@@ -236,11 +311,26 @@ class Startup:
             for plan in largest_plans(1, length, length, config.block_size, len(self.groups)):
                 runner.launch(plan).result()
 
-    def _record(self, runner: ModelRunner, decodes: list[int], prompts: list[int]) -> Graphs:
+    def _record(
+        self, runner: ModelRunner, decodes: list[int], drafted: list[tuple[int, int]], prompts: list[int]
+    ) -> Graphs:
         recorder, named = self.stream.recorder(), self.use_tqdm
         return Graphs(
             prompts=RecordedSteps(
-                recorder, prompts, runner.prepare_prompt, runner.prompt_logits, "prompts" if named and prompts else None
+                recorder,
+                prompts,
+                runner.prepare_prompt,
+                runner.prompt_logits,
+                "prompts" if named and prompts else None,
+                choose=bucket_for,
+            ),
+            drafted=RecordedSteps(
+                recorder,
+                drafted,
+                runner.prepare_drafted,
+                runner.drafted_logits,
+                "decodes with drafts" if named and drafted else None,
+                choose=drafted_bucket_for,
             ),
             decodes=RecordedSteps(
                 recorder,
@@ -248,17 +338,26 @@ class Startup:
                 runner.prepare_decodes,
                 runner.decode_logits,
                 "decodes" if named and decodes else None,
+                choose=bucket_for,
             ),
         )
 
     def _prompt_sizes(self, max_len: int) -> list[int]:
         return prompt_sizes(self.config.max_num_batched_tokens, max_len) if self.backend.captures_prompts else []
 
+    def _drafted_sizes(self) -> list[tuple[int, int]]:
+        """A run of padding is longer than the others, which only those bear who record prompts, too."""
+        if self.config.speculation is None or not self.backend.captures_prompts:
+            return []
+        most = min(self.num_rows, self.config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
+        return drafted_sizes(most, self.config.num_drafts)
+
     def _kv_fingerprint(self) -> str:
         """Of all that K/V depends on but tokens: the weights, their use, and the layout of a block."""
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, self.kv_groups, angles)
+        draft = self.draft and (self.draft.fingerprint, self.draft.config, self.draft.backend.name)
+        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, self.kv_groups, angles, draft)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring
@@ -295,9 +394,13 @@ class Startup:
     @torch.inference_mode()
     def _measure_graph_bytes(self, runner: ModelRunner, max_len: int) -> int:
         """What recording all sizes will take: of both kinds the largest, and for each other what the next one adds."""
-        graphs = self._record(runner, [], [])
+        graphs = self._record(runner, [], [], [])
         total = 0
-        kinds = ((graphs.prompts, self._prompt_sizes(max_len)), (graphs.decodes, bucket_sizes(self.num_rows)))
+        kinds: tuple[tuple[RecordedSteps[Any], list[Any]], ...] = (
+            (graphs.prompts, self._prompt_sizes(max_len)),
+            (graphs.drafted, self._drafted_sizes()),
+            (graphs.decodes, bucket_sizes(self.num_rows)),
+        )
         for steps, sizes in (kind for kind in kinds if kind[1]):
             torch.cuda.empty_cache()
             free = [torch.cuda.mem_get_info(self.device)[0]]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
-from nanoengine.engine.messages import Drafted, RowSampling, Started, StepPlan
+from nanoengine.engine.messages import UNKNOWN, Drafted, RowSampling, Started, StepPlan
 from nanoengine.sampling_params import SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -18,8 +18,15 @@ MOST_NEW = 16
 HISTORY = 48
 """Tokens before them, which attention reads."""
 
-REPEATS = 3
-"""Steps that count, of each size; one before them warms up."""
+REPEATS = 5
+"""Steps of each size, of which the fastest counts: whatever else the machine does makes them slower. One before them warms up."""
+
+
+class StepTiming(NamedTuple):
+    """What was measured."""
+
+    seconds: tuple[tuple[int, float], ...]  # (tokens, seconds) of steps that verify drafts
+    guess_share: float  # what a guess of the draft model takes of the time of a step with one token
 
 
 def time_steps(
@@ -31,14 +38,16 @@ def time_steps(
     num_blocks: int,
     block_size: int,
     num_groups: int,
-) -> tuple[tuple[int, float], ...]:
-    """(tokens, seconds) of steps that verify drafts, as far as so many sequences of this length go, and so many tokens a step.
+    guesses: bool = False,
+) -> StepTiming:
+    """Time small steps, as far as so many sequences of this length go, and so many tokens a step.
 
     Args:
         run: carries a plan out, and waits for its end. What the plans write to the first blocks of the pool is of no use.
         num_blocks: of the pool; one that forgets may be smaller than the longest sequence, whose blocks then come again.
+        guesses: whether it guesses drafts that are not said.
     """
-    most_new = min(MOST_NEW, max_len)
+    most_new = min(MOST_NEW, max_len, max_tokens)
     before = min(HISTORY, max_len - most_new)
     table = [1 + i % num_blocks for i in range(-(-(before + most_new) // block_size))]
     measured = []
@@ -49,16 +58,23 @@ def time_steps(
         drafted = [Drafted(row, before, (0,) * (length - 1)) for row, length in enumerate(lengths)]
         started = [_started(row, before + 1, (table,) * num_groups) for row in range(len(lengths))]
         run(StepPlan(started=started, drafted=drafted))
-        measured.append((size, median(_seconds(run, StepPlan(drafted=drafted)) for _ in range(REPEATS))))
+        measured.append((size, _seconds(run, drafted)))
+    guess_share = 0.0
+    if guesses and most_new > 1:
+        said, unsaid = (_seconds(run, [Drafted(0, before, (draft,) * (most_new - 1))]) for draft in (0, UNKNOWN))
+        guess_share = max(unsaid - said, 0.0) / (most_new - 1) / measured[0][1]
     run(StepPlan(ended=list(range(num_rows))))
-    return tuple(measured)
+    return StepTiming(tuple(measured), guess_share)
 
 
 def _started(row: int, length: int, tables: tuple[list[int], ...]) -> Started:
     return Started(row, [0] * length, tables, RowSampling(SamplingParams(temperature=0), row, num_prompt_tokens=length))
 
 
-def _seconds(run: Callable[[StepPlan], object], plan: StepPlan) -> float:
-    start = perf_counter()
-    run(plan)
-    return perf_counter() - start
+def _seconds(run: Callable[[StepPlan], object], drafted: list[Drafted]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        start = perf_counter()
+        run(StepPlan(drafted=drafted))
+        times.append(perf_counter() - start)
+    return min(times)

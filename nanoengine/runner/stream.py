@@ -160,5 +160,10 @@ def send(values: np.ndarray, stream: Stream) -> Tensor:
     return host.to(stream.torch_device, non_blocking=True)
 
 
+def send_array(array: np.ndarray, stream: Stream) -> Tensor:
+    """The same, of any shape."""
+    return send(array.reshape(-1), stream).view(array.shape)
+
+
 def open_stream(torch_device: torch.device) -> Stream:
     return CudaStream(torch_device) if torch_device.type == "cuda" else CpuStream()

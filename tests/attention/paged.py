@@ -198,7 +198,7 @@ class Pool:
         *,
         scale: float | None = None,
     ) -> Tensor:
-        """The same, where the first runs are decodes: of one token each."""
+        """The same, where the first runs are decodes: of one token each, or a few."""
         rows = rows if rows is not None else range(len(starts))
         q = self.write_span(rows, starts, ends)
         self.forget(rows, starts)

@@ -189,6 +189,42 @@ def recorder(asked: list[dict[str, Any]], function: Callable[..., Tensor]) -> Ca
     return record
 
 
+@pytest.mark.parametrize(
+    ("package", "query_lens", "function", "shape"),
+    [
+        ("flash_attn_2", [1, 1], "flash_attn_with_kvcache", (2, 1, 4, 64)),
+        ("flash_attn_3", [1, 1], "flash_attn_with_kvcache", (2, 1, 4, 64)),
+        ("flash_attn_2", [3, 3], "flash_attn_with_kvcache", (2, 3, 4, 64)),
+        ("flash_attn_3", [3, 3], "flash_attn_with_kvcache", (2, 3, 4, 64)),
+        ("flash_attn_2", [3, 2], "flash_attn_varlen_func", (5, 4, 64)),
+        ("flash_attn_3", [3, 2], "flash_attn_with_kvcache", (5, 4, 64)),
+    ],
+)
+def test_decodes_of_one_length_are_asked_for_as_rows_whose_sequences_are_split(
+    package: str,
+    query_lens: list[int],
+    function: str,
+    shape: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, tuple[int, ...]]] = []
+    with installed(package) as functions:
+        module = sys.modules[{"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]]
+        for name, real in functions.items():
+
+            def record(q: Tensor, *_: object, name: str = name, **__: object) -> Tensor:
+                asked.append((name, tuple(q.shape)))
+                return q
+
+            record.__signature__ = inspect.signature(real)  # type: ignore[attr-defined]
+            monkeypatch.setattr(module, name, record)
+        starts = torch.tensor([0, query_lens[0], sum(query_lens)], dtype=torch.int32)
+        q, lens = torch.zeros(sum(query_lens), 4, 64), torch.tensor([9, 9], dtype=torch.int32)
+        metadata = AttentionMetadata([], lens, 2, starts, lens, lens[:, None], query_lens, [9, 9])
+        assert FlashAttention(256).attend(q, q, q, metadata, AttentionSpec(0.1)).shape == q.shape
+    assert asked == [(function, shape)]
+
+
 # ---- installed, but of no use
 
 

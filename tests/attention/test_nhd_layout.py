@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,16 @@ def check_decode(package: str, sequences: Sequences, spec: AttentionSpec = PLAIN
     assert_attended(*results, [n - 1 for n in sequences.lens], sequences.lens, spec)
 
 
+def each_alone(pool: Pool, starts: Sequence[int], ends: Sequence[int]) -> Tensor:
+    """What every token from starts[i] to ends[i] of each sequence i gets as a decode of its own, when all of them are written."""
+    rows = range(len(starts))
+    pool.fill(starts)
+    q = pool.write_span(rows, starts, ends)
+    pool.forget(rows, starts)
+    places = [(i, position) for i in rows for position in range(starts[i], ends[i])]
+    return torch.cat([pool.attend(1, q[j : j + 1], [i], [n], [n + 1]) for j, (i, n) in enumerate(places)])
+
+
 # ---- what they compute
 
 
@@ -154,6 +164,46 @@ def test_what_is_not_heeded_is_refused_by_name(package: str, features: set[str])
 
 
 @every_package
+@both_dtypes
+@pytest.mark.parametrize("counts", [[3, 3, 3, 3], [1, 4, 2, 17]], ids=["as many", "ragged"])
+@pytest.mark.parametrize(("heads", "window"), [(Heads(2, 1, 16), None), (Heads(1, 3, 16), None), (Heads(2, 2, 16), 40)])
+def test_several_tokens_are_decoded_as_each_alone(
+    package: str, heads: Heads, window: int | None, counts: list[int], dtype: torch.dtype
+) -> None:
+    """The first sequence has no other tokens; the next ones end before, at and after the end of a block."""
+    lens = [counts[0], 255, 257, 300]
+    starts = [n - count for n, count in zip(lens, counts, strict=True)]
+    spec = AttentionSpec(1.0, window=window)
+    with installed(package, exact=True):
+        ours, exact = pools(package, Sequences(heads, BLOCK, lens, dtype), spec)
+        ours.fill(starts)
+        assert_attended(ours.mixed(len(lens), starts, lens), each_alone(exact, starts, lens), starts, lens, spec)
+
+
+@every_package
+def test_decodes_of_several_tokens_before_chunks(package: str) -> None:
+    lens, starts = [5, 300, 40, 260], [3, 296, 0, 200]
+    with installed(package, exact=True):
+        ours, exact = pools(package, Sequences(Heads(1, 2, 16), BLOCK, lens))
+        ours.fill(starts)
+        assert_attended(ours.mixed(2, starts, lens), each_alone(exact, starts, lens), starts, lens)
+
+
+@every_package
+def test_bounds_of_the_numbers_of_tokens_will_do(package: str) -> None:
+    """The host knows no more of a recorded step."""
+    lens, starts = [5, 300, 257], [4, 297, 254]
+    with installed(package, exact=True):
+        pool, _ = pools(package, Sequences(Heads(1, 2, 16), BLOCK, lens))
+        pool.fill(starts)
+        q = pool.write_span([0, 1, 2], starts, lens)
+        metadata, spec = pool.metadata(3, [0, 1, 2], starts, lens), AttentionSpec(0.3)
+        known = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, spec)
+        bounded = replace(metadata, query_lens_list=[4, 4, 4], seq_lens_list=[512, 512, 512])
+        assert torch.equal(pool.backend.attend(q, pool.k_cache, pool.v_cache, bounded, spec), known)
+
+
+@every_package
 @FAST
 @given(
     st.lists(st.tuples(st.integers(1, 560), st.floats(0, 0.99)), min_size=1, max_size=4),
@@ -179,30 +229,31 @@ def test_version_3_takes_any_block_size(block_size: int) -> None:
 
 @every_package
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(1, 4, 16)], ids=str)
-def test_rows_of_padding_are_finite_and_change_nothing(package: str, heads: Heads) -> None:
-    sequences = Sequences(heads, BLOCK, [5, 300])
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_of_padding_are_finite_and_change_nothing(package: str, count: int, heads: Heads) -> None:
+    sequences, starts = Sequences(heads, BLOCK, [5, 300]), [5 - count, 300 - count]
     with installed(package, exact=True):
         pool, _ = pools(package, sequences)
-        pool.fill()
-        q = pool.write_span([0, 1], [4, 299], [5, 300])
-        metadata, spec = pool.metadata(2, [0, 1], [4, 299], [5, 300]), AttentionSpec(0.3)
+        pool.fill(starts)
+        q = pool.write_span([0, 1], starts, [5, 300])
+        metadata, spec = pool.metadata(2, [0, 1], starts, [5, 300]), AttentionSpec(0.3)
         alone = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, spec)
-        more = F.pad(q, (0, 0, 0, 0, 0, 2))
-        padded = pool.backend.attend(more, pool.k_cache, pool.v_cache, pad(metadata, 2), spec)
-    assert torch.equal(padded[:2], alone)
+        more = F.pad(q, (0, 0, 0, 0, 0, 2 * count))
+        padded = pool.backend.attend(more, pool.k_cache, pool.v_cache, pad(metadata, 2, count), spec)
+    assert torch.equal(padded[: 2 * count], alone)
     assert padded.isfinite().all()
 
 
-def pad(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
-    """More decodes, in padding rows."""
-    more = torch.arange(1, rows + 1, dtype=torch.int32) + metadata.query_start_loc[-1]
+def pad(metadata: AttentionMetadata, rows: int, count: int) -> AttentionMetadata:
+    """More decodes, in padding rows of so many tokens."""
+    more = count * torch.arange(1, rows + 1, dtype=torch.int32) + metadata.query_start_loc[-1]
     return replace(
         metadata,
         num_decodes=metadata.num_decodes + rows,
         query_start_loc=torch.cat([metadata.query_start_loc, more]),
         seq_lens=F.pad(metadata.seq_lens, (0, rows)),
         block_tables=F.pad(metadata.block_tables, (0, 0, 0, rows)),
-        query_lens_list=metadata.query_lens_list + [1] * rows,
+        query_lens_list=metadata.query_lens_list + [count] * rows,
         seq_lens_list=metadata.seq_lens_list + [0] * rows,
     )
 
@@ -211,8 +262,10 @@ def pad(metadata: AttentionMetadata, rows: int) -> AttentionMetadata:
 
 
 @every_package
-@pytest.mark.parametrize("num_decodes", [0, 1, 2])
-def test_nothing_is_read_back_from_the_device(package: str, num_decodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("num_decodes", "count"), [(0, 1), (1, 1), (2, 1), (1, 3), (2, 3)])
+def test_nothing_is_read_back_from_the_device(
+    package: str, num_decodes: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tensors on the device "meta" have no content that could be read."""
     with installed(package) as functions:
         places = ["flash_attn", "flash_attn_interface", "torch.nn.attention.varlen"]
@@ -220,8 +273,8 @@ def test_nothing_is_read_back_from_the_device(package: str, num_decodes: int, mo
             for module in [sys.modules[place] for place in places if sys.modules.get(place) is not None]:
                 monkeypatch.setattr(module, name, without_content(function), raising=False)
         pool, _ = pools(package, Sequences(Heads(2, 2, 16), BLOCK, [300, 5], torch.bfloat16))
-        q, k_cache, v_cache = (x.to("meta") for x in (torch.zeros(2, 4, 16), pool.k_cache, pool.v_cache))
-        metadata = pool.metadata(num_decodes, [0, 1], [299, 4], [300, 5])
+        q, k_cache, v_cache = (x.to("meta") for x in (torch.zeros(1 + count, 4, 16), pool.k_cache, pool.v_cache))
+        metadata = pool.metadata(num_decodes, [0, 1], [300 - count, 4], [300, 5])
         for name in ("query_start_loc", "seq_lens", "block_tables"):
             setattr(metadata, name, getattr(metadata, name).to("meta"))
         assert pool.backend.attend(q, k_cache, v_cache, metadata, AttentionSpec(0.3)).shape == q.shape

@@ -136,6 +136,18 @@ def test_sequences_are_split_only_where_torch_does_it_rightly(
     assert asked[0]["window_size"] == (without if window is None else (window - 1, 0)), "its own token is not counted"
 
 
+def test_several_queries_see_what_is_before_them_and_are_not_split() -> None:
+    asked: list[tuple[int, dict[str, Any]]] = []
+    with installed("torch_varlen"):
+        backend = TorchVarlenAttention(256)
+    backend._attend = lambda q, _k, _v, _starts, _keys, max_q, _max_k, **options: asked.append((max_q, options)) or q
+    starts, lens = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 4], [9, 9]))
+    metadata = AttentionMetadata([], lens, 2, starts, lens, lens[:, None], [1, 3], [9, 9])
+    backend.attend(torch.zeros(4, 4, 16), *torch.zeros(2, 2, 256, 2, 16), metadata, AttentionSpec(0.1))
+    ((longest, options),) = asked
+    assert (longest, options["window_size"], options["num_splits"]) == (3, (-1, 0), 1)
+
+
 def test_a_captured_decode_is_prepared_for_the_longest_sequence_that_its_tables_hold() -> None:
     longest = []
     with installed("torch_varlen"):

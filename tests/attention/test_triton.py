@@ -19,7 +19,9 @@ from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.kernels.triton.tuning import DEFAULTS
+from tests.attention.every_backend import write_in_torch
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
+from tests.attention.test_nhd_layout import each_alone
 from tests.support import TOY
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -99,6 +101,20 @@ def test_every_feature_is_passed_on(spec: AttentionSpec) -> None:
     for pool in pools:
         pool.fill(starts)
     assert_attended(*(pool.mixed(2, starts, lens) for pool in pools), starts, lens, spec)
+
+
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, window=20, sinks=True)], ids=str)
+@pytest.mark.parametrize("num_decodes", [3, 4])
+def test_several_tokens_are_decoded_as_each_alone(
+    num_decodes: int, spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a step of decodes and a chunk, and of decodes alone."""
+    lens, starts = [5, 66, 33, 60], [2, 65, 31, 55]
+    sequences = sequences_of(Heads(1, 2, 32), 16, lens)
+    pool, exact = Pool(sequences, TritonAttention(16), one_go=False, spec=spec), exact_pool(sequences, spec=spec)
+    monkeypatch.setattr(pool.backend, "write_kv", write_in_torch)  # the interpreter takes its time for every token
+    pool.fill(starts)
+    assert_attended(pool.mixed(num_decodes, starts, lens), each_alone(exact, starts, lens), starts, lens, spec)
 
 
 def test_each_token_is_written_into_its_slot_and_nothing_else_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from benchmarks.gpu.modes import modes_of, running_in
 from nanoengine import LLM, BeamSearchParams, SamplingParams
 from nanoengine.engine.messages import Tier
+from nanoengine.engine.speculation.step_costs import StepCosts
+from tests.engine.speculation.guessers import Scripted
 from tests.gpu.engines import (
     MODEL,
     TINY_POOL,
@@ -33,6 +36,30 @@ DEVICES = [
 def hits(llm: LLM, tier: Tier) -> int:
     """Tokens that were found there."""
     return llm.cache_stats.hits_by_tier[tier]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any]) -> None:
+    """By somebody who knows the texts, but says something else now and then."""
+    prompts, _ = requests()
+    texts = [[*prompt, *own] for prompt, texts in zip(prompts, expected, strict=True) for own in texts]
+
+    def say(token_ids: Seq[int], most: int) -> list[int]:
+        start, known = len(token_ids), list(token_ids)
+        guess = next((text[start : start + most] for text in texts if text[:start] == known), [])
+        return guess if start % 3 else [*guess[:2], 0]
+
+    with open_llm(checkpoint, **device, speculation="ngram", num_drafts=6) as llm:
+        drafts = llm.engine.scheduler.drafts
+        assert drafts is not None
+        drafts.speculation.proposer, drafts.speculation.costs = Scripted(say), StepCosts()
+        for mode in modes_of(llm):
+            llm.reset_prefix_cache()
+            before = drafts.speculation.snapshot()
+            with running_in(llm, mode):
+                assert generate(llm, *requests()) == expected, mode
+            after = drafts.speculation.snapshot()
+            assert after.num_drafts - before.num_drafts > after.num_accepted - before.num_accepted > 50
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -70,7 +70,7 @@ class Steps:
         return self.number.expand(size) + 1000 * size
 
     def graphs(self, buckets: list[int]) -> RecordedSteps:
-        return RecordedSteps(self.stream.recorder(), buckets, self.prepare, self.run)
+        return RecordedSteps(self.stream.recorder(), buckets, self.prepare, self.run, choose=bucket_for)
 
 
 def test_the_largest_is_recorded_first_and_each_on_padding() -> None:
@@ -111,12 +111,12 @@ def test_a_step_that_cannot_be_recorded_is_an_error() -> None:
         raise RuntimeError(f"no step of {size}")
 
     with pytest.raises(RuntimeError, match="no step of 2"):
-        RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, broken)
+        RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, broken, choose=bucket_for)
 
 
 def test_a_bar_is_shown_only_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     steps = Steps()
     steps.graphs([1, 2])
     assert capsys.readouterr().err == ""
-    RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, steps.run, "decodes")
+    RecordedSteps(steps.stream.recorder(), [1, 2], steps.prepare, steps.run, "decodes", choose=bucket_for)
     assert "Recording CUDA graphs" in capsys.readouterr().err

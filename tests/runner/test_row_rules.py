@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from nanoengine.runner.row_rules import ROWS_AT_ONCE, RowPieces, row_slices, send_array
+from nanoengine.runner.row_rules import ROWS_AT_ONCE, RowPieces, row_slices
+from nanoengine.runner.stream import send_array
 from tests.runner.fake_stream import FakeStream
 from tests.runner.sampled_rows import CountingStream
 

@@ -9,19 +9,36 @@ FIRST_GUESS = 0.6
 """What is taken for likely of a sequence that nothing is known of: enough to try."""
 
 LEARNING_RATE = 0.2
-"""How far one guess moves what is known: a text may stop being like what came before."""
+"""How far one guess moves what is known of a sequence: its text may stop being like what came before."""
+
+SLOW_RATE = 0.02
+"""The same of all sequences together, which is what is taken for likely of the next one."""
+
+FADING = 0.01
+"""How far a step without a try moves what is known back towards the first guess."""
 
 
 class Acceptance:
-    """For each place in a run of drafts, how often the draft there was accepted where all before it were."""
+    """For each place in a run of drafts, how often the draft there was accepted where all before it were.
 
-    def __init__(self, num_drafts: int):
-        self._rates = [FIRST_GUESS] * num_drafts
+    Args:
+        num_drafts: most places.
+        learning_rate: how far one run moves what is known.
+        like: what to begin with.
+    """
+
+    def __init__(self, num_drafts: int, learning_rate: float = LEARNING_RATE, like: Acceptance | None = None):
+        self._learning_rate = learning_rate
+        self._rates: list[float] = [FIRST_GUESS] * num_drafts if like is None else like._rates.copy()
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
         """Of so many drafts, the first ones were accepted, and the next one was not."""
         for place in range(min(num_accepted + 1, num_drafts)):
-            self._rates[place] += LEARNING_RATE * ((place < num_accepted) - self._rates[place])
+            self._rates[place] += self._learning_rate * ((place < num_accepted) - self._rates[place])
+
+    def fade(self) -> None:
+        """Nothing was tried: what is known becomes less certain."""
+        self._rates = [rate + FADING * (FIRST_GUESS - rate) for rate in self._rates]
 
     def chances(self, num_drafts: int) -> list[float]:
         """How likely the first is accepted, the first two are, and so on."""

@@ -71,7 +71,11 @@ class DraftedRuns:
 
         Drafts take blocks that are free, and nobody gives way for them.
         """
-        chosen = self.speculation.choose(self._candidates(), len(self._decodes), budget)
+        num_tokens = len(self._decodes)
+        if not self.speculation.may_pay(num_tokens, budget):  # in a full batch nobody is looked at
+            self.speculation.stats.num_full += num_tokens
+            return
+        chosen = self.speculation.choose(self._candidates(), num_tokens, budget)
         for seq, drafts in chosen.items():
             if seq.num_known_tokens < seq.num_tokens:
                 self._postpone(step, seq)

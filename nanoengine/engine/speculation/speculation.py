@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from nanoengine.engine.messages import UNKNOWN
+from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.engine.sequence import Sequence
-from nanoengine.engine.speculation.acceptance import Acceptance
+from nanoengine.engine.speculation.acceptance import SLOW_RATE, Acceptance
 from nanoengine.engine.speculation.proposer import Guesser, Proposer
 from nanoengine.engine.speculation.step_costs import StepCosts
 
@@ -33,7 +33,9 @@ class SpeculationStats:
     num_runs: int = 0  # drafts were verified
     num_unknown: int = 0  # no guess was made
     num_not_worth: int = 0  # there was a guess, but drafts were expected to cost more than they bring
-    num_full: int = 0  # the step has so many tokens that nobody was asked
+    num_full: int = (
+        0  # nobody was asked: with so many tokens in a step, or with guesses that take so long, no draft could pay
+    )
     num_postponed: int = (
         0  # times that a sequence was left out of a step, so that its guess could be verified in the next
     )
@@ -54,7 +56,8 @@ class SpeculationStats:
     @property
     def acceptance_by_place(self) -> list[float]:
         """Of each place in a run, the share of the drafts that were accepted, where all before them were."""
-        return [accepted / tried for accepted, tried in zip(self.accepted_at, self.tried_at, strict=True)]
+        pairs = zip(self.accepted_at, self.tried_at, strict=True)
+        return [accepted / tried for accepted, tried in pairs if tried]  # places that were tried are the first ones
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
         self.num_runs += 1
@@ -91,7 +94,7 @@ class Speculation:
         num_drafts: most drafts of a sequence in a step.
         vocab_size: token ids are below it; what a guesser says beyond is dropped.
         costs: of steps by their tokens.
-        draft_costs: of one step of whoever computes guesses, for so many sequences; None: guesses take no time.
+        guess_share: what one guess for every sequence takes of the time of a step, where whoever computes the steps guesses.
     """
 
     def __init__(
@@ -101,12 +104,13 @@ class Speculation:
         num_drafts: int,
         vocab_size: int,
         costs: StepCosts,
-        draft_costs: StepCosts | None = None,
+        guess_share: float = 0.0,
     ):
         self.proposer, self.num_drafts, self.vocab_size = proposer, num_drafts, vocab_size
-        self.costs, self.draft_costs = costs, draft_costs
+        self.costs, self.guess_share = costs, guess_share
         self.stats = SpeculationStats()
         self._states: dict[Sequence, _State] = {}
+        self._typical = Acceptance(num_drafts, SLOW_RATE)  # of the sequences so far
 
     def snapshot(self) -> SpeculationStats:
         """The counters at this moment, copied."""
@@ -127,10 +131,6 @@ class Speculation:
             num_tokens: of the step without drafts.
             budget: most drafts of all.
         """
-        candidates = list(candidates)
-        if not self._may_pay(num_tokens, budget):
-            self.stats.num_full += len(candidates)
-            return {}
         guesses: list[tuple[Sequence, list[int]]] = []
         for seq, most in candidates:
             guess = self._guess(seq, min(most, self.num_drafts))
@@ -145,12 +145,14 @@ class Speculation:
                 chosen[seq] = guess[:count]
             else:
                 self.stats.num_not_worth += 1
-                if self._states[seq].guesser is not None:
+                if self._states[seq].guesser is None:
+                    self._states[seq].acceptance.fade()  # what it would have been, nobody finds out
+                else:
                     self._states[seq].unasked = (seq.num_tokens, guess)
         return chosen
 
-    def _may_pay(self, num_tokens: int, budget: int) -> bool:
-        """Whether drafts would be worth it if all of them were accepted."""
+    def may_pay(self, num_tokens: int, budget: int) -> bool:
+        """Whether drafts would be worth it in a step of so many other tokens if all of them were accepted."""
         rate = num_tokens / self._seconds(num_tokens, 0, num_tokens)
         counts = [count for count in (1, 2, 4, self.num_drafts) if count <= budget]
         return any((num_tokens + n) / self._seconds(num_tokens + n, n, num_tokens) > LEAST_GAIN * rate for n in counts)
@@ -158,9 +160,7 @@ class Speculation:
     def _seconds(self, num_tokens: int, depth: int, num_seqs: int) -> float:
         """What a step is expected to take in which the longest run of drafts is so long, guessing included."""
         seconds = self.costs.seconds(num_tokens)
-        if depth and self.draft_costs is not None:
-            seconds += (depth + 1) * self.draft_costs.seconds(num_seqs)
-        return seconds
+        return seconds + depth * self.guess_share * self.costs.seconds(num_seqs) if self.guess_share else seconds
 
     def _worth(self, guesses: list[tuple[Sequence, list[int]]], num_tokens: int, budget: int) -> list[int]:
         """How many drafts of each guess make the most tokens per second, the likeliest first."""
@@ -189,7 +189,7 @@ class Speculation:
         state = self._states.get(seq)
         if state is None:
             guesser = None if self.proposer is None else self.proposer.begin(seq.num_prompt_tokens, seq.cache_salt)
-            state = self._states[seq] = _State(guesser, Acceptance(self.num_drafts))
+            state = self._states[seq] = _State(guesser, Acceptance(self.num_drafts, like=self._typical))
         if self.proposer is None:
             return [UNKNOWN] * most
         if state.guesser is None:
@@ -215,11 +215,24 @@ class Speculation:
 
     # ---- learning
 
+    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
+        """A plan took so long."""
+        if not plan.computes or plan.chunks:
+            return
+        num_tokens, num_seqs = plan.num_new_tokens, len(plan.decodes.rows) + len(plan.drafted)
+        depth = max((len(run.drafts) for run in plan.drafted), default=0)
+        guessing = self._seconds(num_tokens, depth, num_seqs) / self._seconds(num_tokens, 0, num_seqs)
+        self.costs.record(num_tokens, seconds / guessing)
+
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many of the drafts of a sequence were accepted."""
         self.stats.record(num_drafts, num_accepted)
         if (state := self._states.get(seq)) is not None:
-            state.acceptance.record(num_drafts, num_accepted)
+            self._learn(state, num_drafts, num_accepted)
+
+    def _learn(self, state: _State, num_drafts: int, num_right: int) -> None:
+        for acceptance in (state.acceptance, self._typical):
+            acceptance.record(num_drafts, num_right)
 
     def _learn_from_unasked(self, state: _State, seq: Sequence) -> None:
         """A guess that was not verified is compared with what came: that is how a sequence comes to have drafts again."""
@@ -229,7 +242,7 @@ class Speculation:
         if not came:
             return
         num_right = next((i for i, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), len(came))
-        state.acceptance.record(len(came), num_right)
+        self._learn(state, len(came), num_right)
         state.unasked = None
 
     def end(self, seq: Sequence) -> None:

@@ -8,12 +8,20 @@ from collections.abc import Iterable
 LEARNING_RATE = 0.1
 """How far one step moves what is known of steps of its size: single ones are noisy."""
 
+LEAST_HOPE, MOST_HOPE = 0.002, 0.05
+"""How far one step moves what is known of larger ones towards its own time: of sizes that were taken often, and of one that never
+was. Nobody finds out that they are cheap who never tries them; in the long run, trying in vain costs next to nothing.
+"""
+
 MOST_OFF = 2.0
 """A step that took more than so many times as long as expected, or as little, counts as if it had taken that."""
 
 
 class StepCosts:
     """Seconds of a step of so many tokens, between measured sizes in proportion; beyond the largest, each token costs as much.
+
+    What was measured while the machine did something else is put right by steps, or forgotten. More tokens cost no less, and at
+    the start they are taken to cost no more than in as many more steps.
 
     Args:
         measured: (tokens, seconds); where nothing was measured, any number of tokens up to 64 is said to cost the same.
@@ -23,6 +31,10 @@ class StepCosts:
         points = sorted(measured) or [(1, 1.0), (64, 1.0)]
         self.sizes = [size for size, _ in points]
         self._seconds = [seconds for _, seconds in points]
+        self._taken = [0.0] * len(points)  # steps of about each size
+        for place in range(1, len(points)):
+            most = self._seconds[place - 1] * self.sizes[place] / self.sizes[place - 1]
+            self._seconds[place] = min(self._seconds[place], most)
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
@@ -39,8 +51,13 @@ class StepCosts:
             return
         expected = self.seconds(num_tokens)
         ratio = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
-        for place, weight in self._around(num_tokens):
+        around = self._around(num_tokens)
+        for place, weight in around:
             self._seconds[place] *= 1 + weight * LEARNING_RATE * (ratio - 1)
+            self._taken[place] += weight
+        for place in range(around[-1][0] + 1, len(self._seconds)):
+            hope = max(MOST_HOPE / (1 + self._taken[place]), LEAST_HOPE)
+            self._seconds[place] += hope * min(expected - self._seconds[place], 0.0)
 
     def _around(self, num_tokens: int) -> list[tuple[int, float]]:
         """Which measured sizes a number is between, and how much each counts."""

@@ -16,7 +16,7 @@
 
 constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
-constexpr size_t SHARING = 32;  // heads that are computed with a part that all share by one thread: there may be more threads than parts
+constexpr size_t SHARING = 32;  // heads that are computed with a shared part by one thread: there may be more threads than parts
 
 constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
 constexpr int LEAST_WIDTH = TILE / LANES;  // vectors of a tile's tokens
@@ -30,7 +30,7 @@ constexpr int width_for(int heads) {
 struct Part {
     size_t sequence, head;   // whose K/V they are
     size_t first, last;      // tokens [first, last), from the start of a tile
-    size_t query, count;     // the new tokens that see of it, counted over all
+    size_t query, count;     // the new tokens that see some of them, counted over all
     size_t position;         // of the first of them; the others follow it, or like it come after the part
     size_t result;           // of the first of them; those of the others follow
 };
@@ -111,7 +111,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     size_t cleared = 0, query = 0, member = 0;  // the query of the next row, and which of its heads it is
     for (size_t start = 0; start < rows; start += TOGETHER) {
         const size_t heads = std::min(TOGETHER, rows - start);
-        size_t hidden[TOGETHER], seen[TOGETHER];  // of the part's tokens each row sees [hidden, seen)
+        size_t hidden[TOGETHER], seen[TOGETHER];  // each row sees tokens [hidden, seen) of the part
         for (size_t h = 0; h < heads; h++) {
             const size_t position = part.position + query, first = spec.first_seen(position);
             hidden[h] = first > part.first ? first - part.first : 0;

@@ -1,4 +1,4 @@
-"""Attention of one query per sequence over its paged K/V, cut into parts that run side by side.
+"""Attention of the last tokens of each sequence, one or a few, over its paged K/V, cut into parts that run side by side.
 
 It knows block tables and lengths. Whose tokens they are, and how the cache came to be filled, it does not know.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 import triton
@@ -16,131 +15,33 @@ from torch import Tensor
 
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
+from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Split, Workspace, combine, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 ROWS = 16
-"""Query heads that a program computes: the smallest tile that tensor cores multiply. Those beyond the group are zeros."""
+"""Rows that a program computes at least, a query head of a token each: the smallest tile that tensor cores multiply."""
 
-STEP = 64
-"""Parts are multiples of so many tokens, and those of every tile."""
-
-MAX_PARTS = 128
-"""Most parts of a sequence, a power of two: one program combines them all, and it alone is waited for."""
-
-MOST_PROGRAMS = 1 << 13
-"""Programs of a launch that cuts sequences because they may be long: most of them find nothing to do, and take time for that."""
-
-COMBINED = 512
-"""Numbers of parts' results that a warp combines at once: 16 in every thread, and registers are left for the addresses."""
-
-LEAST_COUNTERS = 1 << 14
-"""Counters that a workspace has from the start: 64 KB, and all that 2048 sequences with 8 KV heads take."""
+MOST_ROWS = 32
+"""Rows that a program computes at most. Other tokens and heads are another program's, which finds K and V in the GPU's cache."""
 
 CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
 """Tiles, warps and stages that are worth measuring, as `Tuning` has them: from 24 to 64 KB of tiles in shared memory."""
 
 
-class Workspace:
-    """What launches leave to the next one: counters of the programs that have arrived, zeros between two launches.
-
-    Launches that share it must follow one another, as those on one stream do: every engine has its own. An address that a CUDA
-    graph holds stays good as long as the workspace lives. More counters are made, and made zeros, by the first launch that wants
-    them: it must not be the one that is captured.
-    """
-
-    def __init__(self) -> None:
-        self._kept: list[Tensor] = []  # the last is used; graphs may write to the others
-
-    def counters(self, count: int, device: torch.device) -> Tensor:
-        """At least so many, int32."""
-        if not self._kept or self._kept[-1].device != device or len(self._kept[-1]) < count:
-            size = max(LEAST_COUNTERS, triton.next_power_of_2(count))
-            self._kept.append(torch.zeros(size, dtype=torch.int32, device=device))
-        return self._kept[-1]
-
-
-class Split(NamedTuple):
-    """How sequences are cut, as far as shapes tell. How long the parts of one are follows on the device: see `_part_size`.
-
-    Args:
-        to_fill: parts of every sequence that fill the device.
-        longest_part: tokens, a multiple of STEP.
-        most_parts: of any sequence that its block table has room for.
-    """
-
-    to_fill: int
-    longest_part: int
-    most_parts: int
-
-
-def split(programs: int, longest: int, num_sms: int, tuning: Tuning) -> Split:
-    """Cut sequences into as many parts as run side by side; those longer than `tuning.decode_longest_part` into more.
-
-    Where sequences fill the device, memory is busy, and parts gain nothing but balance: a long sequence among short ones would be
-    waited for alone. No sequence has more than MAX_PARTS, nor all together more than MOST_PROGRAMS: where they would, the longest
-    part is longer, so that as many of it hold any sequence.
-
-    Args:
-        programs: how many there are if no sequence is cut.
-        longest: most tokens that can be seen of a sequence, by the width of its block table, its window or its chunk.
-    """
-    to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)
-    most = max(1, min(MOST_PROGRAMS // programs, MAX_PARTS))
-    tokens = max(tuning.decode_longest_part, triton.cdiv(longest, most), 1)
-    longest_part = triton.cdiv(tokens, STEP) * STEP
-    most_parts = max(1, min(to_fill, triton.cdiv(longest, STEP)), triton.cdiv(longest, longest_part))
-    return Split(to_fill, longest_part, most_parts)
-
-
 @triton.jit
-def _part_size(seen: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
-    """Tokens of every part but the last: equal shares in whole steps, as many as fill the device, or more if those were longer
-    than `longest_part`, of which they are never more. A short sequence has fewer parts: no part is empty.
-    """
-    shares = tl.maximum(to_fill, tl.cdiv(seen, longest_part))
-    return tl.maximum(tl.cdiv(tl.cdiv(seen, shares), STEP), 1) * STEP
-
-
-@triton.jit
-def _combine(
-    out: tl.tensor,
-    results: tl.tensor,
-    log_sums: tl.tensor,
-    num_heads: tl.tensor,
-    parts: tl.tensor,
-    most_parts: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    MAX_PARTS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-) -> None:
-    """Each part's result counts as much as the sum of its weights. The order is that of the parts, whoever came last.
-
-    All pointers are to the first of `num_heads` heads of one sequence, HEADS at most.
-    """
-    head = tl.arange(0, HEADS)
-    dim = tl.arange(0, HEAD_DIM)
-    exists = (head < num_heads)[:, None]
-    every = tl.arange(0, MAX_PARTS)[None, :]
-    log_sum = tl.load(log_sums + head[:, None] * most_parts + every, mask=exists & (every < parts), other=LOWEST)
-    highest = tl.max(log_sum, axis=1)
-    total = highest + tl.log2(tl.sum(tl.exp2(log_sum - highest[:, None]), axis=1))
-    combined = tl.zeros([HEADS, HEAD_DIM], tl.float32)
-    for first in tl.range(0, parts, AT_ONCE, num_stages=3):  # asks for results two rounds before they are used
-        part = first + tl.arange(0, AT_ONCE)
-        index = head[:, None] * most_parts + part[None, :]
-        written = exists & (part < parts)[None, :]
-        weight = tl.exp2(tl.load(log_sums + index, mask=written, other=LOWEST) - total[:, None])
-        pointer = results + index[:, :, None] * HEAD_DIM + dim[None, None, :]
-        result = tl.load(pointer, mask=written[:, :, None], other=0.0)
-        combined += tl.sum(weight[:, :, None] * result, axis=1)
-    pointer = out + head[:, None] * HEAD_DIM + dim[None, :]
-    tl.store(pointer, combined.to(out.dtype.element_ty), mask=exists)
+def _row(
+    row: tl.tensor, num_tokens: tl.tensor, num_heads: tl.tensor, HEADS: tl.constexpr, QUERIES: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Which token and which head of a lot a row is, and whether it is one of those that there are."""
+    if QUERIES > 1:
+        token, head = row // HEADS, row % HEADS
+        return token, head, (token < num_tokens) & (head < num_heads)
+    return row * 0, row, row < num_heads
 
 
 @triton.jit(
     do_not_specialize=["table_stride", "to_fill", "longest_part", "most_parts"],  # they change from step to step
-    do_not_specialize_on_alignment=["block_tables", "seq_lens"],
+    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
 )
 def _decode_kernel(
     out: tl.tensor,
@@ -151,10 +52,11 @@ def _decode_kernel(
     k_cache: tl.tensor,
     v_cache: tl.tensor,
     block_tables: tl.tensor,
+    query_start_loc: tl.tensor | None,
     seq_lens: tl.tensor,
     sinks: tl.tensor | None,
     scale: tl.tensor,
-    q_seq_stride: tl.tensor,
+    q_token_stride: tl.tensor,
     q_head_stride: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
@@ -164,12 +66,14 @@ def _decode_kernel(
     longest_part: tl.tensor,
     most_parts: tl.tensor,
     GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    QUERIES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
-    HEADS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -177,26 +81,40 @@ def _decode_kernel(
     SOFT_CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
-    """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of at most ROWS query heads that share a KV head.
+    """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of the rows that share a KV head.
 
-    The only part of a sequence writes to `out`, [num_seqs, num_heads, HEAD_DIM]. One of several writes to `results`,
-    [num_seqs, num_heads, most_parts, HEAD_DIM], and the logarithm of the sum of its weights to `log_sums`, both float32;
-    the last of them to arrive, by the count of `arrivals`, combines them all. `scale` has log2(e) in it: all exponentials and
-    logarithms are of base 2.
+    Rows of a lot are HEADS query heads of each of TOKENS tokens; the rest of ROWS is padding. A sequence has at most QUERIES
+    tokens, or just one if that is 1. `out` is [num_tokens, num_heads, HEAD_DIM].
+
+    The only part of a sequence writes to `out`. One of several writes its rows to `results`, [num_seqs, lots, rows, most_parts,
+    HEAD_DIM], and the logarithms of the sums of their weights to `log_sums`, both float32; the last of them to arrive, by the
+    count of `arrivals`, combines them all. `scale` has log2(e) in it: all exponentials and logarithms are of base 2.
     """
     if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    LOTS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    LOTS: tl.constexpr = HEAD_LOTS * ((QUERIES + TOKENS - 1) // TOKENS)
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     kv_head = tl.program_id(0) // LOTS
+    first_head = tl.program_id(0) % HEAD_LOTS * HEADS
+    first_query = tl.program_id(0) % LOTS // HEAD_LOTS * TOKENS
     seq = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
+    if QUERIES > 1:
+        first_token = tl.load(query_start_loc + seq)
+        query_len = tl.load(query_start_loc + seq + 1) - first_token
+        first_token = (first_token + first_query).to(tl.int64)
+        if first_query >= query_len:
+            return
+    else:
+        first_token = seq
+        query_len = 1
     seq_len = tl.load(seq_lens + seq)
     seen = seq_len
     if WINDOW or CHUNK:
-        seen = seq_len - first_seen(seq_len - 1, WINDOW, CHUNK)
-    size = _part_size(seen, to_fill, longest_part, STEP)
+        seen = seq_len - first_seen(seq_len - query_len, WINDOW, CHUNK)
+    size = part_size(seen, to_fill, longest_part, STEP)
     parts = tl.maximum(tl.cdiv(seen, size), 1)
     if part >= parts:
         return
@@ -205,40 +123,51 @@ def _decode_kernel(
         start += seq_len - seen
     end = tl.minimum(start + size, seq_len)
 
-    first_row = (tl.program_id(0) % LOTS) * ROWS
-    row = first_row + tl.arange(0, ROWS)
-    head = kv_head * GROUP + row
+    row = tl.arange(0, ROWS)
+    token_of, head_of, exists = _row(row, query_len - first_query, GROUP - first_head, HEADS, QUERIES)
+    head = kv_head * GROUP + first_head + head_of
     dim = tl.arange(0, HEAD_DIM)
     # The launch has made sure of these multiples of 16 bytes. To know them makes loads wide, and those of K/V asynchronous.
-    q_start = tl.multiple_of(q + seq * q_seq_stride, 16)
-    q_place = tl.multiple_of(head.to(tl.int64) * q_head_stride, ALIGNED)[:, None] + dim[None, :]
-    query = tl.load(q_start + q_place, mask=(row < GROUP)[:, None], other=0.0)
+    q_start = tl.multiple_of(q + first_token * q_token_stride, 16)
+    q_place = head.to(tl.int64) * q_head_stride
+    if QUERIES > 1:
+        q_place += token_of * q_token_stride
+    q_place = tl.multiple_of(q_place, ALIGNED)[:, None] + dim[None, :]
+    query = tl.load(q_start + q_place, mask=exists[:, None], other=0.0)
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
     table = block_tables + seq * table_stride
 
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    # Of several tokens, the earlier ones may see nothing of a tile: then there is no score, and no weight.
+    highest = tl.full([ROWS], LOWEST if QUERIES > 1 else float("-inf"), tl.float32)
     sums = tl.zeros([ROWS, TILE], tl.float32)  # summed up over the tile once, at the end: warps need not meet for it
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     if sinks is not None:  # a weight without a value, which the first part counts for all
-        sink = tl.load(sinks + head, mask=row < GROUP, other=0.0) * LOG2E
-        highest = tl.where(part == 0, sink, highest)
+        sink = tl.load(sinks + head, mask=exists, other=0.0) * LOG2E
+        highest = tl.where(part == 0, tl.maximum(sink, highest), highest)
         sums = tl.where((part == 0) & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
-    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the
-    # tile, and asks for the tile two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and
-    # of V.
+    if QUERIES > 1:
+        position = seq_len - query_len + first_query + token_of
+        row_start = first_seen(position, WINDOW, CHUNK)
+    # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
+    # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
-        present = token < end
+        if QUERIES > 1:
+            visible = token[None, :] <= position[:, None]
+            if WINDOW or CHUNK:
+                visible &= token[None, :] >= row_start[:, None]
+        else:
+            visible = (token < end)[None, :]
         token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
         place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
         k = tl.load(k_head + place)
         v = tl.load(v_head + place)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
-        scores = tl.where(present[None, :], capped(scores, SOFT_CAP), float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite, since a tile holds at least one token
+        scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
         shrink = tl.exp2(highest - higher)[:, None]
         weights = tl.exp2(scores - higher[:, None])
         sums = sums * shrink + weights
@@ -247,25 +176,27 @@ def _decode_kernel(
 
     total = tl.sum(sums, axis=1)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
-    first_head = (seq * (tl.num_programs(0) // LOTS) + kv_head) * GROUP + first_row
-    out += first_head * HEAD_DIM
-    place = tl.arange(0, ROWS)
+    num_kv_heads = tl.num_programs(0) // LOTS
+    out += ((first_token * num_kv_heads + kv_head) * GROUP + first_head) * HEAD_DIM
     if parts == 1:
-        pointer = out + place[:, None] * HEAD_DIM + dim[None, :]
-        tl.store(pointer, result.to(out.dtype.element_ty), mask=(row < GROUP)[:, None])
+        pointer = out + (token_of * num_kv_heads * GROUP + head_of)[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(pointer, result.to(out.dtype.element_ty), mask=exists[:, None])
     else:
-        results += first_head * most_parts * HEAD_DIM
-        log_sums += first_head * most_parts
-        index = place * most_parts + part
-        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=(row < GROUP)[:, None])
-        tl.store(log_sums + index, highest + tl.log2(total), mask=row < GROUP)
-        # One thread counts for all: before it does, all have stored, and when it has, all see what others stored before they
-        # counted.
+        KEPT: tl.constexpr = TOKENS * HEADS
+        lot = seq * tl.num_programs(0) + tl.program_id(0)
+        results += lot * KEPT * most_parts * HEAD_DIM
+        log_sums += lot * KEPT * most_parts
+        index = row * most_parts + part
+        tl.store(results + index[:, None] * HEAD_DIM + dim[None, :], result, mask=exists[:, None])
+        tl.store(log_sums + index, highest + tl.log2(total), mask=exists)
+        # One thread counts for all: before it does, all have stored; then all see what others stored before they counted.
         tl.debug_barrier()
-        arrived = arrivals + seq * tl.num_programs(0) + tl.program_id(0)
-        if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == parts - 1:
-            tl.store(arrived, 0)  # nobody else comes before the next launch
-            _combine(out, results, log_sums, GROUP - first_row, parts, most_parts, HEAD_DIM, HEADS, MAX_PARTS, AT_ONCE)
+        if tl.atomic_add(arrivals + lot, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            tl.store(arrivals + lot, 0)  # nobody else comes before the next launch
+            kept = tl.arange(0, KEPT)
+            its_token, its_head, wanted = _row(kept, query_len - first_query, GROUP - first_head, HEADS, QUERIES)
+            place_of = (its_token * num_kv_heads * GROUP + its_head) * HEAD_DIM
+            combine(out, place_of, wanted, results, log_sums, parts, most_parts, HEAD_DIM, KEPT, MAX_PARTS, AT_ONCE)
 
 
 def paged_decode(
@@ -279,54 +210,64 @@ def paged_decode(
     tuning: Tuning = DEFAULTS,
     num_sms: int | None = None,
     *,
+    query_start_loc: Tensor | None = None,
+    max_query_len: int = 1,
     window: int | None = None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Attention of the last token of each sequence over the tokens that it sees, in one launch.
+    """Attention of the last tokens of each sequence, one or a few, each over the tokens up to itself that it sees, in one launch.
 
-    K and V are read once for all query heads that share them, with a running maximum (Dao et al., FlashAttention, 2022), and
-    long sequences are cut into parts (Flash-Decoding, Dao et al., 2023), which the last program to end combines. How many parts
-    there can be depends on shapes alone, so that a launch can be captured in a CUDA graph; how many there are, and how long, on
-    the lengths: see `split`.
+    K and V are read once for all query heads that share them, and for as many tokens as make MOST_ROWS with these, with a running
+    maximum (Dao et al., FlashAttention, 2022). Long sequences are cut into parts (Flash-Decoding, Dao et al., 2023), which the
+    last program to end combines. How many parts there can be depends on shapes and `max_query_len` alone, so that a launch can
+    be captured in a CUDA graph; how many there are, and how long, on the lengths: see `split_kv.split`.
+
+    The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
 
     Args:
-        q: [num_seqs, num_heads, head_dim], head_dim a power of two from 16 to 256.
+        q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the last tokens of all sequences.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q, with the same strides: see
-            `paged_cache.cache_strides`. A block_size is a power of two.
+            `paged_cache.cache_strides`. A block_size is a power of two. The last tokens are in it.
         block_tables: [num_seqs, width] int32, rows may have gaps.
-        seq_lens: [num_seqs] int32; a sequence of length 0 has a result of zeros.
+        seq_lens: [num_seqs] int32, the last tokens included; if it is 0, results of that sequence are zeros.
         scale: factor of the scores, before the softmax.
         workspace: of the engine; no other launch may use it at the same time.
         tuning: how 16-bit numbers are computed.
         num_sms: multiprocessors of the device, if they are not to be asked for.
-        window, chunk: tokens that are seen: the last `window`, those from the last multiple of `chunk` on; all if both are None.
+        query_start_loc: [num_seqs + 1] int32: the last tokens of sequence i are [start[i], start[i + 1]), or none. It is not
+            read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of sequence i.
+        max_query_len: of all sequences, or more. Only a sequence of length 0 may have more tokens; those may get anything.
+        window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
 
     Returns:
-        [num_seqs, num_heads, head_dim], of the dtype of q; sums are float32.
+        [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
 
     Raises:
         ValueError: the cache does not lie as the kernel reads it.
     """
-    num_seqs, num_heads, head_dim = q.shape
+    num_seqs, (_, num_heads, head_dim) = len(seq_lens), q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
     q = aligned(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if not num_seqs:
+    if not len(q):
         return out
-    group = num_heads // num_kv_heads
-    num_lots = num_kv_heads * triton.cdiv(group, ROWS)
-    longest = min(x for x in (block_tables.shape[1] * block_size, window, chunk) if x is not None)
-    num_sms = num_sms or num_multiprocessors(q.device, interpreted=132)
-    cut = split(num_seqs * num_lots, longest, num_sms, tuning)
-    in_parts = cut.most_parts if cut.most_parts > 1 else 0
-    results = torch.empty(num_seqs, num_heads, in_parts, head_dim, dtype=torch.float32, device=q.device)
-    log_sums = torch.empty(num_seqs, num_heads, in_parts, dtype=torch.float32, device=q.device)
     tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning)
+    group = num_heads // num_kv_heads
+    max_query_len = max_query_len if len(q) == num_seqs else max(max_query_len, 2)  # some may have none
+    constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.dependent_launch)
+    heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
+    num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
+    longest = min([block_tables.shape[1] * block_size, *(x + queries - 1 for x in (window, chunk) if x is not None)])
+    cut = split(num_seqs * num_lots, longest, num_sms or num_multiprocessors(q.device, 132), tuning, step)
+    in_parts = cut.most_parts if cut.most_parts > 1 else 0
+    rows = num_seqs * num_lots * tokens * heads
+    results = torch.empty(rows, in_parts, head_dim, dtype=torch.float32, device=q.device)
+    log_sums = torch.empty(rows, in_parts, dtype=torch.float32, device=q.device)
     _decode_kernel[(num_lots, num_seqs, cut.most_parts)](
         out,
         results,
@@ -336,6 +277,7 @@ def paged_decode(
         k_cache,
         v_cache,
         block_tables,
+        query_start_loc if queries > 1 else None,
         seq_lens,
         sinks,
         scale * math.log2(math.e),
@@ -343,7 +285,7 @@ def paged_decode(
         *cache_strides(k_cache, v_cache),
         block_tables.stride(0),
         *cut,
-        **_constants(group, head_dim, block_size, tile, num_warps, tuning.dependent_launch),
+        **constants,
         WINDOW=window or 0,
         CHUNK=chunk or 0,
         SOFT_CAP=soft_cap or 0.0,
@@ -366,20 +308,33 @@ def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning) -> tuple[int, int,
 
 
 def _constants(
-    group: int, head_dim: int, block_size: int, tile: int, num_warps: int, dependent: bool
+    group: int, max_query_len: int, head_dim: int, block_size: int, tile: int, num_warps: int, dependent: bool
 ) -> dict[str, int | bool]:
-    """What the kernel is compiled for."""
+    """What the kernel is compiled for.
+
+    Of several tokens, there are as many as fill its rows, so that there are few kernels. The results of a part are large then: a
+    part is so long that it reads eight times as many bytes, and who combines parts asks for more at once while registers last.
+    """
     heads = triton.next_power_of_2(min(group, ROWS))
+    rows, queries, step, combined = ROWS, 1, STEP, COMBINED * num_warps
+    if max_query_len > 1:
+        queries = triton.next_power_of_2(max_query_len)
+        rows = max(ROWS, min(heads * queries, MOST_ROWS))
+        queries = max(queries, rows // heads)
+        step, combined = 8 * rows, COMBINED * 4 * MOST_ROWS // rows
+    tokens = rows // heads if queries > 1 else 1
     return {
         "GROUP": group,
+        "HEADS": heads,
+        "TOKENS": tokens,
+        "QUERIES": queries,
         "HEAD_DIM": head_dim,
         "BLOCK_SIZE": block_size,
-        "ROWS": ROWS,
+        "ROWS": rows,
         "TILE": tile,
-        "STEP": STEP,
-        "HEADS": heads,
+        "STEP": step,
         "MAX_PARTS": MAX_PARTS,
-        "AT_ONCE": max(1, COMBINED * num_warps // (heads * head_dim)),
+        "AT_ONCE": max(1, combined // (tokens * heads * head_dim)),
         "DEPENDENT": dependent,
     }
 
@@ -387,23 +342,22 @@ def _constants(
 def launches() -> list[Launch]:
     """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
     of other sizes, and the launch that does not wait for the one before. And what some models ask for: Llama 4, Gemma 2 and
-    gpt-oss.
+    gpt-oss. Several tokens of each sequence: with their heads, they fill 16 rows, 32 or more.
     """
-    tunings = [
-        replace(DEFAULTS, decode_tile=tile, decode_warps=num_warps, decode_stages=num_stages)
-        for tile, num_warps, num_stages in CANDIDATES
-    ]
+    tunings = [replace(DEFAULTS, decode_tile=t, decode_warps=w, decode_stages=s) for t, w, s in CANDIDATES]
     return [
         *(_launch(torch.bfloat16, 128, tuning=tuning) for tuning in tunings),
         *(_launch(torch.bfloat16, 128, group) for group in (1, 4, 8, 16)),
         _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
-        *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 256)),
+        *(_launch(torch.bfloat16, 128, 4, 8, tuning) for tuning in tunings),
+        *(_launch(torch.bfloat16, 128, group, queries) for group, queries in ((1, 8), (2, 4), (2, 8), (2, 17), (8, 8))),
+        *(_launch(torch.bfloat16, head_dim, 2, queries) for head_dim in (64, 256) for queries in (1, 4, 16)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
-        _launch(torch.bfloat16, 128, group=5, CHUNK=8192),
-        _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
-        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
-        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
+        *(_launch(torch.bfloat16, 128, 5, queries, CHUNK=8192) for queries in (1, 4)),
+        *(_launch(torch.bfloat16, 256, 2, queries, WINDOW=4096, SOFT_CAP=50.0) for queries in (1, 4, 16)),
+        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True) for queries in (1, 4)),
+        *(_launch(torch.float32, head_dim, 2, queries) for head_dim in (64, 128, 256) for queries in (1, 16)),
+        *(_launch(torch.float32, 128, 2, queries, WINDOW=4096, sinks=True, SOFT_CAP=50.0) for queries in (1, 16)),
     ]
 
 
@@ -411,6 +365,7 @@ def _launch(
     dtype: torch.dtype,
     head_dim: int,
     group: int = 2,
+    queries: int = 1,
     tuning: Tuning = DEFAULTS,
     *,
     sinks: bool = False,
@@ -418,22 +373,26 @@ def _launch(
 ) -> Launch:
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning)
-    sizes = _constants(group, head_dim, 16, tile, num_warps, tuning.dependent_launch)
+    sizes = _constants(group, queries, head_dim, 16, tile, num_warps, tuning.dependent_launch)
     constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
-    strides = ("q_seq_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
+    strides = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     signature = {
         "out": f"*{type_name}",
         **dict.fromkeys(("results", "log_sums"), "*fp32"),
         "arrivals": "*i32",
         **dict.fromkeys(("q", "k_cache", "v_cache"), f"*{type_name}"),
-        **dict.fromkeys(("block_tables", "seq_lens"), "*i32"),
+        "block_tables": "*i32",
+        "query_start_loc": "*i32" if queries > 1 else "constexpr",
+        "seq_lens": "*i32",
         "sinks": "*fp32" if sinks else "constexpr",
         "scale": "fp32",
         **dict.fromkeys((*strides, *Split._fields), "i32"),
         **dict.fromkeys(constants, "constexpr"),
     }
-    name = f"paged_decode {type_name} {head_dim} group {group} {shape}{' dependent' * tuning.dependent_launch}"
+    name = f"paged_decode {type_name} {head_dim} group {group} queries {queries} {shape}"
+    name += " dependent" * tuning.dependent_launch
     name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
-    known = constants if sinks else constants | {"sinks": None}
+    nothing = {"query_start_loc": queries == 1, "sinks": not sinks}
+    known = constants | {name: None for name, missing in nothing.items() if missing}
     least = 90 if tuning.dependent_launch else 80
     return Launch(name, _decode_kernel, signature, known, num_warps, num_stages, least_capability=least)

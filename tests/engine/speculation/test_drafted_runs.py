@@ -15,11 +15,12 @@ from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.messages import UNKNOWN, Drafted, StepPlan, StepResult
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.speculation.speculation import Speculation
+from nanoengine.engine.speculation.step_costs import StepCosts
 from nanoengine.outputs import TokenLogprob
 from tests.engine.engine_toys import make_engine
 from tests.engine.late_model import LateModel
 from tests.engine.plan_mirror import PlanMirror
-from tests.engine.speculation.guessers import HOSTILE, by_chance, right, speculation, wrong
+from tests.engine.speculation.guessers import HOSTILE, Scripted, by_chance, right, speculation, wrong
 from tests.engine.toys import FAST, ToyModel, add, answer, assert_idle, continuation, drain, make_scheduler, step
 
 NOW_AND_THEN = 40
@@ -304,6 +305,18 @@ def test_a_stop_string_in_the_middle_of_a_run_is_the_end() -> None:
         assert own[0] == tokens[: first + 1]
         assert own[1] == " ".join(map(str, tokens[:first]))
         assert own[2:4] == ("stop", word)
+
+
+def test_in_a_full_batch_nobody_is_asked() -> None:
+    scheduler, own = drafting(costs=StepCosts([(2, 1.0)]))
+    add(scheduler, 3, 4, 5, max_tokens=9)
+    model = ToyModel()
+    drain(scheduler, model)
+    proposer = own.proposer
+    assert isinstance(proposer, Scripted)
+    assert proposer.num_begun == 0
+    assert own.stats.num_full > 0
+    assert not any(plan.drafted for plan in model.plans)
 
 
 def test_statistics_say_what_became_of_guesses() -> None:

@@ -54,12 +54,25 @@ def test_drafts_that_cost_nothing_are_taken_as_far_as_there_is_room(most: int, b
     assert choose(own, seq, most=most, budget=budget) == [continuation(seq.token_ids, expected)]
 
 
-@pytest.mark.parametrize(("costs", "budget"), [(DEAR, 99), (FREE, 0)])
-def test_nobody_is_asked_where_no_guess_could_be_worth_it(costs: StepCosts, budget: int) -> None:
-    own = speculation(costs=costs)
-    assert choose(own, sequence(), sequence(), budget=budget) == [[], []]
-    assert proposer(own).num_begun == 0
-    assert own.stats.num_full == 2
+@pytest.mark.parametrize(("costs", "budget", "expected"), [(DEAR, 99, False), (FREE, 0, False), (FREE, 1, True)])
+def test_it_is_known_where_no_guess_could_be_worth_it(costs: StepCosts, budget: int, expected: bool) -> None:
+    assert speculation(costs=costs).may_pay(2, budget) == expected
+    if not expected:
+        assert choose(speculation(costs=costs), sequence(), sequence(), budget=budget) == [[], []]
+
+
+def test_places_that_no_draft_came_to_have_no_rate() -> None:
+    own, seq = speculation(num_drafts=4), sequence()
+    own.settle(seq, 4, 0)
+    own.settle(seq, 4, 1)
+    assert own.stats.acceptance_by_place == [0.5, 0.0]
+
+
+def test_a_model_whose_guesses_were_wrong_is_asked_again_some_day() -> None:
+    own, seq = modelled(0.3), sequence()
+    while choose(own, seq)[0]:
+        own.settle(seq, 5, 0)
+    assert any(choose(own, seq)[0] for _ in range(300))
 
 
 def test_a_full_step_has_no_drafts_and_a_step_of_few_has() -> None:
@@ -282,22 +295,22 @@ def test_counters_are_a_copy_that_changes_no_more() -> None:
 # ---- where whoever computes the steps guesses
 
 
-def modelled(draft_costs: StepCosts | None) -> Speculation:
+def modelled(guess_share: float) -> Speculation:
     costs = StepCosts([(1, 1.0), (64, 1.0)])
-    return Speculation(None, num_drafts=5, vocab_size=VOCAB_SIZE, costs=costs, draft_costs=draft_costs)
+    return Speculation(None, num_drafts=5, vocab_size=VOCAB_SIZE, costs=costs, guess_share=guess_share)
 
 
 @pytest.mark.parametrize(
-    ("draft_costs", "is_right"),
+    ("guess_share", "is_right"),
     [
-        (None, lambda count: count == 5),
-        (StepCosts([(1, 0.2)]), lambda count: 0 < count < 5),
-        (StepCosts([(1, 9.0)]), lambda count: count == 0),
+        (0.0, lambda count: count == 5),
+        (0.2, lambda count: 0 < count < 5),
+        (9.0, lambda count: count == 0),
     ],
     ids=["free", "some", "dear"],
 )
-def test_guesses_that_take_time_are_fewer(draft_costs: StepCosts | None, is_right: Callable[[int], bool]) -> None:
-    own, seq = modelled(draft_costs), sequence()
+def test_guesses_that_take_time_are_fewer(guess_share: float, is_right: Callable[[int], bool]) -> None:
+    own, seq = modelled(guess_share), sequence()
     [drafts] = choose(own, seq)
     assert is_right(len(drafts))
     assert set(drafts) <= {UNKNOWN}

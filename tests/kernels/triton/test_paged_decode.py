@@ -22,21 +22,12 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 import triton
-import triton.language as tl
 
 from nanoengine.kernels.triton import paged_decode as module
+from nanoengine.kernels.triton import split_kv
 from nanoengine.kernels.triton.paged_cache import cache_strides
-from nanoengine.kernels.triton.paged_decode import (
-    CANDIDATES,
-    MAX_PARTS,
-    MOST_PROGRAMS,
-    ROWS,
-    STEP,
-    Split,
-    Workspace,
-    paged_decode,
-    split,
-)
+from nanoengine.kernels.triton.paged_decode import CANDIDATES, ROWS, paged_decode
+from nanoengine.kernels.triton.split_kv import STEP, Workspace
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -240,14 +231,15 @@ def test_every_candidate(tuning: Tuning, candidate: tuple[int, int, int]) -> Non
 
 def test_more_parts_than_are_combined_at_once() -> None:
     """The last lot is full or is not."""
-    at_once = module._constants(2, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
+    at_once = module._constants(2, 1, 256, 64, 16, num_warps=8, dependent=False)["AT_ONCE"]
     assert at_once == 8
     case = Case([8 * STEP, 8 * STEP + 1, 17 * STEP - 3], 1, 2, 256, block_size=256)
     case.check(tuning=CUT)
 
 
 def test_where_parts_would_be_too_many_they_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PARTS", 4)
+    for each in (module, split_kv):
+        monkeypatch.setattr(each, "MAX_PARTS", 4)
     Case([7 * STEP, 7 * STEP - 5, 3 * STEP + 1, STEP, 0], 1, 1, 16).check(tuning=CUT)
     Case([7 * STEP, 1], 1, 1, 16).check(to_fill=50)
 
@@ -364,19 +356,6 @@ def test_whoever_comes_last_combines_the_same(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(case.decode(q, tuning=CUT), expected)
 
 
-def test_a_workspace_grows_and_keeps_what_a_graph_may_write_to() -> None:
-    workspace = Workspace()
-    few = workspace.counters(3, DEVICE)
-    assert workspace.counters(len(few), DEVICE) is few
-    many = workspace.counters(len(few) + 1, DEVICE)
-    assert len(many) > len(few)
-    assert workspace.counters(3, DEVICE) is many
-    for counters in (few, many):
-        assert counters.dtype == torch.int32
-        assert not counters.any()
-        assert any(counters is kept for kept in workspace._kept)
-
-
 # ---- what it is given
 
 
@@ -422,90 +401,6 @@ def test_a_cache_that_lies_otherwise_is_refused(caches: Callable[[Tensor, Tensor
     assert cache_strides(k, v) == (1024, 64, 32)
     with pytest.raises(ValueError, match=r"same|16 bytes"):
         cache_strides(*caches(k, v))
-
-
-# ---- how sequences are cut
-
-
-@triton.jit
-def _sizes_kernel(sizes: tl.tensor, first: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr):
-    i = tl.arange(0, 1024)
-    tl.store(sizes + i, module._part_size(first + i, to_fill, longest_part, STEP))
-
-
-def part_sizes(first: int, cut: Split) -> Tensor:
-    """What the device makes of 1024 lengths, from the first on."""
-    sizes = torch.zeros(1024, dtype=torch.int32, device=DEVICE)
-    _sizes_kernel[(1,)](sizes, first, cut.to_fill, cut.longest_part, STEP)
-    return sizes.cpu()
-
-
-@settings(max_examples=200, deadline=None, database=None)
-@given(
-    programs=st.integers(1, 32_000),
-    longest=st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 21)),
-    num_sms=st.integers(1, 200),
-    programs_per_sm=st.integers(1, 8),
-    longest_part=st.one_of(st.integers(1, 2048), st.integers(1, 1 << 22)),
-    where=st.floats(0, 1),
-)
-def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
-    programs: int, longest: int, num_sms: int, programs_per_sm: int, longest_part: int, where: float
-) -> None:
-    tuning = replace(DEFAULTS, decode_programs_per_sm=programs_per_sm, decode_longest_part=longest_part)
-    cut = split(programs, longest, num_sms, tuning)
-    assert 1 <= cut.most_parts <= min(MAX_PARTS, max(1, math.ceil(longest / STEP)))
-    first = int(where * longest)
-    for start in {0, first, max(0, longest - 1023)}:
-        lens = torch.arange(start, start + 1024).clamp(max=longest)
-        sizes = part_sizes(start, cut)[: longest - start + 1]
-        lens = lens[: len(sizes)]
-        parts = (lens + sizes - 1) // sizes
-        assert (sizes % STEP == 0).all()
-        assert (sizes >= STEP).all()
-        assert (sizes <= cut.longest_part).all()
-        assert (parts <= cut.most_parts).all()
-        share = (lens + cut.to_fill - 1) // cut.to_fill
-        assert (sizes < share.clamp(min=1) + STEP).all()  # as many parts as whole steps allow, to fill the device
-
-
-@pytest.mark.parametrize(
-    ("num_seqs", "longest", "parts"),
-    [
-        (64, 1024, 1),
-        (64, 2048, 2),
-        (256, 4096, 4),
-        (1, 1024, 16),
-        (1, 32768, 66),
-        (16, 2048, 4),
-        (1, 16, 1),
-        (1, 131072, 128),
-    ],
-)
-def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
-    assert split(num_seqs * 8, longest, 132, DEFAULTS).most_parts == parts
-
-
-def test_a_long_sequence_is_cut_even_where_others_fill_the_device() -> None:
-    cut = split(64 * 8, 4096, 132, DEFAULTS)
-    sizes = part_sizes(0, cut), part_sizes(1025, cut), part_sizes(4096 - 1023, cut)
-    assert [int(x) for x in (sizes[0][700], sizes[0][1023], sizes[1][0], sizes[2][-1])] == [704, 1024, 576, 1024]
-
-
-@pytest.mark.parametrize("longest", [131072, 131073, 1 << 20, (1 << 24) + 5])
-def test_no_sequence_is_too_long(longest: int) -> None:
-    """More tokens than MAX_PARTS of the longest part that is asked for."""
-    cut = split(8, longest, 132, DEFAULTS)
-    assert cut.most_parts <= MAX_PARTS
-    assert cut.most_parts * int(part_sizes(longest, cut)[0]) >= longest
-
-
-@pytest.mark.parametrize("num_seqs", [1, 40, 256, 2000])
-def test_a_launch_has_few_programs_however_long_sequences_may_be(num_seqs: int) -> None:
-    """Most of them would find that their sequence is shorter."""
-    cut = split(num_seqs * 8, 1 << 20, 132, DEFAULTS)
-    assert num_seqs * 8 * cut.most_parts <= max(MOST_PROGRAMS, num_seqs * 8) + num_seqs * 8
-    assert cut.most_parts * cut.longest_part >= 1 << 20
 
 
 # ---- how it is launched
