@@ -20,7 +20,7 @@ from tests.engine.speculation.guessers import Say, Scripted
 
 NUM_REQUESTS = 36
 MAX_LEN = 72
-FEW = [*range(97, 103), 10]  # "a" to "f"
+FEW = [*range(64, 70)]  # "a" to "f"
 BEAMS = BeamSearchParams(beam_width=3, max_tokens=6)
 
 Asked = tuple[list[int], SamplingParams]
@@ -36,9 +36,9 @@ WISHES: dict[str, list[dict[str, Any]]] = {
         {"frequency_penalty": -1.0, "repetition_penalty": 0.8},
     ],
     "bias": [{}, {"logit_bias": {7: 4.0, 30: -4.0, 90: 2.5}}, {"allowed_token_ids": FEW}, {"allowed_token_ids": FEW}],
-    "bad words": [{}, {}, {"bad_words": ["a", "bc", "bbb", "fed"]}, {"bad_words": [chr(i) for i in range(48, 112)]}],
-    "stop": [{}, {}, {"stop": ["ba", "fed", "cc"]}, {"stop": ["\n", "e"], "min_tokens": 4}],
-    "end": [{"ignore_eos": True}, {}, {"stop_token_ids": list(range(0, 300, 9)), "min_tokens": 7}],
+    "bad words": [{}, {}, {"bad_words": ["a", "bc", "bbb", "fed"]}, {"bad_words": [chr(i) for i in range(48, 97)]}],
+    "stop": [{}, {"stop": ["ba", "fed", "cc"]}, {"stop": ["G", "e"], "min_tokens": 4}, {"stop": ["ab", "dd", "f"]}],
+    "end": [{"ignore_eos": True}, {}, {"stop_token_ids": list(range(0, 300, 5)), "min_tokens": 7}],
     "logprobs": [{}, {"logprobs": 0}, {"logprobs": 3}],
     "prompt logprobs": [{}, {}, {}, {"prompt_logprobs": 2}],
     "completions": [{}, {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 2}],
@@ -73,7 +73,7 @@ def assert_same(found: RequestOutput, expected: RequestOutput, within: float = 1
 def assert_close(
     found: Sequence[TokenLogprobs | None] | None, expected: Sequence[TokenLogprobs | None] | None, within: float
 ) -> None:
-    """The same tokens and ranks."""
+    """The same tokens; where values are the same to the bit, so are ranks, and nearly tied tokens may change theirs otherwise."""
     if found is None or expected is None:
         assert found is expected
         return
@@ -81,9 +81,10 @@ def assert_close(
         if own is None or other is None:
             assert own is other
             continue
-        assert {token: entry.rank for token, entry in own.items()} == {t: entry.rank for t, entry in other.items()}
+        assert own.keys() == other.keys()
         for token, entry in own.items():
             assert abs(entry.logprob - other[token].logprob) <= within
+            assert within or entry.rank == other[token].rank
 
 
 def run(llm: LLM, requests: Sequence[Asked], beams: Sequence[list[int]] = ()) -> list[RequestOutput]:

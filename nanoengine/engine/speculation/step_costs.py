@@ -53,7 +53,8 @@ class StepCosts:
         ratio = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
         around = self._around(num_tokens)
         for place, weight in around:
-            self._seconds[place] *= 1 + weight * LEARNING_RATE * (ratio - 1)
+            learned = max(self._seconds[: place + 1]) * (1 + weight * LEARNING_RATE * (ratio - 1))
+            self._seconds[: place + 1] = [*(min(other, learned) for other in self._seconds[:place]), learned]
             self._taken[place] += weight
         for place in range(around[-1][0] + 1, len(self._seconds)):
             hope = max(MOST_HOPE / (1 + self._taken[place]), LEAST_HOPE)

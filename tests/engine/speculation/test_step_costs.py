@@ -82,6 +82,19 @@ def test_steps_that_take_another_time_are_learned(size: int, factor: float) -> N
         assert costs.seconds(size) == pytest.approx(true, rel=0.15)
 
 
+def test_a_size_that_was_measured_in_a_bad_moment_is_not_believed_for_ever() -> None:
+    """Where steps of more tokens take less, those of fewer do not take more."""
+    costs = StepCosts([(1, 10.0), (8, 5.0)])
+    for _ in range(60):
+        costs.record(8, 5.0)
+    assert costs.seconds(8) == pytest.approx(5, rel=0.05)
+    for _ in range(60):
+        costs.record(1, 4.0)
+    for _ in range(60):
+        costs.record(8, 6.0)
+    assert [costs.seconds(size) for size in (1, 8)] == pytest.approx([4, 6], rel=0.05)
+
+
 @pytest.mark.parametrize(("seconds", "factor"), [(1e9, MOST_OFF), (0.0, 1 / MOST_OFF)])
 def test_one_step_moves_what_is_known_only_so_far(seconds: float, factor: float) -> None:
     costs = StepCosts([(8, 2.0)])
