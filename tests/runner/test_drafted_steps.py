@@ -188,7 +188,7 @@ class DraftingPlans(RandomPlans):
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @settings(
-    max_examples=10,
+    max_examples=7,
     deadline=None,
     database=None,
     derandomize=True,

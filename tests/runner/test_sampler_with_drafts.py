@@ -220,7 +220,7 @@ def run(seed: int, kernels: Kernels) -> Script:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_drafts_change_neither_what_is_sampled_nor_what_is_kept(kernels: str, seed: int) -> None:
     """Fresh, ended, resumed and forked rows; plain rows before the runs and behind them; padding."""
