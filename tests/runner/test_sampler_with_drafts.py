@@ -190,7 +190,7 @@ class Script:
     def _compare(self, samples: Samples, order: list[tuple[int, int]], drafts: dict[int, tuple[int, ...]]) -> None:
         tokens, logprobs, _ = samples.read()
         assert len(tokens) == sum(count for _, count in order)
-        accepted = iter([] if samples.num_accepted is None else samples.num_accepted.tolist())
+        accepted = iter([] if samples.num_accepted is None else samples.num_accepted)
         start = 0
         for row, count in order:
             life, first = self.lives[row], self.counts[row]
@@ -266,8 +266,7 @@ def test_a_run_ends_at_the_first_accepted_sample_without_a_token(
     samples = rows.sample(torch.cat([life.logits[:5] for life in lives]), runs=runs)
     tokens, _, error = samples.read()
     assert isinstance(error, NotFiniteLogits)
-    assert samples.num_accepted is not None
-    assert samples.num_accepted.tolist() == [place, 4]
+    assert samples.num_accepted == [place, 4]
     assert tokens[: place + 1] == [*lives[0].token_ids[:place], UNKNOWN]
     assert tokens[5:] == lives[1].token_ids[:5]
     after = rows.sample(lives[1].logits[5:6].clone(), [(1, 8)]).read()
@@ -282,9 +281,9 @@ def test_what_is_sampled_behind_a_wrong_draft_may_be_without_a_token() -> None:
     rows = Rows(1, TorchKernels())
     rows.sampler.start([begin(0, own)])
     samples = rows.sample(logits.clone(), runs=[Drafted(0, 2, (5, 4))])
-    tokens, _, _ = samples.read()
-    assert samples.num_accepted is not None
-    assert samples.num_accepted.tolist() == [0]
+    tokens, _, error = samples.read()
+    assert samples.num_accepted == [0]
     assert tokens[:2] == [4, UNKNOWN]
+    assert error is None, "nobody goes without"
     assert rows.last_tokens[0] == 4
     assert rows.sample(logits[:1].clone(), [(0, 4)]).read() == ([4], {}, None)
