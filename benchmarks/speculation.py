@@ -6,8 +6,9 @@ code    a file of code that is to go on
 free    a story, at temperature 0.8
 noise   random token ids, at temperature 0.6: the only one that makes sense for random weights
 
-Paragraphs, pages and code are the project's own. Prompts are cached before they are timed, so a figure is of decoding alone. All
-but the last two are greedy; the tokens of both turns are compared, and must be equal.
+Paragraphs, pages and code are the project's own. There are three requests for each stream, so that whoever is done early makes
+room for the next. Prompts are cached before they are timed, so a figure is of decoding. All but the last two are greedy; the
+tokens of both turns are compared, and must be equal.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from nanoengine.engine.speculation.speculation import SpeculationStats
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = "without speculation"
+REQUESTS = 3
+"""For each stream."""
+
 CONTEXT = 1536
 """Most tokens of a prompt."""
 
@@ -50,23 +54,29 @@ def run(args: argparse.Namespace, report: Report) -> None:
         for name in args.tasks:
             for batch in args.batch:
                 for repetition in range(args.repeat):
-                    turn = Turns(session, name, batch, args.output_len, 100 * repetition + args.seed)
+                    turns = Turns(session, name, batch, args.output_len, 100 * repetition + args.seed)
                     before = session.llm.metrics.speculation
-                    with_drafts = turn.take(speculate=True)
-                    report.add({"task": name, "batch": batch}, with_drafts | _drafts(session, before))
-                    report.add({"task": name, "batch": batch}, turn.take(speculate=False), WITHOUT)
+                    # Every second pair begins without: neither is always the later one.
+                    taken = {speculate: turns.take(speculate=speculate) for speculate in _in_turn(repetition)}
+                    report.add({"task": name, "batch": batch}, taken[True] | _drafts(session, before))
+                    report.add({"task": name, "batch": batch}, taken[False], WITHOUT)
         curve = _stats(session).step_seconds
         report.add({}, {f"step_of_{tokens}_ms": 1000 * seconds for tokens, seconds in curve}, "this engine's steps")
 
 
+def _in_turn(repetition: int) -> tuple[bool, bool]:
+    return (True, False) if repetition % 2 == 0 else (False, True)
+
+
 class Turns:
-    """The same requests with speculation and without. Every second pair begins without: neither is always the later one."""
+    """The same requests with speculation and without."""
 
     def __init__(self, session: Session, task: str, batch: int, output_len: int, seed: int):
         self.session, self.output_len = session, output_len
         self.temperature = {"free": 0.8, "noise": 0.6}.get(task, 0.0)
         rng = random.Random(seed)
-        self.prompts = [TASKS[task](session, rng)[-CONTEXT:] for _ in range(batch)]
+        self.prompts = [TASKS[task](session, rng)[-CONTEXT:] for _ in range(REQUESTS * batch)]
+        session.scheduler.max_num_seqs = batch
         session.llm.reset_prefix_cache()
         self._generate(1, speculate=False)
         self.tokens: list[list[int]] | None = None

@@ -9,10 +9,13 @@ FIRST_GUESS = 0.6
 """What is taken for likely of a sequence that nothing is known of: enough to try."""
 
 LEARNING_RATE = 0.2
-"""How far one guess moves what is known of a sequence: its text may stop being like what came before."""
+"""How far one guess at least moves what is known of a sequence, the first ones further: its text may stop being like before."""
 
 SLOW_RATE = 0.02
 """The same of all sequences together, which is what is taken for likely of the next one."""
+
+FIRST_RATE = 0.5
+"""How far the first guess does."""
 
 FADING = 0.01
 """How far a step without a try moves what is known back towards the first guess."""
@@ -23,18 +26,21 @@ class Acceptance:
 
     Args:
         num_drafts: most places.
-        learning_rate: how far one run moves what is known.
+        learning_rate: how far one run at least moves what is known.
         like: what to begin with.
     """
 
     def __init__(self, num_drafts: int, learning_rate: float = LEARNING_RATE, like: Acceptance | None = None):
         self._learning_rate = learning_rate
+        self._times_tried = [0] * num_drafts
         self._rates: list[float] = [FIRST_GUESS] * num_drafts if like is None else like._rates.copy()
 
     def record(self, num_drafts: int, num_accepted: int) -> None:
         """Of so many drafts, the first ones were accepted, and the next one was not."""
         for place in range(min(num_accepted + 1, num_drafts)):
-            self._rates[place] += self._learning_rate * ((place < num_accepted) - self._rates[place])
+            rate = max(1 / (1 / FIRST_RATE + self._times_tried[place]), self._learning_rate)
+            self._rates[place] += rate * ((place < num_accepted) - self._rates[place])
+            self._times_tried[place] += 1
 
     def fade(self) -> None:
         """Nothing was tried: what is known becomes less certain."""

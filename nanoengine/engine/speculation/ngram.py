@@ -36,9 +36,11 @@ class NgramGuesser:
     While tokens come as the source has them, it stays the source: no other place has more in common with the end. Otherwise the
     index has the latest place with the most in common, as far as its sizes go. So the guess depends on the tokens alone, and
     not on how many of them each call brings.
+
+    A guess has at most as many tokens as its source has in common with the end: two may be chance, but a copy soon has many.
     """
 
-    __slots__ = ("_latest", "_num_read", "_sizes", "_source", "_window")
+    __slots__ = ("_latest", "_num_common", "_num_read", "_sizes", "_source", "_window")
 
     def __init__(self, sizes: range):
         self._sizes = sizes
@@ -46,10 +48,11 @@ class NgramGuesser:
         self._window: tuple[int, ...] = ()  # the last tokens that were read, as many as the largest n-gram has
         self._num_read = 0
         self._source: int | None = None
+        self._num_common = 0  # tokens before the source that are those of the end
 
     def guess(self, token_ids: Sequence[int], most: int) -> list[int]:
         self._read(token_ids)
-        source = self._source
+        source, most = self._source, min(most, self._num_common)
         if source is None or most <= 0:
             return []
         guess = list(token_ids[source : source + most])
@@ -62,20 +65,23 @@ class NgramGuesser:
 
     def _read(self, token_ids: Sequence[int]) -> None:
         latest, window, source, sizes = self._latest, self._window, self._source, self._sizes
+        num_common = self._num_common
         keep = 1 - sizes[-1]
         for position in range(self._num_read, len(token_ids)):
             token = token_ids[position]
             window = (*window[keep:], token) if keep else (token,)
             if source is not None and token_ids[source] == token:
                 source += 1
+                num_common += 1
             else:
-                source = None
+                source, num_common = None, 0
                 for size in sizes:
                     found = latest.get(window[-size:])
                     if found is None:
                         break  # a longer one holds this one
-                    source = found
+                    source, num_common = found, size
             # What is shorter than its size, at the very beginning, is in nobody's way: later windows are longer.
             for size in sizes:
                 latest[window[-size:]] = position + 1
-        self._window, self._source, self._num_read = window, source, len(token_ids)
+        self._window, self._source, self._num_common = window, source, num_common
+        self._num_read = len(token_ids)

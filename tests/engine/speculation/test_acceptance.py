@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.speculation.acceptance import FIRST_GUESS, LEARNING_RATE, Acceptance
+from nanoengine.engine.speculation.acceptance import FIRST_GUESS, FIRST_RATE, LEARNING_RATE, Acceptance
 from tests.engine.toys import FAST
 
 NUM_DRAFTS = 5
@@ -21,13 +21,14 @@ def test_each_place_learns_from_the_drafts_that_came_to_it(history: list[tuple[i
         acceptance.record(num_drafts, num_accepted)
     chances = acceptance.chances(NUM_DRAFTS)
     for place in range(NUM_DRAFTS):
-        rate = FIRST_GUESS
+        rate, times = FIRST_GUESS, 0
         for num_drafts, num_accepted in history:
             if place < num_drafts and num_accepted >= place:
-                rate += LEARNING_RATE * ((num_accepted > place) - rate)
+                rate += max(1 / (1 / FIRST_RATE + times), LEARNING_RATE) * ((num_accepted > place) - rate)
+                times += 1
         likely *= rate
         assert chances[place] == pytest.approx(likely)
-    assert all(0 < chance <= 1 for chance in chances)
+    assert all(0 <= chance <= 1 for chance in chances)
     assert chances == sorted(chances, reverse=True), "no draft is likelier than the one before it"
     assert acceptance.chances(2) == chances[:2]
 

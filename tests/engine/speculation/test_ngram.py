@@ -33,15 +33,18 @@ def best_places(text: list[int], least: int, most: int) -> list[int]:
     return [place for place, common in commons.items() if common == longest >= least]
 
 
-def scanned_place(text: list[int], least: int, most: int) -> int | None:
-    """The source: the one before as long as it comes true, otherwise the latest of the best."""
-    place = None
+def scanned_place(text: list[int], least: int, most: int) -> tuple[int | None, int]:
+    """The source: the one before as long as it comes true, otherwise the latest of the best. And what it has in common with the
+    end, as far as it was looked at.
+    """
+    place, common = None, 0
     for end in range(1, len(text) + 1):
         if place is not None and text[place] == text[end - 1]:
-            place += 1
+            place, common = place + 1, common + 1
         else:
             place = max(best_places(text[:end], least, most), default=None)
-    return place
+            common = 0 if place is None else min(in_common(text[:end], place), most)
+    return place, common
 
 
 def copied(text: list[int], place: int | None, most: int) -> list[int]:
@@ -57,8 +60,8 @@ def copied(text: list[int], place: int | None, most: int) -> list[int]:
 @given(text=texts, sizes=sizes, most=st.integers(0, 20))
 def test_the_guess_is_that_of_a_scan(text: list[int], sizes: tuple[int, int], most: int) -> None:
     least, longest = sizes
-    place = scanned_place(text, least, longest)
-    assert guess(text, most, min_tokens=least, max_tokens=longest) == copied(text, place, most)
+    place, common = scanned_place(text, least, longest)
+    assert guess(text, most, min_tokens=least, max_tokens=longest) == copied(text, place, min(most, common))
     places = best_places(text, least, longest)
     assert place in places or not places, "a source that went on well has as much in common as any"
 
@@ -92,8 +95,15 @@ def test_a_source_that_came_true_goes_on() -> None:
 
 
 def test_a_loop_is_guessed_as_far_as_it_is_asked_for() -> None:
-    assert guess([1, 2, 3, 1, 2], 10) == [3, 1, 2, 3, 1, 2, 3, 1, 2, 3]
-    assert guess([7, 7, 7], 5) == [7] * 5
+    assert guess([1, 2, 3] * 4 + [1, 2], 10) == [3, 1, 2, 3, 1, 2, 3, 1, 2, 3]
+    assert guess([7] * 7, 5) == [7] * 5
+
+
+def test_a_guess_is_no_longer_than_what_speaks_for_it() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]
+    assert guess(text, 10) == [3, 4]
+    assert guess([*text, 3], 10) == [4, 5, 6]
+    assert guess([*text, 3, 4, 5], 10) == [6, 7, 8, 9, 0]
 
 
 def test_sequences_share_nothing() -> None:
