@@ -8,7 +8,7 @@ from collections.abc import Iterable
 LEARNING_RATE = 0.1
 """How far one step moves what is known of steps of its size: single ones are noisy."""
 
-LEAST_HOPE, MOST_HOPE = 0.002, 0.05
+LEAST_HOPE, MOST_HOPE = 0.001, 0.05
 """How far one step moves what is known of larger ones towards its own time: of sizes that were taken often, and of one that never
 was. Nobody finds out that they are cheap who never tries them; in the long run, trying in vain costs next to nothing.
 """
@@ -31,7 +31,7 @@ class StepCosts:
         points = sorted(measured) or [(1, 1.0), (64, 1.0)]
         self.sizes = [size for size, _ in points]
         self._seconds = [seconds for _, seconds in points]
-        self._taken = [0.0] * len(points)  # steps of about each size
+        self._taken = [0] * len(points)  # steps of about each size
         for place in range(1, len(points)):
             most = self._seconds[place - 1] * self.sizes[place] / self.sizes[place - 1]
             self._seconds[place] = min(self._seconds[place], most)
@@ -46,19 +46,17 @@ class StepCosts:
         return sum(weight * max(self._seconds[: place + 1]) for place, weight in self._around(num_tokens))
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """A step of so many tokens took so long: what is known of the next larger size that was measured moves by as much."""
         if num_tokens > self.sizes[-1]:
             return
-        expected = self.seconds(num_tokens)
-        ratio = min(max(seconds / expected, 1 / MOST_OFF), MOST_OFF)
-        around = self._around(num_tokens)
-        for place, weight in around:
-            learned = max(self._seconds[: place + 1]) * (1 + weight * LEARNING_RATE * (ratio - 1))
-            self._seconds[: place + 1] = [*(min(other, learned) for other in self._seconds[:place]), learned]
-            self._taken[place] += weight
-        for place in range(around[-1][0] + 1, len(self._seconds)):
-            hope = max(MOST_HOPE / (1 + self._taken[place]), LEAST_HOPE)
-            self._seconds[place] += hope * min(expected - self._seconds[place], 0.0)
+        expected, place = self.seconds(num_tokens), bisect_left(self.sizes, num_tokens)
+        most_off = min(max(seconds, expected / MOST_OFF), expected * MOST_OFF)
+        learned = max(self._seconds[: place + 1]) + LEARNING_RATE * (most_off - expected)
+        self._seconds[: place + 1] = [*(min(other, learned) for other in self._seconds[:place]), learned]
+        self._taken[place] += 1
+        for larger in range(place + 1, len(self._seconds)):
+            hope = max(MOST_HOPE / (1 + self._taken[larger]), LEAST_HOPE)
+            self._seconds[larger] += hope * min(expected - self._seconds[larger], 0.0)
 
     def _around(self, num_tokens: int) -> list[tuple[int, float]]:
         """Which measured sizes a number is between, and how much each counts."""
