@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nanoengine.engine.beam_search import Choice
+from nanoengine.engine.common_blocks import CommonBlocks
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
@@ -121,8 +122,7 @@ class Scheduler:
             self.drafts = DraftedRuns(speculation, self.decodes, block_manager, self.outbox, max_chunk)
         self.in_flight: deque[InFlight] = deque()  # the oldest first
         self.free_rows = list(range(self.max_num_seqs))[::-1]
-        self._common_to: list[Sequence] = []
-        self._common_blocks: list[int] = []
+        self._common_blocks = CommonBlocks(block_manager)
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
         self._stop_tokens = StopTokens()  # of the running sequences
 
@@ -298,10 +298,7 @@ class Scheduler:
         if len(self.decodes):
             step.plan.decodes = self.decodes.advance()
             step.decoded = self.decodes.seqs
-        if drafts is not None and step.drafted:
-            step.plan.num_common_blocks = drafts.count_common_blocks(step)
-        elif step.decoded:
-            step.plan.num_common_blocks = self._count_common_blocks(step.decoded)
+        step.plan.num_common_blocks = self._common_blocks.count(step.plan, step.decoded, step.drafted)
         for seq in step.last:
             self.decodes.remove(seq)
             self.complete.add(seq)
@@ -311,26 +308,6 @@ class Scheduler:
         """Whether prompts may take what decodes leave of a step: they are worth more than drafts."""
         can_start = self.waiting and len(self.running) < self.max_num_seqs
         return self.policy == MIXED and bool(self.begun or can_start)
-
-    def _count_common_blocks(self, decoded: list[Sequence]) -> list[int]:
-        """Of each group, the first blocks that all share. They stay the same as long as nobody comes or goes."""
-        if decoded is not self._common_to:
-            seqs = decoded
-            if any(
-                self._common_blocks
-            ):  # only newcomers can make it less: who has gone and come back has the same tokens there
-                known = set(self._common_to)
-                stayed = [seq for seq in decoded if seq in known]
-                if stayed:
-                    seqs = [stayed[0], *(seq for seq in decoded if seq not in known)]
-            if len(decoded) == 1:
-                self._common_blocks = []
-            elif len(seqs) > 1:
-                counts = self.block_manager.get_num_common_prefix_blocks(seqs)
-                is_part = seqs is not decoded
-                self._common_blocks = list(map(min, counts, self._common_blocks)) if is_part else counts
-            self._common_to = decoded
-        return self._common_blocks
 
     def _make_room(self, step: InFlight, seq: Sequence, position: int) -> bool:
         """See to it that the next token of a sequence has a slot; False if it had to give way itself."""

@@ -95,15 +95,6 @@ class DraftedRuns:
                 seq.num_computed_tokens += 1 + len(drafts)
                 self.verifying.add(seq)
 
-    def count_common_blocks(self, step: InFlight) -> list[int]:
-        """Of each group, the first blocks that all decodes of a plan share; none with any of its new tokens."""
-        seqs, plan = [*step.decoded, *step.drafted], step.plan
-        if len(seqs) == 1:
-            return []
-        least = min([*plan.decodes.num_computed.tolist(), *(run.num_computed for run in plan.drafted)])
-        most = least // self._block_manager.block_size
-        return [min(count, most) for count in self._block_manager.get_num_common_prefix_blocks(seqs)]
-
     def _may_pay(self, budget: int) -> bool:
         """In a full batch nobody is looked at."""
         return self.speculation.may_pay(len(self._decodes), budget)
