@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
+from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.config import EngineConfig
@@ -315,32 +317,23 @@ class Startup:
     def _record(
         self, runner: ModelRunner, decodes: list[int], drafted: list[tuple[int, int]], prompts: list[int]
     ) -> Graphs:
-        recorder, named = self.stream.recorder(), self.use_tqdm
+        recorder = self.stream.recorder()
+
+        def steps(
+            name: str,
+            sizes: list[Any],
+            choose: Callable[..., Any],
+            prepare: Callable[[Any], None],
+            run: Callable[[Any], Tensor],
+        ) -> RecordedSteps[Any]:
+            return RecordedSteps(
+                recorder, sizes, prepare, run, name if self.use_tqdm and sizes else None, choose=choose
+            )
+
         return Graphs(
-            prompts=RecordedSteps(
-                recorder,
-                prompts,
-                runner.prepare_prompt,
-                runner.prompt_logits,
-                "prompts" if named and prompts else None,
-                choose=bucket_for,
-            ),
-            drafted=RecordedSteps(
-                recorder,
-                drafted,
-                runner.prepare_drafted,
-                runner.drafted_logits,
-                "decodes with drafts" if named and drafted else None,
-                choose=drafted_bucket_for,
-            ),
-            decodes=RecordedSteps(
-                recorder,
-                decodes,
-                runner.prepare_decodes,
-                runner.decode_logits,
-                "decodes" if named and decodes else None,
-                choose=bucket_for,
-            ),
+            prompts=steps("prompts", prompts, bucket_for, runner.prepare_prompt, runner.prompt_logits),
+            drafted=steps("drafts", drafted, drafted_bucket_for, runner.prepare_drafted, runner.drafted_logits),
+            decodes=steps("decodes", decodes, bucket_for, runner.prepare_decodes, runner.decode_logits),
         )
 
     def _prompt_sizes(self, max_len: int) -> list[int]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
 from nanoengine import llm as module
-from nanoengine.engine.messages import Chunk, Decodes, StepPlan
+from nanoengine.engine.messages import Chunk, Decodes, StepPlan, StepResult
 from nanoengine.engine.request import Request
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from tests.support import tiny_checkpoint
@@ -199,7 +199,7 @@ def test_the_progress_bar_goes_on_while_the_last_request_runs(
 def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     rows = np.zeros(10**6, np.int32)
     for plan in (StepPlan(chunks=[Chunk(0, 0, 10**15, ())]), StepPlan(decodes=Decodes(rows, rows))):
-        tiny_llm.engine.stats.record(plan, 1e-9)  # what earlier calls did
+        tiny_llm.engine.stats.record(plan, StepResult([]), 1e-9)  # what earlier calls did
     tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
     rates = re.findall(r"(?:prefill|decode) (\d+) tok/s", capsys.readouterr().err)
     assert rates

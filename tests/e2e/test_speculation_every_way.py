@@ -83,7 +83,7 @@ def test_guesses_change_nothing_that_is_said(native: Path, tmp_path: Path, alone
                     assert_same(own, expected)
             note(seen, llm.engine.metrics())
         seen.update(overlapping=stream.num_overlapping if i % 2 else 0, beams=len(beams))
-    assert seen["drafts"] > 300
+    assert seen["drafts"] > 150
     assert seen["accepted"] > 50
     assert (seen["rejected"] > 30) == (guesser != "knows")
     for happened in ("preemptions", "swaps", "hits", "postponed", "overlapping", "beams"):
