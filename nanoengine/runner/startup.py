@@ -173,9 +173,8 @@ class Startup:
     def uses_graphs(self) -> bool:
         """Whether steps are recorded: everything in them can be."""
         can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
-        return (
-            can_be and not self.config.enforce_eager and self.draft is None
-        )  # which is not recorded, and runs in all steps
+        has_draft = self.draft is not None  # a model that runs in all steps, and is not recorded
+        return can_be and not self.config.enforce_eager and not has_draft
 
     @property
     def max_steps_in_flight(self) -> int:
@@ -279,9 +278,8 @@ class Startup:
 
     def _new_draft_model(self, draft: LoadedDraft, pool: PoolSize, rows: Rows, sampler: Sampler) -> DraftModel:
         draft.model.prepare(pool.max_model_len)
-        layers = KVGroup(
-            KVSpec(), tuple(range(draft.config.num_layers))
-        )  # those with windows keep what they see no more
+        # Layers with windows keep what they see no more.
+        layers = KVGroup(KVSpec(), tuple(range(draft.config.num_layers)))
         return DraftModel(
             model=draft.model,
             kv_cache=self._new_kv_cache(pool.num_blocks, draft.config, [layers], draft.backend),

@@ -50,9 +50,8 @@ class DraftedRuns:
         self.most_new = most_new
         self._decodes, self._block_manager, self._outbox = decodes, block_manager, outbox
         self.verifying: set[Sequence] = set()  # in a plan on its way
-        self.postponed: set[Sequence] = (
-            set()
-        )  # in no plan until their last tokens have come: then a guess is to be verified
+        # In no plan until their last tokens have come: then a guess is to be verified.
+        self.postponed: set[Sequence] = set()
 
     def __contains__(self, seq: Sequence) -> bool:
         return seq in self.verifying or seq in self.postponed

@@ -169,9 +169,8 @@ class Speculation:
             for i, (seq, guess) in enumerate(guesses)
             for place, chance in enumerate(self._states[seq].acceptance.chances(len(guess)))
         ]
-        chances.sort(
-            key=lambda draft: -draft[0]
-        )  # no draft before those that it stands behind: the order of equals is kept
+        # No draft comes before those that it stands behind: the order of equals is kept.
+        chances.sort(key=lambda draft: -draft[0])
         expected, depth = float(num_tokens), 0
         best, best_count = LEAST_GAIN * num_tokens / self._seconds(num_tokens, 0, num_tokens), 0
         for count, (chance, _, place) in enumerate(chances[:budget], start=1):
