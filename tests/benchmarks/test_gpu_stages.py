@@ -21,7 +21,8 @@ json.dump({"rows": [1]}, open(sys.argv[-1], "w"))
 print("{'no': 'prose'}")
 """
 CUT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 try:
     print("begun", flush=True)
     time.sleep(60)  # whoever waits for its end, finds other last words
