@@ -187,8 +187,12 @@ class Speculation:
     def _guess(self, seq: Sequence, most: int) -> list[int]:
         state = self._states.get(seq)
         if state is None:
-            guesser = None if self.proposer is None else self.proposer.begin(seq.num_prompt_tokens, seq.cache_salt)
-            state = self._states[seq] = _State(guesser, Acceptance(self.num_drafts, like=self._typical))
+            state = self._states[seq] = _State(None, Acceptance(self.num_drafts, like=self._typical))
+            if self.proposer is not None:
+                try:
+                    state.guesser = self.proposer.begin(seq.num_prompt_tokens, seq.cache_salt)
+                except Exception as error:  # a guess is a favour: whoever fails at it must not harm the sequence
+                    self._give_up(state, error)
         if self.proposer is None:
             return [UNKNOWN] * most
         if state.guesser is None:
@@ -199,7 +203,7 @@ class Speculation:
         try:
             guess = state.guesser.guess(seq.token_ids, num_on_their_way + most)
             return self._sound(guess, num_on_their_way, most, seq.stop_token_ids)
-        except Exception as error:  # a guess is a favour: whoever fails at it must not harm the sequence
+        except Exception as error:  # as above
             self._give_up(state, error)
             return []
 

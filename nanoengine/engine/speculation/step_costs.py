@@ -50,8 +50,8 @@ class StepCosts:
         if num_tokens > self.sizes[-1]:
             return
         expected, place = self.seconds(num_tokens), bisect_left(self.sizes, num_tokens)
-        most_off = min(max(seconds, expected / MOST_OFF), expected * MOST_OFF)
-        learned = max(self._seconds[: place + 1]) + LEARNING_RATE * (most_off - expected)
+        took = min(max(seconds, expected / MOST_OFF), expected * MOST_OFF)
+        learned = max(self._seconds[: place + 1]) + LEARNING_RATE * (took - expected)
         self._seconds[: place + 1] = [*(min(other, learned) for other in self._seconds[:place]), learned]
         self._taken[place] += 1
         for larger in range(place + 1, len(self._seconds)):

@@ -391,6 +391,20 @@ def test_a_stop_string_in_the_middle_of_a_run_is_the_end() -> None:
         assert own[2:4] == ("stop", word)
 
 
+def test_a_proposer_that_cannot_even_begin_harms_nobody() -> None:
+    class Broken(Scripted):
+        def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:  # noqa: ARG002
+            raise RuntimeError("not today")
+
+    scheduler, own = drafting()
+    own.proposer = Broken(right)
+    [seq] = add(scheduler, 5, max_tokens=9)
+    prompt = seq.token_ids.copy()
+    drain(scheduler, ToyModel())
+    assert seq.token_ids == prompt + continuation(prompt, 9)
+    assert (own.stats.num_errors, own.stats.num_runs) == (1, 0)
+
+
 def test_in_a_full_batch_nobody_is_asked() -> None:
     scheduler, own = drafting(costs=StepCosts([(2, 1.0)]))
     add(scheduler, 3, 4, 5, max_tokens=9)
