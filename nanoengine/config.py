@@ -12,6 +12,7 @@ from typing import Any
 from nanoengine.errors import InvalidConfig, UnknownOption, shown
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
 PROPOSERS = ("ngram", "suffix")
 DRAFT_MODEL = "model:"
 SCHEDULING_POLICIES = ("prefill_first", "mixed")
@@ -52,6 +53,12 @@ class EngineConfig:
         tokenizer: a folder or hub name, if the tokenizer is not the model's own.
         dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own where the device computes it natively,
             float32 otherwise.
+        quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
+            inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
+            activations to match). None: as in the files, which may be quantized themselves.
+        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 32, so that
+            products are sums of integers), "float32" (not rounded: the exact results of the stored weights), or "auto": int8
+            where there are kernels for it.
         device: "cpu", "cuda", "cuda:1", or "auto": cuda if there is one.
         max_model_len: longest sequence (prompt and output) in tokens. None: the model's own limit, lowered to what the KV
             pool holds.
@@ -96,6 +103,8 @@ class EngineConfig:
     model: str
     tokenizer: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
+    activation_dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 256
@@ -140,6 +149,9 @@ class EngineConfig:
         if self.kv_disk_path is not None and not isinstance(self.kv_disk_path, str):
             raise InvalidConfig(f"kv_disk_path must be a string or None, not {shown(self.kv_disk_path)}")
         _choice("dtype", self.dtype, ("auto", *DTYPES))
+        if self.quantization is not None:
+            _choice("quantization", self.quantization, QUANTIZATIONS)
+        _choice("activation_dtype", self.activation_dtype, ("auto", "int8", "float32"))
         _choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.speculation is not None and not _is_speculation(self.speculation):

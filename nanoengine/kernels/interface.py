@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.quantization.tensor import QuantizedTensor
 
 
 class Destination(Protocol):
@@ -20,13 +21,23 @@ class Destination(Protocol):
     def copy_(self, source: Tensor, /) -> object: ...
 
 
+@runtime_checkable
+class QuantizedDestination(Destination, Protocol):
+    """A place that takes quantized rows as they are; those that kernels would rather have as numbers, it dequantizes.
+
+    All rows of a weight need not be of one format: of qkv_proj, v often has more bits than q and k.
+    """
+
+    def copy_quantized(self, source: QuantizedTensor, /) -> None: ...
+
+
 class Weight(Protocol):
     """A matrix [outputs, inputs] in whatever order its kernels read it."""
 
     @property
     def shape(self) -> torch.Size: ...
 
-    def rows(self, first: int, count: int) -> Destination:
+    def rows(self, first: int, count: int) -> QuantizedDestination:
         """Rows [first, first + count), to be filled from a checkpoint."""
         ...
 
@@ -39,7 +50,7 @@ class ExpertWeights(Protocol):
         """(experts, outputs, inputs)"""
         ...
 
-    def expert(self, index: int) -> Destination:
+    def expert(self, index: int) -> QuantizedDestination:
         """The matrix of one expert, to be filled from a checkpoint."""
         ...
 

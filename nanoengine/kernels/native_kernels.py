@@ -13,6 +13,7 @@ from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
 from nanoengine.kernels.native_operations import DTYPES, operation
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
+from nanoengine.quantization.tensor import QuantizedTensor
 
 PANEL = 32
 """A multiple of the outputs that lie together, for any CPU (linear.cpp)."""
@@ -56,6 +57,9 @@ class PackedRows:
         source = source.to(self.dtype).contiguous()
         addresses = source.data_ptr(), self.dwords.data_ptr()
         c_functions().pack(DTYPES[source.dtype], *addresses, self.first, *self.shape)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        self.copy_(source.dequantize(self.dtype))
 
 
 class NativeKernels:

@@ -11,6 +11,20 @@ from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, PlacedTokens, Weight
 from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
+from nanoengine.quantization.tensor import QuantizedTensor
+
+
+class Numbers:
+    """A place for rows in a tensor; quantized ones are computed with as the numbers that they stand for."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor, self.shape = tensor, tensor.shape
+
+    def copy_(self, source: Tensor) -> None:
+        self.tensor.copy_(source)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        self.tensor.copy_(source.dequantize(self.tensor.dtype))
 
 
 class RowMajor:
@@ -23,8 +37,8 @@ class RowMajor:
     def shape(self) -> torch.Size:
         return self.tensor.shape
 
-    def rows(self, first: int, count: int) -> Tensor:
-        return self.tensor[first : first + count]
+    def rows(self, first: int, count: int) -> Numbers:
+        return Numbers(self.tensor[first : first + count])
 
 
 class RowMajorExperts:
@@ -37,8 +51,8 @@ class RowMajorExperts:
     def shape(self) -> torch.Size:
         return self.tensor.shape
 
-    def expert(self, index: int) -> Tensor:
-        return self.tensor[index]
+    def expert(self, index: int) -> Numbers:
+        return Numbers(self.tensor[index])
 
 
 class TorchKernels(OneByOne):

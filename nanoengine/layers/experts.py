@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.interface import Destination, ExpertBiases
+from nanoengine.layers.as_numbers import AsNumbers
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
 from nanoengine.layers.linear import Linear
@@ -68,7 +69,10 @@ class Experts:
 
         With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
         """
-        places = self.router.parts(prefix, router)
+        # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
+        places: dict[str, Destination] = {
+            name: AsNumbers(place) for name, place in self.router.parts(prefix, router).items()
+        }
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
             places |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}

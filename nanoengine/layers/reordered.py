@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination
+from nanoengine.kernels.interface import Destination, QuantizedDestination
+from nanoengine.quantization.tensor import QuantizedTensor
 
 
 class Reordered:
@@ -20,7 +21,14 @@ class Reordered:
         self.shape = place.shape
 
     def copy_(self, source: Tensor) -> None:
-        rows = torch.arange(len(source), device=source.device)
+        self.place.copy_(source[self._rows(source.device)])
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        assert isinstance(self.place, QuantizedDestination)  # of a matrix: nothing else is quantized
+        self.place.copy_quantized(source[self._rows(torch.device("cpu"))])
+
+    def _rows(self, device: torch.device) -> Tensor:
+        rows = torch.arange(self.shape[0], device=device)
         groups = rows[: self.count * len(self.order)].view(self.count, -1)
-        groups.copy_(groups[:, torch.tensor(self.order, device=source.device)])
-        self.place.copy_(source[rows])
+        groups.copy_(groups[:, torch.tensor(self.order, device=device)])
+        return rows

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from nanoengine.quantization.tensor import QuantizedTensor
+
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -35,8 +37,10 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor once, in `dtype` or in that of the file; what was yielded may be gone when the next is asked for."""
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+        """Every tensor once, in `dtype`, in that of the file, or quantized; what was yielded may be gone when the next is asked
+        for.
+        """
         ...
 
     def fingerprint(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,13 +11,16 @@ from torch import Tensor
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
-from nanoengine.kernels.interface import Destination
+from nanoengine.kernels.interface import Destination, QuantizedDestination
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import EMBEDDING, FLOATS, HEAD, Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
 from nanoengine.progress import stage
+from nanoengine.quantization.tensor import QuantizedTensor
+
+Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -36,7 +39,12 @@ def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 
 def load_weights(
-    tensors: Mapping[str, Destination], checkpoint: Checkpoint, dtype: torch.dtype, *, use_tqdm: bool = True
+    tensors: Mapping[str, Destination],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    *,
+    quantize: Quantizer | None = None,
+    use_tqdm: bool = True,
 ) -> None:
     """Copy every tensor of a checkpoint into its place in `tensors`, converted to the dtype there.
 
@@ -44,6 +52,7 @@ def load_weights(
         tensors: where each goes.
         checkpoint: where they come from.
         dtype: of nearly all places: a format that has to compute its numbers makes them in it.
+        quantize: makes what a place for quantized rows gets of numbers; None: numbers stay what they are.
         use_tqdm: show how far it is.
 
     Raises:
@@ -54,19 +63,35 @@ def load_weights(
     _compare({name: place.shape for name, place in tensors.items()}, checkpoint)
     # A tied model may come with its head all the same; only then is the embedding needed a second time.
     twice = HEAD not in tensors and any(header.name == HEAD for header in checkpoint.headers())
-    tied: dict[str, Tensor] = {}
+    tied: dict[str, Tensor | QuantizedTensor] = {}
     with stage("Loading weights", len(tensors), "tensor", shown=use_tqdm) as advance:
         for name, source in checkpoint.tensors(dtype):
             if name in tensors:
-                tensors[name].copy_(source)
+                _place(source, tensors[name], dtype, quantize)
                 advance()
             if twice and name in (EMBEDDING, HEAD):
                 tied[name] = source
-    if twice and not torch.equal(tied[HEAD].to(tied[EMBEDDING]), tied[EMBEDDING]):
+    if twice and not torch.equal(*(_numbers(tied[name], torch.float32) for name in (HEAD, EMBEDDING))):
         raise InvalidWeights(
             f"the weights in {checkpoint.place} have an lm_head.weight that is not the embedding, but tie_word_embeddings is "
             "true: correct one of the two"
         )
+
+
+def _place(
+    source: Tensor | QuantizedTensor, place: Destination, dtype: torch.dtype, quantize: Quantizer | None
+) -> None:
+    if isinstance(place, QuantizedDestination):
+        if isinstance(source, Tensor) and source.dim() == 2 and quantize is not None:
+            source = quantize(source)
+        if not isinstance(source, Tensor):
+            place.copy_quantized(source)
+            return
+    place.copy_(_numbers(source, dtype))
+
+
+def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    return source if isinstance(source, Tensor) else source.dequantize(dtype)
 
 
 def _compare(shapes: Mapping[str, Sequence[int]], checkpoint: Checkpoint) -> None:

@@ -68,7 +68,7 @@ def test_a_norm_with_a_weight_near_1_is_rounded_once(dtype: torch.dtype) -> None
 
 def test_logits_are_float32_whatever_the_weights_are() -> None:
     weight = TorchKernels().new_weight(7, 4, torch.bfloat16, torch.device("cpu"))
-    weight.rows(0, 7).fill_(1.0)
+    weight.rows(0, 7).copy_(torch.ones(7, 4))
     logits = TorchKernels().logits(torch.ones(2, 4, dtype=torch.bfloat16), weight)
     assert logits.dtype == torch.float32
     assert torch.equal(logits, torch.full((2, 7), 4.0))

@@ -18,7 +18,7 @@ from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.torch_kernels import Numbers, RowMajor, TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
 from nanoengine.models.architectures import read_model_config
@@ -47,8 +47,9 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> De
 
 
 def tensors_of(model: Decoder) -> dict[str, Tensor]:
-    """Where the tensors of a checkpoint go: with kernels in torch, tensors."""
-    return cast(dict[str, Tensor], model.checkpoint_tensors())
+    """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
+    places = model.checkpoint_tensors()
+    return {name: place.tensor if isinstance(place, Numbers) else cast(Tensor, place) for name, place in places.items()}
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -67,7 +68,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 def rows(layer: Embedding | LMHead) -> Tensor:
-    return cast(Tensor, layer.rows())
+    return cast(RowMajor, layer.weight).tensor
 
 
 def assert_loaded(model: Decoder, expected: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> None:

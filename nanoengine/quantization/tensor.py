@@ -1,0 +1,97 @@
+"""QuantizedTensor: a matrix as a file or a quantizer has it, in whole numbers and scales, before kernels lay it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+
+class QuantizedTensor(Protocol):
+    """A matrix [outputs, inputs]."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def format(self) -> str:
+        """Its name, for people."""
+        ...
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """Its numbers [outputs, inputs]: computed in float32, rounded once."""
+        ...
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        """Some of its rows, or all in another order: [n] int64 indices."""
+        ...
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """Neighbouring inputs of an output share a scale: w[o, i] = scales[o, g] * (numbers[o, i] - zeros[o, g]), g = i // group.
+
+    The group is inputs / scales.shape[1].
+
+    Attributes:
+        numbers: [outputs, inputs] uint8, below 2 ** bits.
+        scales: [outputs, groups] float16, bfloat16 or float32.
+        zeros: [outputs, groups] uint8; None: 2 ** (bits - 1) everywhere.
+        bits: 4 or 8.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bits: int
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    @property
+    def group(self) -> int:
+        return self.shape[1] // self.scales.shape[1]
+
+    @property
+    def format(self) -> str:
+        return f"int{self.bits}" if self.scales.shape[1] == 1 else f"int{self.bits}-{self.group}"
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        grouped = self.numbers.unflatten(1, (-1, self.group)).float()
+        zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].float()
+        return ((grouped - zeros) * self.scales[:, :, None].float()).flatten(1).to(dtype)
+
+    def __getitem__(self, rows: Tensor) -> Grouped:
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return Grouped(self.numbers[rows], self.scales[rows], zeros, self.bits)
+
+
+@dataclass(frozen=True)
+class Float8:
+    """w[o, i] = scales[o] * numbers[o, i].
+
+    Attributes:
+        numbers: [outputs, inputs] float8_e4m3fn.
+        scales: [outputs, 1] float32; of a scale per tensor, all are the same.
+    """
+
+    numbers: Tensor
+    scales: Tensor
+
+    format = "fp8"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        return (self.numbers.float() * self.scales).to(dtype)
+
+    def __getitem__(self, rows: Tensor) -> Float8:
+        numbers = self.numbers.view(torch.uint8)[rows].view(
+            self.numbers.dtype
+        )  # not all devices gather floats of 8 bits
+        return Float8(numbers, self.scales[rows])
