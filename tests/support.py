@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
+from nanoengine.kernels.torch_kernels import Numbers
 from nanoengine.layers.rotary import Angles, RotaryEmbedding
 from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
+from nanoengine.models.decoder import Decoder
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 
@@ -89,6 +91,13 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
+    """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
+    places: dict[str, Any] = {**model.checkpoint_tensors()}
+    places = {name: getattr(place, "place", place) for name, place in places.items()}  # whatever it is wrapped in
+    return {name: place.tensor if isinstance(place, Numbers) else place for name, place in places.items()}
 
 
 def angles_at(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from nanoengine.models.decoder import build_model
 from nanoengine.models.description import config_table
 from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
 from tests.gguf.written import ARCHITECTURES, tiny_model, write_gguf
+from tests.support import tensors_of
 
 
 def load(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -25,7 +25,7 @@ def load(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = read_model_config(config_table(path))
     check_weights(config, open_checkpoint(path))
     model = build_model(config, TorchKernels(), TorchAttention(16), torch.float32, torch.device("cpu"))
-    places = {name: cast(Tensor, getattr(place, "place", place)) for name, place in model.checkpoint_tensors().items()}
+    places = tensors_of(model)
     for tensor in places.values():
         tensor.fill_(float("nan"))
     load_weights(model.checkpoint_tensors(), open_checkpoint(path), torch.float32, use_tqdm=False)

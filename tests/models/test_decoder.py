@@ -30,6 +30,7 @@ from tests.support import (
     num_weights,
     reference_logits,
     reference_model,
+    tensors_of,
     tiny_checkpoint,
 )
 
@@ -196,7 +197,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_model_is_built_in_its_dtype_without_gradients(dtype: torch.dtype) -> None:
     model = build_model(CONFIG, TorchKernels(), TorchAttention(4), dtype, torch.device("cpu"))
-    tensors: dict[str, Any] = {**model.checkpoint_tensors()}
+    tensors = tensors_of(model)
     wanted = {name: torch.float32 if "norm" in name else dtype for name in tensors}
     assert {name: tensor.dtype for name, tensor in tensors.items()} == wanted
     assert not any(tensor.requires_grad for tensor in tensors.values())
@@ -256,7 +257,7 @@ def test_the_scale_of_embeddings_is_rounded_only_if_the_family_does(architecture
 
 def test_a_model_is_built_on_its_device() -> None:
     model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, torch.device("meta"))
-    assert {tensor.device.type for tensor in model.checkpoint_tensors().values()} == {"meta"}  # type: ignore[attr-defined]
+    assert {tensor.device.type for tensor in tensors_of(model).values()} == {"meta"}
 
 
 def test_torchs_default_dtype_and_device_count_for_nothing() -> None:
@@ -270,7 +271,7 @@ def test_torchs_default_dtype_and_device_count_for_nothing() -> None:
             model.prepare(30_001)
     finally:
         torch.set_default_dtype(torch.float32)
-    places: dict[str, Any] = {**model.checkpoint_tensors()}
+    places = tensors_of(model)
     assert {place.device.type for place in places.values()} == {"cpu"}
     wanted = {name: torch.float32 if "norm" in name else torch.float16 for name in places}
     assert {name: place.dtype for name, place in places.items()} == wanted

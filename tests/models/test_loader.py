@@ -18,7 +18,7 @@ from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import why_not
-from nanoengine.kernels.torch_kernels import Numbers, RowMajor, TorchKernels
+from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
 from nanoengine.models.architectures import read_model_config
@@ -27,7 +27,7 @@ from nanoengine.models.json_file import read_json
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.conftest import INDEX, SHAPE
-from tests.support import tiny_checkpoint
+from tests.support import tensors_of, tiny_checkpoint
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
@@ -44,12 +44,6 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> De
         tensor.fill_(float("nan"))
     load_weights(model.checkpoint_tensors(), SafetensorsFolder(folder), dtype, use_tqdm=False)
     return model
-
-
-def tensors_of(model: Decoder) -> dict[str, Tensor]:
-    """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
-    places = model.checkpoint_tensors()
-    return {name: place.tensor if isinstance(place, Numbers) else cast(Tensor, place) for name, place in places.items()}
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
