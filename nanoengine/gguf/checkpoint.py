@@ -10,11 +10,13 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
+from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
+from nanoengine.kernels.memory import release_mapped
 from nanoengine.kernels.native_operations import why_not
 from nanoengine.models.checkpoint import TensorHeader
 
@@ -36,8 +38,9 @@ class GGUFCheckpoint:
             dtype = record.type if record.type in FLOATS else "F32"
             yield TensorHeader(tensor.name, dtype, _shape(record, tensor), self.place)
 
-    def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Name and numbers of each tensor, those of quantized ones rounded once to `dtype`; others lie in the mapped file.
+    def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
+        """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are
+        unmapped when the next is asked for.
 
         Args:
             native: use the native kernels, if they can run here.
@@ -47,15 +50,19 @@ class GGUFCheckpoint:
         """
         native = native and why_not(torch.device("cpu"), dtype) is None
         for record, tensor in self._all():
-            data = torch.from_numpy(self._file.data(record.name))
+            data = mapped = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:
                 data = data.view(record.shape[0], -1)[tensor.expert]
             if tensor.paired_heads:
                 data = self._unpaired(data, record, tensor.paired_heads)
-            # What is stored as it is stays so: norms are float32 in the model, too.
-            wanted = None if record.type in FLOATS else dtype
-            numbers = dequantize(data, record.type, _shape(record, tensor), wanted, native=native)
-            yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
+            shape = _shape(record, tensor)
+            if record.type not in FLOATS and len(shape) == 2 and not tensor.offset:
+                yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, native)
+            else:
+                # What is stored as it is stays so: norms are float32 in the model, too.
+                numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype, native=native)
+                yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
+            release_mapped(mapped)
 
     def fingerprint(self) -> str:
         """A hash of all bytes of the file, or of its parts, at the speed of reading them."""

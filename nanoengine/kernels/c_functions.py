@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from nanoengine.kernels.libraries import load_libraries
 
 POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+INT64 = ctypes.c_int64
 
 ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
 """scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
@@ -20,6 +21,19 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "gated_linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
     "experts": ("linear", [INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
     "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
+    "quantized_size": ("quantized_pack", [INT64, SIZE, SIZE]),
+    "quantized_pack_blocks": ("quantized_pack", [INT, POINTER, POINTER, SIZE, SIZE]),
+    "quantized_pack_groups": ("quantized_pack", [INT64, *[POINTER] * 4, SIZE, SIZE]),
+    "quantized_linear": (
+        "quantized",
+        [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, POINTER, *[SIZE] * 3],
+    ),
+    "quantized_gated_linear": (
+        "quantized",
+        [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
+    ),
+    "quantized_embed": ("quantized", [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE]),
+    "quantized_experts": ("quantized", [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
     "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
     "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
@@ -51,6 +65,6 @@ def c_functions() -> SimpleNamespace:
     for name, (library, arguments) in SIGNATURES.items():
         function = getattr(libraries[library], name)
         function.argtypes = arguments
-        function.restype = SIZE if name == "packed_size" else None
+        function.restype = SIZE if name.endswith("_size") else None
         setattr(functions, name, function)
     return functions

@@ -203,10 +203,14 @@ class Kernels(Protocol):
         ...
 
 
-def choose_kernels(name: str, device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> Kernels:
+def choose_kernels(
+    name: str, device: torch.device, dtype: torch.dtype, *, exact: bool = False, use_tqdm: bool = False
+) -> Kernels:
     """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
 
-    With `use_tqdm` it shows when it has to compile them first.
+    Args:
+        exact: do not round activations where they meet quantized weights.
+        use_tqdm: show when they have to be compiled first.
 
     Raises:
         InvalidConfig: kernels were asked for by name, and cannot run here; the message says why.
@@ -228,7 +232,7 @@ def choose_kernels(name: str, device: torch.device, dtype: torch.dtype, *, use_t
     if wanted == "torch" or reason is not None:
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
-        return NativeKernels()
+        return NativeKernels(exact=exact)
     from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()

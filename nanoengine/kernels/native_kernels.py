@@ -1,85 +1,48 @@
-"""The Kernels protocol by the native operations; NativeKernels' weights lie as linear.cpp reads them."""
+"""The Kernels protocol by the native operations."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.gates import ACTIVATIONS, gated
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
-from nanoengine.kernels.memory import keep_freed_memory, zeros_in_huge_pages
-from nanoengine.kernels.native_operations import DTYPES, operation
+from nanoengine.kernels.memory import keep_freed_memory
+from nanoengine.kernels.native_operations import operation
+from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
 from nanoengine.kernels.sampling import SamplingTable, choose_tokens
 from nanoengine.kernels.torch_kernels import place_tokens
-from nanoengine.quantization.tensor import QuantizedTensor
-
-PANEL = 32
-"""A multiple of the outputs that lie together, for any CPU (linear.cpp)."""
-
-
-class Packed:
-    """A weight in the order in which `linear` reads it (linear.cpp), filled row by row from a checkpoint."""
-
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype):
-        self.shape = torch.Size((outputs, inputs))
-        self.dtype = dtype
-        self.dwords = zeros_in_huge_pages([c_functions().packed_size(DTYPES[dtype], outputs, inputs)], torch.int32)
-
-    def rows(self, first: int, count: int) -> PackedRows:
-        assert first + count <= self.shape[0]
-        return PackedRows(self.dwords, self.dtype, first, count, self.shape[1])
-
-
-class PackedExperts:
-    """The weights of experts, each packed for itself, one behind the other."""
-
-    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype):
-        self.shape = torch.Size((experts, outputs, inputs))
-        self.dtype = dtype
-        size = c_functions().packed_size(DTYPES[dtype], outputs, inputs)
-        self.dwords = zeros_in_huge_pages([experts, size], torch.int32)
-
-    def expert(self, index: int) -> PackedRows:
-        return PackedRows(self.dwords[index], self.dtype, 0, *self.shape[1:])
-
-
-class PackedRows:
-    """Rows [first, first + count) of a packed weight: `copy_` packs what it is given."""
-
-    def __init__(self, dwords: Tensor, dtype: torch.dtype, first: int, count: int, inputs: int):
-        self.dwords, self.dtype, self.first = dwords, dtype, first
-        self.shape = torch.Size((count, inputs))
-
-    def copy_(self, source: Tensor) -> None:
-        assert source.shape == self.shape
-        source = source.to(self.dtype).contiguous()
-        addresses = source.data_ptr(), self.dwords.data_ptr()
-        c_functions().pack(DTYPES[source.dtype], *addresses, self.first, *self.shape)
-
-    def copy_quantized(self, source: QuantizedTensor) -> None:
-        self.copy_(source.dequantize(self.dtype))
 
 
 class NativeKernels:
-    """The native operations. Results are new tensors, except that a residual is overwritten."""
+    """The native operations. Results are new tensors, except that a residual is overwritten.
+
+    Args:
+        exact: do not round activations where they meet quantized weights.
+    """
 
     name = "native"
     capturable = False
 
-    def __init__(self) -> None:
-        names = ("linear", "gated_linear", "experts", "embed", "rms_norm", "draw_tokens")
-        self._linear, self._gated_linear, self._experts, self._embed, self._rms_norm, self._draw_tokens = map(
-            operation, names
-        )
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
+        names = ("linear", "gated_linear", "experts", "embed")
+        self._linear, self._gated_linear, self._experts, self._embed = map(operation, names)
+        (
+            self._quantized_linear,
+            self._quantized_gated_linear,
+            self._quantized_experts,
+            self._quantized_embed,
+        ) = (operation(f"quantized_{name}") for name in names)
+        self._rms_norm, self._draw_tokens = operation("rms_norm"), operation("draw_tokens")
         self.description = load_libraries().description
         keep_freed_memory()
         self.place_tokens = place_tokens
 
-    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Packed:
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
         assert device.type == "cpu"
-        return Packed(outputs, inputs, dtype)
+        return NativeWeight(outputs, inputs, dtype)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return self._product(x, None, None, 0.0, weight, bias)
@@ -107,25 +70,30 @@ class NativeKernels:
         bias: Tensor | None,
         to_float: bool = False,
     ) -> Tensor:
-        assert isinstance(weight, Packed)
+        assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
-        return self._linear(x, residual, norm, eps, weight.dwords, bias, weight.shape[0], to_float)
+        outputs = weight.shape[0]
+        if weight.is_quantized:
+            return self._quantized_linear(x, residual, norm, eps, weight.table, bias, outputs, to_float, self.exact)
+        return self._linear(x, residual, norm, eps, weight.numbers, bias, outputs, to_float)
 
     def _gated_product(
         self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
     ) -> Tensor:
-        assert isinstance(weight, Packed)
+        assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
-        size = weight.shape[0] // 2
-        if size % PANEL:  # the halves share a panel
+        if not weight.halves_match:
             return gated(self._product(x, residual, norm, eps, weight, None), activation)
-        return self._gated_linear(x, residual, norm, eps, weight.dwords, size, ACTIVATIONS.index(activation))
+        size, number = weight.shape[0] // 2, ACTIVATIONS.index(activation)
+        if weight.is_quantized:
+            return self._quantized_gated_linear(x, residual, norm, eps, weight.table, size, number, self.exact)
+        return self._gated_linear(x, residual, norm, eps, weight.numbers, size, number)
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> PackedExperts:
+    ) -> NativeExperts:
         assert device.type == "cpu"
-        return PackedExperts(experts, outputs, inputs, dtype)
+        return NativeExperts(experts, outputs, inputs, dtype)
 
     def experts(
         self,
@@ -138,20 +106,25 @@ class NativeKernels:
         activation: str = "silu",
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        assert isinstance(gate, PackedExperts)
-        assert isinstance(up, PackedExperts)
-        assert isinstance(down, PackedExperts)
-        assert gate.shape == up.shape == (len(down.dwords), down.shape[2], x.shape[1])
-        weights = gate.dwords, up.dwords, down.dwords
-        number = ACTIVATIONS.index(activation)
-        return self._experts(x, *weights, *(biases or (None,) * 3), chosen, factors, gate.shape[1], number)
+        assert isinstance(gate, NativeExperts)
+        assert isinstance(up, NativeExperts)
+        assert isinstance(down, NativeExperts)
+        count, size, _ = gate.shape
+        assert gate.shape == up.shape == (count, down.shape[2], x.shape[1])
+        matrices = gate.weight, up.weight, down.weight
+        around = *(biases or (None,) * 3), chosen, factors, count, size, ACTIVATIONS.index(activation)
+        if all(matrix.is_quantized for matrix in matrices):
+            return self._quantized_experts(x, *(matrix.table for matrix in matrices), *around, self.exact)
+        return self._experts(x, *(matrix.as_numbers() for matrix in matrices), *around)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
         return self._product(hidden, None, None, 0.0, weight, None, to_float=True)
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
-        assert isinstance(weight, Packed)
-        return self._embed(token_ids, weight.dwords, weight.shape[1], weight.dtype)
+        assert isinstance(weight, NativeWeight)
+        if weight.is_quantized:
+            return self._quantized_embed(token_ids, weight.table, weight.shape[1], weight.dtype)
+        return self._embed(token_ids, weight.numbers, weight.shape[1], weight.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._rms_norm(x, None, weight, eps)

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.library import Library, infer_schema
 
+from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.compiler import CannotCompile
 from nanoengine.kernels.libraries import must_compile
+from nanoengine.kernels.quantized_operations import quantized_operations
 from nanoengine.progress import stage
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-"""Dtypes that the kernels compute with, as simd.h numbers them."""
 
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Formats of quantized blocks, as dequantize.cpp numbers them."""
@@ -73,7 +72,7 @@ def operation(name: str) -> Callable[..., Any]:
 
 @cache
 def _implementations() -> dict[Callable[..., Tensor | None], tuple[str, ...]]:
-    return _operations(c_functions())
+    return _operations(c_functions()) | quantized_operations(c_functions())
 
 
 def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[str, ...]]:
@@ -99,8 +98,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, outputs, dtype=torch.float32 if to_float else x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address_of_floats(norm), eps
-        outputs_at = packed.data_ptr(), _address(bias), out.data_ptr()
+        inputs_at = x.data_ptr(), address(residual), address_of_floats(norm), eps
+        outputs_at = packed.data_ptr(), address(bias), out.data_ptr()
         c.linear(DTYPES[x.dtype], DTYPES[out.dtype], *inputs_at, *outputs_at, rows, outputs, inputs)
         return out
 
@@ -116,7 +115,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         x = x.contiguous()
         rows, inputs = x.shape
         out = torch.empty(rows, size, dtype=x.dtype)
-        inputs_at = x.data_ptr(), _address(residual), _address_of_floats(norm), eps
+        inputs_at = x.data_ptr(), address(residual), address_of_floats(norm), eps
         c.gated_linear(DTYPES[x.dtype], activation, *inputs_at, packed.data_ptr(), out.data_ptr(), rows, size, inputs)
         return out
 
@@ -130,15 +129,16 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         down_bias: Tensor | None,
         chosen: Tensor,
         factors: Tensor,
+        count: int,
         size: int,
         activation: int,
     ) -> Tensor:
         x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
         out = torch.empty_like(x)
         weights = gate.data_ptr(), up.data_ptr(), down.data_ptr()
-        biases = (_address_of_floats(bias) for bias in (gate_bias, up_bias, down_bias))
-        choices = chosen.data_ptr(), _address_of_floats(factors)
-        sizes = *chosen.shape, len(gate), size, x.shape[1]
+        biases = (address_of_floats(bias) for bias in (gate_bias, up_bias, down_bias))
+        choices = chosen.data_ptr(), address_of_floats(factors)
+        sizes = *chosen.shape, count, size, x.shape[1]
         c.experts(DTYPES[x.dtype], activation, x.data_ptr(), *weights, *biases, *choices, out.data_ptr(), *sizes)
         return out
 
@@ -161,8 +161,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.rms_norm(
             DTYPES[x.dtype],
             x.data_ptr(),
-            _address(residual),
-            _address_of_floats(weight),
+            address(residual),
+            address_of_floats(weight),
             out.data_ptr(),
             rows,
             size,
@@ -194,7 +194,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         weights: tuple[int | None, int | None] = (None, None)
         angles: tuple[int | None, int | None, int] = (None, None, 0)
         if q_weight is not None and k_weight is not None:
-            weights = _address_of_floats(q_weight), _address_of_floats(k_weight)
+            weights = address_of_floats(q_weight), address_of_floats(k_weight)
         if cos is not None and sin is not None:
             if cos.stride(-1) != 1 or cos.stride() != sin.stride():
                 cos, sin = cos.contiguous(), sin.contiguous()
@@ -241,7 +241,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         _, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address_of_floats(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
         lengths = query_start.data_ptr(), seq_lens.data_ptr(), num_shared
         c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
@@ -268,7 +268,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, _address_of_floats(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
         c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
@@ -280,18 +280,6 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         attention_rotate_and_write: caches,
         attention_write: caches,
     }
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    """Of a tensor that may be missing, and else must be in one piece."""
-    assert tensor is None or tensor.is_contiguous()
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _address_of_floats(tensor: Tensor | None) -> int | None:
-    """Of norms, sinks, and the biases and factors of experts: float32, whatever the dtype of what they are used with."""
-    assert tensor is None or tensor.dtype is torch.float32
-    return _address(tensor)
 
 
 def _heads_in_one_piece(x: Tensor) -> Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mmap import ACCESS_READ, MADV_DONTNEED, mmap
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights, ModelNotFound, shown
+from nanoengine.kernels.memory import release_mapped
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.json_file import read_json
 
@@ -41,7 +40,7 @@ class SafetensorsFolder:
                 for name in file.keys():  # noqa: SIM118
                     tensor = file.get_tensor(name)
                     yield name, tensor
-                    _release(tensor)
+                    release_mapped(tensor)
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()
@@ -88,12 +87,3 @@ def _open(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
-
-
-def _release(tensor: Tensor) -> None:
-    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    start = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.nbytes) // page * page
-    if sys.platform == "linux" and end > start:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)

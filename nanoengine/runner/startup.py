@@ -104,7 +104,8 @@ class Startup:
         self.dtype = choose_dtype(config.dtype, model_config.dtype, self.device)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
-        self.kernels = choose_kernels(config.kernels, self.device, self.dtype, use_tqdm=use_tqdm)
+        exact = config.activation_dtype == "float32"
+        self.kernels = choose_kernels(config.kernels, self.device, self.dtype, exact=exact, use_tqdm=use_tqdm)
         attention = config.attention_backend
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"  # what others need, the kernels that were made for the device need too

@@ -117,7 +117,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
             hidden[h] = first > part.first ? first - part.first : 0;
             seen[h] = std::min(position + 1, part.last) - part.first;
             const size_t head = (part.query + query) * q_heads + part.head * group + member;
-            copy_factors<T>(q + head * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
+            copy_elements(q + head * kv.head_dim, kv.head_dim, reinterpret_cast<Factor*>(queries[h]));
             if (++member == group) member = 0, query++;
         }
         for_heads(heads, [&]<size_t H>() {

@@ -76,7 +76,7 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, rows = (work.last - work.first) * group;
     const size_t begin = spec.first_seen(history + work.first), end = history + work.last;  // tokens that the queries see
     for (size_t row = 0; row < rows; row++)
-        copy_factors<T>(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
+        copy_elements(q + ((work.first + row / group) * q_heads + work.head * group + row % group) * dim, dim,
                         scratch.queries.row(row));
     std::fill_n(scratch.sums.get(), rows * dim, 0.0f);
     for (size_t row = 0; row < rows; row++) {  // a sink is the first score

@@ -6,18 +6,23 @@
 
 constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts together
 
-// Row i of x chose the experts [i][0..per_row), and weighs what they say by factors [i][0..per_row).
+// Row i of x chose the experts [i][0..per_row) of `count`, and weighs what they say by factors [i][0..per_row).
 struct Choices {
     const int64_t* experts;
     const float* factors;
-    size_t rows, per_row;
+    size_t rows, per_row, count;
 };
 
-// G and U [size][hidden], D [hidden][size] of each expert, and the biases of all three, or null.
-struct ExpertWeights {
-    const uint32_t *gate, *up, *down;
-    const float *gate_bias, *up_bias, *down_bias;
-    size_t count, size, hidden;
+// [experts][size] twice and [experts][hidden], or null.
+struct ExpertBiases {
+    const float *gate, *up, *down;
+};
+
+// G and U [size][hidden], D [hidden][size] of each expert: those of all are one weight, each from a panel of its own on.
+template <class Weight> struct Experts {
+    Weight gate, up, down;
+    ExpertBiases biases;
+    size_t size, hidden;
 };
 
 // Some of the sorted choices, [first, first + count), all of one expert.
@@ -31,7 +36,8 @@ struct Sorted {
     std::vector<Run> runs;
     std::vector<std::span<const Run>> waves;
 
-    Sorted(const Choices& all, size_t experts) : choices(all.rows * all.per_row) {
+    explicit Sorted(const Choices& all) : choices(all.rows * all.per_row) {
+        const size_t experts = all.count;
         std::vector<size_t> starts(experts + 1);
         for (size_t i = 0; i < choices.size(); i++) starts[all.experts[i] + 1]++;
         for (size_t e = 0; e < experts; e++) {
@@ -51,11 +57,11 @@ struct Sorted {
 };
 
 // For each wave, by all threads: work(block, runs), where the block holds row_of(i) of x for each sorted choice i of the wave.
-template <class T, class Row, class Work>
+template <class Rows, class T, class Row, class Work>
 static void for_waves(const Sorted& sorted, const T* x, size_t inputs, Row row_of, Work work) {
     const size_t most = std::min(sorted.choices.size(), WAVE);
     const Input<T> input{x, nullptr, nullptr, 0.0f, 0, inputs};
-    Block<T> blocks[] = {{inputs, most}, {inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
+    Rows blocks[] = {{inputs, most}, {inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
 #pragma omp parallel
     for (size_t i = 0; i < sorted.waves.size(); i++) {
         const std::span<const Run> runs = sorted.waves[i];
@@ -73,39 +79,40 @@ template <class T> static void round_floats(const float* from, size_t count, T* 
     for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
 }
 
-template <class T>
-static void experts(Activation activation, const Choices& all, const T* x, const ExpertWeights& weights, T* out) {
+template <class Weight, class T>
+static void experts(Activation activation, const Choices& all, const T* x, const Experts<Weight>& weights, T* out) {
+    typedef typename Weight::Rows Rows;
+    const ExpertBiases& biases = weights.biases;
     const size_t size = weights.size, hidden = weights.hidden;
-    const Sorted sorted(all, weights.count);
+    const size_t size_panels = round_up(size, PANEL) / PANEL, hidden_panels = round_up(hidden, PANEL) / PANEL;
+    const Sorted sorted(all);
 
     std::unique_ptr<T[]> gated(new T[sorted.choices.size() * size]);
-    for_waves(sorted, x, hidden, [&](size_t i) { return sorted.choices[i] / all.per_row; },
-              [&](Block<T>& block, std::span<const Run> runs) {
+    for_waves<Rows>(sorted, x, hidden, [&](size_t i) { return sorted.choices[i] / all.per_row; },
+                    [&](Rows& block, std::span<const Run> runs) {
 #pragma omp for collapse(2) schedule(dynamic) nowait  // runs differ in length
         for (size_t i = 0; i < runs.size(); i++)
-            for (size_t column = 0; column < size; column += PANEL) {
+            for (size_t p = 0; p < size_panels; p++) {
                 const Run& run = runs[i];
-                const size_t panel = (run.expert * round_up(size, PANEL) + column) * block.depth;
-                const size_t bias = run.expert * size + column;
-                const Gate gate = weights.gate_bias ? Gate{activation, weights.gate_bias + bias, weights.up_bias + bias}
-                                                    : Gate{activation, nullptr, nullptr};
-                block.multiply_gated(gate, run.first - runs[0].first, run.count, weights.gate + panel, weights.up + panel,
-                                     gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
+                const size_t panel = run.expert * size_panels + p, column = p * PANEL, bias = run.expert * size + column;
+                const Gate gate = biases.gate ? Gate{activation, biases.gate + bias, biases.up + bias}
+                                              : Gate{activation, nullptr, nullptr};
+                multiply_gated(block, gate, run.first - runs[0].first, run.count, weights.gate.panel(panel), weights.up.panel(panel),
+                               gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
             }
     });
 
     // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
-    const size_t width = round_up(hidden, PANEL);
+    const size_t width = hidden_panels * PANEL;
     std::vector<float> totals(all.rows * width);
-    for_waves(sorted, gated.get(), size, [](size_t i) { return i; }, [&](Block<T>& block, std::span<const Run> runs) {
+    for_waves<Rows>(sorted, gated.get(), size, [](size_t i) { return i; }, [&](Rows& block, std::span<const Run> runs) {
         for (const Run& run : runs)
 #pragma omp for schedule(static) nowait
-            for (size_t column = 0; column < hidden; column += PANEL) {
+            for (size_t p = 0; p < hidden_panels; p++) {
                 alignas(64) float sums[ROW_BLOCK][PANEL];
-                const uint32_t* panel = weights.down + (run.expert * width + column) * block.depth;
-                block.multiply(run.first - runs[0].first, run.count, panel, sums);
-                if (weights.down_bias)
-                    add_bias(sums, run.count, weights.down_bias + run.expert * hidden + column, std::min(PANEL, hidden - column));
+                const size_t column = p * PANEL;
+                block.multiply(run.first - runs[0].first, run.count, weights.down.panel(run.expert * hidden_panels + p), sums);
+                if (biases.down) add_bias(sums, run.count, biases.down + run.expert * hidden + column, std::min(PANEL, hidden - column));
                 for (size_t m = 0; m < run.count; m++) {
                     const size_t choice = sorted.choices[run.first + m];
                     float* total = totals.data() + choice / all.per_row * width + column;

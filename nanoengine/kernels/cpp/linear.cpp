@@ -1,47 +1,9 @@
 // Linear layers (with a norm before them and a gate behind them, if asked for), embeddings and mixtures of experts, over
 // weights that are packed in panels (panels.h).
 #include "experts.h"
+#include "linear.h"
 
 constexpr size_t LINE = 16;  // dwords of a cache line
-
-// For each panel and block of rows: use(column, block, first row, number of rows).
-template <class T, class Use> static void for_panels(const Input<T>& input, size_t outputs, Use use) {
-    const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
-    Block<T> blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
-    if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
-#pragma omp parallel
-    for (size_t i = 0; i < block_count; i++) {
-        Block<T>& block = blocks[i % 2];
-        const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
-        const size_t count = input.rows * (i + 1) / block_count - first;
-        if (input.rows > 1) {
-#pragma omp for schedule(static)
-            for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
-        }
-#pragma omp for schedule(static) nowait
-        for (size_t column = 0; column < outputs; column += PANEL) use(column, block, first, count);
-    }
-}
-
-template <class T, class Out>
-static void linear(const Input<T>& input, const uint32_t* packed, const T* bias, Out* out, size_t outputs) {
-    for_panels(input, outputs, [&](size_t column, Block<T>& block, size_t first, size_t count) {
-        const size_t columns = std::min(PANEL, outputs - column);
-        alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
-        for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
-        block.multiply(0, count, packed + column * block.depth, sums);
-        store_panel(out + first * outputs + column, outputs, count, columns,
-                    [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
-    });
-}
-
-// The first half of W makes gates, the second the values that they gate; `size` is a half, a multiple of PANEL.
-template <class T> static void gated_linear(Activation activation, const Input<T>& input, const uint32_t* packed, T* out, size_t size) {
-    for_panels(input, size, [&](size_t column, Block<T>& block, size_t first, size_t count) {
-        const uint32_t *gate = packed + column * block.depth, *up = packed + (size + column) * block.depth;
-        block.multiply_gated({activation, nullptr, nullptr}, 0, count, gate, up, out + first * size + column, size, PANEL);
-    });
-}
 
 // Dword d of a row of a checkpoint's W, or what there is of it.
 template <class T> static uint32_t dword_of(const T* row, size_t d, size_t inputs) {
@@ -101,20 +63,23 @@ void pack(int dtype, const void* weight, uint32_t* packed, size_t first, size_t 
 void linear(int dtype, int out_dtype, const void* x, void* residual, const float* norm, float eps, const uint32_t* packed,
             const void* bias, void* out, size_t rows, size_t outputs, size_t inputs) {
     if (dtype == FLOAT32)
-        return linear(Input<f32>{(const f32*)x, (f32*)residual, norm, eps, rows, inputs}, packed, (const f32*)bias,
-                      (f32*)out, outputs);
+        return linear(Input<f32>{(const f32*)x, (f32*)residual, norm, eps, rows, inputs}, Dense<f32>{packed, outputs, inputs},
+                      (const f32*)bias, (f32*)out);
     const Input<bf16> input{(const bf16*)x, (bf16*)residual, norm, eps, rows, inputs};
-    if (out_dtype == FLOAT32) linear(input, packed, (const bf16*)bias, (f32*)out, outputs);
-    else linear(input, packed, (const bf16*)bias, (bf16*)out, outputs);
+    const Dense<bf16> weight{packed, outputs, inputs};
+    if (out_dtype == FLOAT32) linear(input, weight, (const bf16*)bias, (f32*)out);
+    else linear(input, weight, (const bf16*)bias, (bf16*)out);
 }
 
 // out [rows][size] = gated(x G^T, x U^T), where W is G [size][inputs] and under it U; size is a multiple of 32. x as for linear.
 void gated_linear(int dtype, int activation, const void* x, void* residual, const float* norm, float eps, const uint32_t* packed,
                   void* out, size_t rows, size_t size, size_t inputs) {
-    const Activation gate = (Activation)activation;
-    if (dtype == FLOAT32)
-        gated_linear(gate, Input<f32>{(const f32*)x, (f32*)residual, norm, eps, rows, inputs}, packed, (f32*)out, size);
-    else gated_linear(gate, Input<bf16>{(const bf16*)x, (bf16*)residual, norm, eps, rows, inputs}, packed, (bf16*)out, size);
+    auto gated_as = [&]<class T>(T*) {
+        gated_linear((Activation)activation, Input<T>{(const T*)x, (T*)residual, norm, eps, rows, inputs},
+                     Dense<T>{packed, 2 * size, inputs}, (T*)out);
+    };
+    if (dtype == FLOAT32) gated_as((f32*)nullptr);
+    else gated_as((bf16*)nullptr);
 }
 
 // out [rows][inputs] = the rows of W at `ids`.
@@ -129,9 +94,14 @@ void embed(int dtype, const int64_t* ids, const uint32_t* packed, void* out, siz
 void experts(int dtype, int activation, const void* x, const uint32_t* gate, const uint32_t* up, const uint32_t* down,
              const float* gate_bias, const float* up_bias, const float* down_bias, const int64_t* chosen, const float* factors,
              void* out, size_t rows, size_t per_row, size_t count, size_t size, size_t hidden) {
-    const Choices choices{chosen, factors, rows, per_row};
-    const ExpertWeights weights{gate, up, down, gate_bias, up_bias, down_bias, count, size, hidden};
-    if (dtype == FLOAT32) experts((Activation)activation, choices, (const f32*)x, weights, (f32*)out);
-    else experts((Activation)activation, choices, (const bf16*)x, weights, (bf16*)out);
+    const ExpertBiases biases{gate_bias, up_bias, down_bias};
+    auto mix = [&]<class T>(T*) {
+        const size_t sizes = count * round_up(size, PANEL), hiddens = count * round_up(hidden, PANEL);
+        const Dense<T> gates{gate, sizes, hidden}, ups{up, sizes, hidden}, downs{down, hiddens, size};
+        experts((Activation)activation, Choices{chosen, factors, rows, per_row, count}, (const T*)x,
+                Experts<Dense<T>>{gates, ups, downs, biases, size, hidden}, (T*)out);
+    };
+    if (dtype == FLOAT32) mix((f32*)nullptr);
+    else mix((bf16*)nullptr);
 }
 }

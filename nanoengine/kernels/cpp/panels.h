@@ -84,6 +84,15 @@ template <class T> struct Input {
     size_t rows, inputs;
 };
 
+// What row `row` of an input is scaled by before its norm's weights, 1 without a norm; x becomes the residual, if there is one.
+template <class T> static float normalize(const Input<T>& input, size_t row, const T*& x) {
+    if (!input.norm) return 1.0f;
+    T* residual = input.residual ? input.residual + row * input.inputs : nullptr;
+    const float scale = inverse_rms(x, residual, input.inputs, input.eps);
+    if (residual) x = residual;
+    return scale;
+}
+
 // Some rows of an input as factors: [chunk of the inputs][row].
 template <class T> struct Block {
     static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
@@ -96,16 +105,11 @@ template <class T> struct Block {
     // Row `from` of the input becomes this block's row `to`.
     void take(const Input<T>& input, size_t from, size_t to) {
         const T* x = input.x + from * inputs;
-        float scale = 1.0f;
-        if (input.norm) {
-            T* residual = input.residual ? input.residual + from * inputs : nullptr;
-            scale = inverse_rms(x, residual, inputs, input.eps);
-            if (residual) x = residual;
-        }
+        const float scale = normalize(input, from, x);
         for (size_t d = 0; d < depth; d += CHUNK) {
             const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
             if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
-            else copy_factors<T>(x + first, count, at(to, d));
+            else copy_elements(x + first, count, at(to, d));
             for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
         }
     }
@@ -116,18 +120,32 @@ template <class T> struct Block {
             product<T, FROM_MEMORY>((int)count, at(first, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
                                     PANEL, d > 0);
     }
-
-    // out [count][stride] = gated(x G^T + bias, x U^T + bias) of these rows and the outputs of a panel of G and one of U.
-    void multiply_gated(const Gate& gate, size_t first, size_t count, const uint32_t* panel, const uint32_t* up_panel, T* out,
-                        size_t stride, size_t columns) {
-        alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
-        multiply(first, count, panel, gates);
-        multiply(first, count, up_panel, ups);
-        if (gate.bias) add_bias(gates, count, gate.bias, columns);
-        if (gate.up_bias) add_bias(ups, count, gate.up_bias, columns);
-        if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
-        else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
-        else gate_rows<CLAMPED>(gates, ups, count);
-        store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
-    }
 };
+
+// A packed weight of numbers.
+template <class T> struct Dense {
+    typedef Block<T> Rows;
+    typedef const uint32_t* Panel;
+    const uint32_t* packed;
+    size_t outputs, inputs;
+
+    size_t panels() const { return round_up(outputs, PANEL) / PANEL; }
+    Panel panel(size_t i) const { return packed + i * PANEL * depth_of<T>(inputs); }
+    size_t first(size_t i) const { return i * PANEL; }  // of the panel's outputs
+    size_t columns(size_t i) const { return std::min(PANEL, outputs - first(i)); }
+};
+
+// out [count][stride] = gated(x G^T + bias, x U^T + bias) of some rows and the outputs of a panel of G and one of U.
+template <class Rows, class Panel, class T>
+static void multiply_gated(Rows& rows, const Gate& gate, size_t first, size_t count, Panel panel, Panel up_panel, T* out, size_t stride,
+                           size_t columns) {
+    alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
+    rows.multiply(first, count, panel, gates);
+    rows.multiply(first, count, up_panel, ups);
+    if (gate.bias) add_bias(gates, count, gate.bias, columns);
+    if (gate.up_bias) add_bias(ups, count, gate.up_bias, columns);
+    if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
+    else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
+    else gate_rows<CLAMPED>(gates, ups, count);
+    store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
+}

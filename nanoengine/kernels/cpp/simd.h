@@ -189,9 +189,9 @@ static INLINE void add_products(Floats (&sums)[M][V], const uint32_t* a, size_t 
     }
 }
 
-// Elements as factors.
-template <class T> INLINE void copy_factors(const T* from, size_t count, typename Dot<T>::Factor* to) {
-    if constexpr (sizeof(T) == sizeof(*to)) {
+// Elements as others.
+template <class T, class Out> INLINE void copy_elements(const T* from, size_t count, Out* to) {
+    if constexpr (sizeof(T) == sizeof(Out)) {
         std::memcpy(to, from, count * sizeof(T));
     } else {
         const size_t whole = count / LANES * LANES;

@@ -1,0 +1,191 @@
+// How quantized weights lie in memory, and how they are read back.
+//
+// W [outputs][inputs] is cut into panels of COLUMNS outputs, these into strips of 16, and inputs into cells of 32. A strip begins with
+// the scales of all its spans of inputs; then come its cells, each a few lines of 64 bytes. A line is a dword for each of the 16
+// outputs, a dword the numbers of four neighbouring inputs, as integer dot products take them:
+//
+//   4 bits: line j of four has dword j in the lower halves of its bytes, and dword 4 + j in the upper ones
+//   5 bits: the same, and a line with the fifth bits: bit d of byte b is that of number b of dword d
+//   6 bits: the same, and two lines with the upper bits of dwords 0 to 3 and 4 to 7, two bits of each byte for every dword
+//   8 bits: line d has dword d
+#pragma once
+#include "panels.h"
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+constexpr size_t CELL = 32, CHUNK_CELLS = 8, CHUNK = CELL * CHUNK_CELLS;  // inputs, cells, inputs
+constexpr size_t LINE_BYTES = 64;
+constexpr int CELL_DWORDS = CELL / 4;
+
+// Numbers of 8 bits are stored as the dot product takes them: without a sign, or with one.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr uint8_t SIGN = 0;
+#else
+constexpr uint8_t SIGN = 0x80;
+#endif
+
+enum ScaleType { OF_FLOAT16 = 0, OF_BFLOAT16 = 1, OF_FLOAT32 = 2 };  // as the callers number them
+// What a span's scales come with: nothing; a minimum that is added; a zero point; for each cell a factor of the scale and one of the
+// minimum, which is subtracted; a factor for each half of a cell.
+enum Extra { PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4 };
+
+struct Format {
+    int bits;
+    ScaleType scale;
+    Extra extra;
+    size_t span;  // inputs that share scales
+
+    // As callers pass it.
+    static Format of(int64_t code) {
+        return {(int)(code & 0xff), (ScaleType)(code >> 8 & 0xff), (Extra)(code >> 16 & 0xff), (size_t)(code >> 32)};
+    }
+    size_t scale_bytes() const { return GROUP * (scale == OF_FLOAT32 ? 4 : 2); }
+    size_t cell_bytes() const { return bits * LINE_BYTES; }
+    size_t header_bytes() const {  // of a span
+        const size_t cells = span / CELL;
+        switch (extra) {
+            case MINIMUM: return 2 * scale_bytes();
+            case ZERO_POINT: return scale_bytes() + GROUP;
+            case CELL_FACTORS: return 2 * scale_bytes() + 2 * cells * GROUP;
+            case HALF_CELL_FACTORS: return scale_bytes() + 2 * cells * GROUP;
+            default: return scale_bytes();
+        }
+    }
+    size_t cells_at(size_t inputs) const { return round_up(round_up(inputs, span) / span * header_bytes(), LINE_BYTES); }
+    size_t strip_bytes(size_t inputs) const { return cells_at(inputs) + round_up(inputs, CELL) / CELL * cell_bytes(); }
+    // What is subtracted from all numbers.
+    int zero() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
+    bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
+    int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
+};
+
+// Some outputs of a weight, as callers pass them: where their strips are, in what format, the first of them, and how many there are.
+struct QuantizedPanel {
+    const uint8_t* strips;
+    int64_t code, first, columns;
+};
+
+// LANES numbers of 16 bits as floats.
+static INLINE Floats load_halves(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_cvtph_ps(load<__m256i>(from));
+#elif defined(__F16C__)
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(from));
+#else
+    const Dwords bits = __builtin_convertvector(load<Halves>(from), Dwords);
+    const Dwords magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
+    const Dwords endless = (Dwords)(magnitude >= 0x0f800000) & 0x7f800000;
+    return as_float(as_bits(as_float(magnitude) * 0x1p112f) | endless | sign);  // exponents as float32 has them
+#endif
+}
+
+static INLINE Floats load_scales(ScaleType type, const uint8_t* from, size_t first) {
+    if (type == OF_FLOAT32) return load<Floats>(from + 4 * first);
+    if (type == OF_FLOAT16) return load_halves(from + 2 * first);
+    return load_floats(reinterpret_cast<const bf16*>(from) + first);
+}
+
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+static INLINE Floats load_bytes(const uint8_t* from) {
+    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
+}
+static INLINE Floats load_signed_bytes(const uint8_t* from) {
+    return __builtin_convertvector(__builtin_convertvector(load<SignedBytes>(from), Ints), Floats);
+}
+
+// The scales and minimums of a chunk, as floats: [cell, or half of one][output].
+struct Scales {
+    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], minimums[CHUNK_CELLS][COLUMNS];
+
+    // Of the cells [first, first + count) of a panel.
+    NOINLINE void read(const Format& format, const uint8_t* strips, size_t inputs, size_t first, size_t count) {
+        const size_t header = format.header_bytes(), cells = format.span / CELL, width = format.scale_bytes();
+        for (size_t strip = 0; strip < COLUMNS / GROUP; strip++)
+            for (size_t i = 0; i < count; i++) {
+                const uint8_t* at = strips + strip * format.strip_bytes(inputs) + (first + i) / cells * header;
+                const size_t within = (first + i) % cells;
+                for (size_t o = 0; o < GROUP; o += LANES) {
+                    const Floats scale = load_scales(format.scale, at, o);
+                    float *to = scales[i] + strip * GROUP + o, *minimum = minimums[i] + strip * GROUP + o;
+                    switch (format.extra) {
+                        case PLAIN: store(to, scale); break;
+                        case MINIMUM:
+                            store(to, scale);
+                            store(minimum, load_scales(format.scale, at + width, o));
+                            break;
+                        case ZERO_POINT:
+                            store(to, scale);
+                            store(minimum, ((format.bits == 8 ? (float)SIGN : 0.0f) - load_bytes(at + width + o)) * scale);
+                            break;
+                        case CELL_FACTORS:
+                            store(to, scale * load_bytes(at + 2 * width + within * GROUP + o));
+                            store(minimum, load_scales(format.scale, at + width, o) *
+                                               -load_bytes(at + 2 * width + (cells + within) * GROUP + o));
+                            break;
+                        case HALF_CELL_FACTORS:
+                            for (size_t half = 0; half < 2; half++)
+                                store(scales[2 * i + half] + strip * GROUP + o,
+                                      scale * load_signed_bytes(at + width + (2 * within + half) * GROUP + o));
+                    }
+                }
+            }
+    }
+};
+
+// Dword d of some outputs (V: of as many as it has dwords), whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant.
+template <int BITS, class V> static INLINE V numbers(const uint8_t* cell, int d, size_t at) {
+    if (BITS == 8) return load<V>(cell + d * LINE_BYTES + at);
+    const V halves = load<V>(cell + d % 4 * LINE_BYTES + at);
+    V result = (d < 4 ? halves : halves >> 4) & 0x0f0f0f0f;
+    if (BITS == 5) {
+        const V fifth = load<V>(cell + 4 * LINE_BYTES + at);
+        result |= (d < 4 ? fifth << (4 - d) : fifth >> (d - 4)) & 0x10101010;
+    }
+    if (BITS == 6) {
+        const V upper = load<V>(cell + (4 + d / 4) * LINE_BYTES + at);
+        result |= (d % 4 == 3 ? upper >> 2 : upper << (4 - 2 * (d % 4))) & 0x30303030;
+    }
+    return result;
+}
+
+// Where vector v of a panel's dwords is: bytes before it in each line, and the strip.
+static INLINE constexpr size_t at_of(int v) { return v * sizeof(Dwords) % LINE_BYTES; }
+static INLINE constexpr size_t strip_of(int v) { return v * sizeof(Dwords) / LINE_BYTES; }
+
+// Numbers of a cell of 32, as bytes, become those of an output of a strip.
+template <int BITS> static INLINE void put_numbers(uint8_t* cell, size_t output, const uint8_t* numbers) {
+    uint8_t* at = cell + output * 4;
+    if (BITS == 8) {
+        for (int d = 0; d < CELL_DWORDS; d++)
+            for (int b = 0; b < 4; b++) at[d * LINE_BYTES + b] = numbers[4 * d + b] ^ SIGN;
+        return;
+    }
+    for (int j = 0; j < 4; j++)
+        for (int b = 0; b < 4; b++)
+            at[j * LINE_BYTES + b] = (numbers[4 * j + b] & 15) | (numbers[16 + 4 * j + b] & 15) << 4;
+    if (BITS == 5)
+        for (int b = 0; b < 4; b++) {
+            uint8_t fifth = 0;
+            for (int d = 0; d < 8; d++) fifth |= (numbers[4 * d + b] >> 4 & 1) << d;
+            at[4 * LINE_BYTES + b] = fifth;
+        }
+    if (BITS == 6)
+        for (int half = 0; half < 2; half++)
+            for (int b = 0; b < 4; b++) {
+                uint8_t upper = 0;
+                for (int d = 0; d < 4; d++) upper |= (numbers[16 * half + 4 * d + b] >> 4 & 3) << (2 * d);
+                at[(4 + half) * LINE_BYTES + b] = upper;
+            }
+}
+
+// f.template operator()<BITS>() for the bits of a format.
+template <class F> static INLINE void with_bits(int bits, F f) {
+    switch (bits) {
+        case 4: return f.template operator()<4>();
+        case 5: return f.template operator()<5>();
+        case 6: return f.template operator()<6>();
+        case 8: return f.template operator()<8>();
+    }
+}

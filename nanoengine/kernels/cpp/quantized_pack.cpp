@@ -1,0 +1,164 @@
+// Putting quantized weights into panels (quantized_format.h): from the blocks of ggml, whose layouts are in its ggml-common.h, and
+// from numbers of a byte each with the scales beside them.
+#include "quantized_format.h"
+
+// What a block of each format has: numbers of 32 inputs (its `cell`), and its header. `at` is where output 0 of the strip has its scale.
+static INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
+    std::memcpy(header + index * 2 * GROUP + 2 * output, half, 2);
+}
+
+static INLINE void fifth_bits(const uint8_t* from, uint8_t* numbers) {
+    for (int i = 0; i < 32; i++) numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;
+}
+
+template <int AT> static INLINE void halves_of_bytes(const uint8_t* block, uint8_t* numbers) {
+    for (int i = 0; i < 16; i++) numbers[i] = block[AT + i] & 15, numbers[16 + i] = block[AT + i] >> 4;
+}
+
+struct Q4_0 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 18;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<2>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+struct Q4_1 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 20;
+    static constexpr Extra EXTRA = MINIMUM;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<4>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        put16(to, 1, output, block + 2);
+    }
+};
+
+struct Q5_0 {
+    static constexpr int BITS = 5, VALUES = 32, BYTES = 22;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        halves_of_bytes<6>(block, numbers);
+        fifth_bits(block + 2, numbers);
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+struct Q5_1 {
+    static constexpr int BITS = 5, VALUES = 32, BYTES = 24;
+    static constexpr Extra EXTRA = MINIMUM;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        halves_of_bytes<8>(block, numbers);
+        fifth_bits(block + 4, numbers);
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { Q4_1::header(block, to, output); }
+};
+
+struct Q8_0 {
+    static constexpr int BITS = 8, VALUES = 32, BYTES = 34;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) {
+        for (int i = 0; i < 32; i++) numbers[i] = block[2 + i] ^ 0x80;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) { put16(to, 0, output, block); }
+};
+
+// Eight runs of 32 numbers, two of them in 32 bytes; see quants.py for the six bits of their factors.
+template <bool FIFTH> struct Runs {
+    static constexpr int BITS = FIFTH ? 5 : 4, VALUES = 256, BYTES = FIFTH ? 176 : 144;
+    static constexpr Extra EXTRA = CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t* halves = block + (FIFTH ? 48 : 16) + run / 2 * 32;
+        for (int i = 0; i < 32; i++) numbers[i] = halves[i] >> run % 2 * 4 & 15;
+        if (FIFTH)
+            for (int i = 0; i < 32; i++) numbers[i] |= (block[16 + i] >> run & 1) << 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        put16(to, 1, output, block + 2);
+        uint8_t* factors = to + 4 * GROUP + output;
+        for (int run = 0; run < 8; run++) {
+            const uint8_t *first = block + 4 + run % 4, *second = first + 4, *rest = first + 8;
+            factors[run * GROUP] = run < 4 ? *first & 63 : (*rest & 15) | (*first >> 2 & 48);
+            factors[(8 + run) * GROUP] = run < 4 ? *second & 63 : *rest >> 4 | (*second >> 2 & 48);
+        }
+    }
+};
+
+struct Q6_K {
+    static constexpr int BITS = 6, VALUES = 256, BYTES = 210;
+    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t *lower = block + run / 4 * 64 + run % 2 * 32, *upper = block + 128 + run / 4 * 32;
+        for (int i = 0; i < 32; i++)
+            numbers[i] = (lower[i] >> run / 2 % 2 * 4 & 15) | (upper[i] >> run % 4 * 2 & 3) << 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block + 208);
+        for (int run = 0; run < 16; run++) to[2 * GROUP + run * GROUP + output] = block[192 + run];
+    }
+};
+
+template <class F> static void pack_blocks(const uint8_t* blocks, uint8_t* strips, size_t rows, size_t inputs) {
+    const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
+    const size_t row_blocks = inputs / F::VALUES, strip_bytes = format.strip_bytes(inputs), header = format.header_bytes();
+#pragma omp parallel for schedule(static)
+    for (size_t strip = 0; strip < round_up(rows, GROUP) / GROUP; strip++) {
+        uint8_t *headers = strips + strip * strip_bytes, *cells = headers + format.cells_at(inputs);
+        const size_t count = std::min<size_t>(GROUP, rows - strip * GROUP);
+        for (size_t i = 0; i < row_blocks; i++)
+            for (size_t o = 0; o < count; o++) {
+                const uint8_t* block = blocks + ((strip * GROUP + o) * row_blocks + i) * F::BYTES;
+                F::header(block, headers + i * header, o);
+                for (int run = 0; run < F::VALUES / (int)CELL; run++) {
+                    uint8_t numbers[CELL];
+                    F::read(block, run, numbers);
+                    put_numbers<F::BITS>(cells + (i * (F::VALUES / CELL) + run) * format.cell_bytes(), o, numbers);
+                }
+            }
+    }
+}
+
+extern "C" {
+
+// Bytes that outputs take in a format; those of the padding must be zero.
+size_t quantized_size(int64_t code, size_t outputs, size_t inputs) {
+    return round_up(outputs, COLUMNS) / GROUP * Format::of(code).strip_bytes(inputs);
+}
+
+// Put `rows` rows of blocks, of the format that the caller numbers so, into strips.
+void quantized_pack_blocks(int format, const uint8_t* blocks, uint8_t* strips, size_t rows, size_t inputs) {
+    switch (format) {
+        case 0: return pack_blocks<Q4_0>(blocks, strips, rows, inputs);
+        case 1: return pack_blocks<Q4_1>(blocks, strips, rows, inputs);
+        case 2: return pack_blocks<Q5_0>(blocks, strips, rows, inputs);
+        case 3: return pack_blocks<Q5_1>(blocks, strips, rows, inputs);
+        case 4: return pack_blocks<Q8_0>(blocks, strips, rows, inputs);
+        case 5: return pack_blocks<Runs<false>>(blocks, strips, rows, inputs);
+        case 6: return pack_blocks<Runs<true>>(blocks, strips, rows, inputs);
+        case 7: return pack_blocks<Q6_K>(blocks, strips, rows, inputs);
+    }
+}
+
+// Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into strips.
+void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* strips, size_t rows,
+                           size_t inputs) {
+    const Format format = Format::of(code);
+    const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        uint8_t *headers = strips + row / GROUP * format.strip_bytes(inputs), *cells = headers + format.cells_at(inputs);
+        const size_t output = row % GROUP;
+        for (size_t i = 0; i < spans; i++) {
+            uint8_t* header = headers + i * format.header_bytes();
+            std::memcpy(header + output * width, scales + (row * spans + i) * width, width);
+            if (zeros) header[format.scale_bytes() + output] = zeros[row * spans + i];
+        }
+        for (size_t first = 0; first < inputs; first += CELL) {
+            uint8_t cell[CELL] = {};
+            std::copy_n(numbers + row * inputs + first, std::min(CELL, inputs - first), cell);
+            uint8_t* to = cells + first / CELL * format.cell_bytes();
+            if (format.bits == 4) put_numbers<4>(to, output, cell);
+            else put_numbers<8>(to, output, cell);
+        }
+    }
+}
+}

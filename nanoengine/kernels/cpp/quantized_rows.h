@@ -1,0 +1,270 @@
+// Rows of an input times quantized panels, in whole numbers.
+//
+// Activations are rounded to 8 bits, in cells of 32 that share a scale (absmax / 127). A cell's dot product is a sum of whole numbers,
+// and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
+//
+//   sum w x = scale * s * (sum number * q - zero * sum q) + minimum * s * sum q
+//
+// Sums over cells are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
+// a batch.
+#pragma once
+#include "quantized_format.h"
+
+#if defined(__AVX512VNNI__)
+static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)numbers, (__m512i)x);
+}
+#define DOT_OF_BYTES
+#elif defined(__AVXVNNI__)
+static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)numbers, (__m256i)x);
+}
+#define DOT_OF_BYTES
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
+    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)numbers, (int8x16_t)x);
+}
+#define DOT_OF_BYTES
+#elif !defined(__AVX2__)
+static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
+#pragma GCC unroll 4
+    for (int b = 0; b < 32; b += 8) sum += ((Ints)(numbers << (24 - b)) >> 24) * ((Ints)(x << (24 - b)) >> 24);
+    return sum;
+}
+#define DOT_OF_BYTES
+#endif
+
+// A sum of products of numbers of so many bits with bytes of x, of a cell or half of one.
+#if defined(DOT_OF_BYTES)
+template <int BITS> struct Products {
+    Ints total{};
+    INLINE void add(int, Dwords numbers, uint32_t x) { total = dot_bytes(total, numbers, splat(x)); }
+};
+#else
+// AVX2 multiplies bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot overflow.
+typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+template <int BITS> struct Products {
+    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;  // 8 * 2 * 15 * 127 < 2^15, and so on
+    Ints total{};
+    Shorts some{};
+
+    INLINE void add(int d, Dwords numbers, uint32_t x) {
+        __m256i factors = (__m256i)splat(x), weights = (__m256i)numbers;
+        if (BITS == 8) {  // these have a sign, which moves to x
+            factors = _mm256_sign_epi8(factors, weights);
+            weights = _mm256_abs_epi8(weights);
+        }
+        const Shorts products = (Shorts)_mm256_maddubs_epi16(weights, factors);
+        some = d % MOST == 0 ? products : some + products;
+        if (d % MOST == MOST - 1) {
+            const Ints sums = (Ints)_mm256_madd_epi16((__m256i)some, _mm256_set1_epi16(1));
+            total = d < MOST ? sums : total + sums;
+        }
+    }
+};
+#endif
+
+constexpr int MOST_PACKED = 4;                                           // rows: more are multiplied with unpacked numbers
+constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 4 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
+
+// A chunk of a row: bytes, the scale of each cell, the sums of the bytes of its halves, and their sum times the scale.
+struct alignas(64) RowChunk {
+    uint32_t bytes[CHUNK / 4];
+    float scales[CHUNK_CELLS], sums[CHUNK_CELLS];
+    int32_t totals[2 * CHUNK_CELLS];
+
+    INLINE int32_t total(size_t cell) const { return totals[2 * cell] + totals[2 * cell + 1]; }
+};
+
+// x [CELL] as bytes. A cell with a number that is not finite has the scale NaN, so that all sums that it is part of are.
+static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
+    Floats highs{}, not_finite{};
+    for (size_t i = 0; i < CELL; i += LANES) {
+        const Floats value = load<Floats>(x + i);
+        highs = max(highs, max(value, -value));
+        not_finite += value * 0.0f;
+    }
+    const float high = largest(highs), doubt = sum(not_finite), scale = high / 127.0f + doubt;
+    const bool sound = doubt == 0.0f && high > 0.0f;
+    const float inverse = sound ? 127.0f / high : 0.0f;
+    int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + cell * CELL;
+    for (size_t half = 0; half < 2; half++) {
+        Floats total{};
+        for (size_t i = half * CELL / 2; i < (half + 1) * CELL / 2; i += LANES) {
+            const Floats shifted = (sound ? load<Floats>(x + i) * inverse : Floats{}) + 12582912.0f;  // 1.5 * 2^23: rounds
+            total += shifted - 12582912.0f;
+            store(bytes + i, __builtin_convertvector((Ints)as_bits(shifted) - 0x4b400000, SignedBytes));
+        }
+        chunk.totals[2 * cell + half] = (int32_t)sum(total);  // of whole numbers: exact
+    }
+    chunk.scales[cell] = scale;
+    chunk.sums[cell] = scale * (float)chunk.total(cell);
+}
+
+// Where the numbers of some cells are: in the strips of a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
+template <int BITS, bool PACKED> struct Cells {
+    const uint8_t* at;
+    size_t strip_bytes;
+
+    INLINE Dwords load_numbers(size_t cell, int d, int v) const {
+        if (PACKED) return numbers<BITS, Dwords>(at + strip_of(v) * strip_bytes + cell * BITS * LINE_BYTES, d, at_of(v));
+        return load<Dwords>(at + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords));
+    }
+    INLINE void ask_for(size_t cell) const {  // some cells ahead of those that are read
+        if (!PACKED) return;
+        constexpr size_t AHEAD = 4096 / (BITS * LINE_BYTES) + 1;
+#pragma GCC unroll 2
+        for (int strip = 0; strip < COLUMNS / GROUP; strip++)
+#pragma GCC unroll 8
+            for (int line = 0; line < BITS; line++)
+                __builtin_prefetch(at + strip * strip_bytes + (cell + AHEAD) * BITS * LINE_BYTES + line * LINE_BYTES);
+    }
+};
+
+// out[m][column] (+)= the products of a chunk of M rows with `count` cells of a panel.
+template <int BITS, bool PACKED, int M>
+static NOINLINE void multiply_cells(const RowChunk* x, Cells<BITS, PACKED> cells, size_t count, const Scales& scales, int zero, bool has_minimums, float* out, bool add) {
+    constexpr int PARTS = BITS == 6 ? 2 : 1, DEPTH = CELL_DWORDS / PARTS;  // of a cell, and dwords in each, with a scale of its own
+    constexpr bool HELD = 2 * M * WIDE + 4 <= REGISTERS;                   // the sums find registers, too
+    Floats held[HELD ? M : 1][WIDE];
+    auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
+#pragma GCC unroll 12
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) {
+            if (HELD) held[m][v] = add ? load<Floats>(row(m, v)) : Floats{};
+            else if (!add) store(row(m, v), Floats{});
+        }
+    for (size_t cell = 0; cell < count; cell++) {
+        cells.ask_for(cell);
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            Products<BITS> products[M][WIDE];
+#pragma GCC unroll 8
+            for (int d = 0; d < DEPTH; d++)
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDE; v++) {
+                    const Dwords numbers = cells.load_numbers(cell, part * DEPTH + d, v);
+#pragma GCC unroll 12
+                    for (int m = 0; m < M; m++)
+                        products[m][v].add(d, numbers, x[m].bytes[cell * CELL_DWORDS + part * DEPTH + d]);
+                }
+#pragma GCC unroll 12
+            for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+                for (int v = 0; v < WIDE; v++) {
+                    const Ints total = products[m][v].total - zero * (PARTS == 2 ? x[m].totals[2 * cell + part] : x[m].total(cell));
+                    const Floats scaled = __builtin_convertvector(total, Floats) * load<Floats>(scales.scales[PARTS * cell + part] + v * LANES);
+                    if (HELD) held[m][v] += scaled * x[m].scales[cell];
+                    else store(row(m, v), load<Floats>(row(m, v)) + scaled * x[m].scales[cell]);
+                }
+        }
+    }
+    for (size_t cell = 0; has_minimums && cell < count; cell++)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) {
+                const Floats minimum = load<Floats>(scales.minimums[cell] + v * LANES);
+                if (HELD) held[m][v] += minimum * x[m].sums[cell];
+                else store(row(m, v), load<Floats>(row(m, v)) + minimum * x[m].sums[cell]);
+            }
+    if (HELD)
+#pragma GCC unroll 12
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) store(row(m, v), held[m][v]);
+}
+
+template <int BITS, bool PACKED, int M = MOST_ROWS, class... Args> static void multiply_rows_of_cells(int rows, Args... args) {
+    constexpr int MOST = PACKED && MOST_PACKED < MOST_ROWS ? MOST_PACKED : MOST_ROWS, LEAST = 1;
+    if constexpr (M > MOST) multiply_rows_of_cells<BITS, PACKED, MOST>(rows, args...);
+    else if (M <= LEAST || rows == M) multiply_cells<BITS, PACKED, M>(args...);
+    else if constexpr (M > LEAST) multiply_rows_of_cells<BITS, PACKED, M - 1>(rows, args...);
+}
+
+// The numbers of some cells of a panel, as Cells<BITS, false> has them.
+template <int BITS> static NOINLINE void unpack(Cells<BITS, true> cells, size_t count, uint8_t* to) {
+    for (size_t cell = 0; cell < count; cell++) {
+        cells.ask_for(cell);
+#pragma GCC unroll 8
+        for (int d = 0; d < CELL_DWORDS; d++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++)
+                store(to + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords), cells.load_numbers(cell, d, v));
+    }
+}
+
+// Floats of a row, [first, first + count) of x, or of its norm; those behind the row are zeros.
+template <class T>
+static INLINE void take_floats(const T* x, const float* norm, float scale, size_t first, size_t count, size_t inputs, float* to) {
+    const size_t there = std::min(count, inputs - first);
+    if (norm) scale_by(x + first, scale, norm + first, there, to);
+    else copy_elements(x + first, there, to);
+    std::fill(to + there, to + count, 0.0f);
+}
+
+// Some rows of an input, rounded: [chunk of the inputs][row].
+template <class T> struct RoundedRows {
+    size_t inputs, rows, chunks = round_up(inputs, CHUNK) / CHUNK;
+    std::unique_ptr<RowChunk[]> data{new RowChunk[chunks * rows]};
+
+    // Row `from` of the input becomes this block's row `to`.
+    void take(const Input<T>& input, size_t from, size_t to) {
+        const T* x = input.x + from * inputs;
+        const float scale = normalize(input, from, x);
+        for (size_t chunk = 0; chunk < chunks; chunk++) {
+            alignas(64) float values[CHUNK];
+            const size_t first = chunk * CHUNK, count = std::min(CHUNK, round_up(inputs - first, CELL));
+            take_floats(x, input.norm, scale, first, count, inputs, values);
+            for (size_t i = 0; i < count; i += CELL) round_cell(values + i, data[chunk * rows + to], i / CELL);
+        }
+    }
+
+    // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
+    void multiply(size_t first, size_t count, const QuantizedPanel& panel, float (*sums)[PANEL]) {
+        const Format format = Format::of(panel.code);
+        with_bits(format.bits, [&]<int BITS>() { multiply_by<BITS>(first, count, format, panel.strips, sums); });
+    }
+
+private:
+    template <int BITS>
+    void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* strips, float (*sums)[PANEL]) {
+        const size_t strip_bytes = format.strip_bytes(inputs);
+        const int zero = format.zero();
+        Scales scales;
+        for (size_t chunk = 0; chunk < chunks; chunk++) {
+            const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
+            scales.read(format, strips, inputs, cell, cells);
+            const Cells<BITS, true> packed{strips + format.cells_at(inputs) + cell * format.cell_bytes(), strip_bytes};
+            const RowChunk* x = &data[chunk * rows + first];
+            if (count <= MOST_PACKED && MOST_PACKED <= MOST_ROWS) {
+                multiply_rows_of_cells<BITS, true>((int)count, x, packed, cells, scales, zero, format.has_minimums(), sums[0], chunk > 0);
+                continue;
+            }
+            alignas(64) uint8_t numbers[CHUNK * COLUMNS];
+            unpack<BITS>(packed, cells, numbers);
+            const Cells<BITS, false> unpacked{numbers, 0};
+            const size_t calls = round_up(count, MOST_ROWS) / MOST_ROWS;  // of about as many rows each: few rows are slow ones
+            for (size_t i = 0; i < calls; i++) {
+                const size_t from = count * i / calls, to = count * (i + 1) / calls;
+                multiply_rows_of_cells<BITS, false>((int)(to - from), x + from, unpacked, cells, scales, zero, format.has_minimums(),
+                                                    sums[from], chunk > 0);
+            }
+        }
+    }
+};
+
+// A weight of quantized panels; of experts, all of them.
+template <template <class> class RowsOf, class T> struct Quantized {
+    typedef RowsOf<T> Rows;
+    typedef const QuantizedPanel& Panel;
+    const QuantizedPanel* table;
+    size_t count, outputs;
+
+    size_t panels() const { return count; }
+    Panel panel(size_t i) const { return table[i]; }
+    size_t first(size_t i) const { return table[i].first; }
+    size_t columns(size_t i) const { return table[i].columns; }
+};
