@@ -12,7 +12,7 @@ static NOINLINE void dequantize_cells(Cells<BITS, true> cells, size_t count, con
             for (int v = 0; v < WIDE; v++) {
                 const Dwords packed = cells.load_numbers(cell, d, v);
                 const Floats scale = load<Floats>(scales.scales[BITS == 6 ? 2 * cell + d / 4 : cell] + v * LANES);
-                const Floats minimum = has_minimums ? load<Floats>(scales.minimums[cell] + v * LANES) : Floats{};
+                const Floats minimum = has_minimums ? load<Floats>(scales.offsets[cell] + v * LANES) : Floats{};
 #pragma GCC unroll 4
                 for (int b = 0; b < 4; b++) {
                     const Ints number = BITS == 8 && SIGN ? (Ints)(packed << (24 - 8 * b)) >> 24 : (Ints)(packed >> 8 * b & 0xff);
@@ -26,7 +26,7 @@ static NOINLINE void dequantize_cells(Cells<BITS, true> cells, size_t count, con
 static void dequantize_panel(const QuantizedPanel& panel, size_t inputs, size_t cell, size_t count, float* to) {
     const Format format = Format::of(panel.code);
     Scales scales;
-    scales.read(format, panel.strips, inputs, cell, count);
+    scales.read(format, panel.strips, format.strip_bytes(inputs), cell, count);
     with_bits(format.bits, [&]<int BITS>() {
         const Cells<BITS, true> packed{panel.strips + format.cells_at(inputs) + cell * format.cell_bytes(), format.strip_bytes(inputs)};
         dequantize_cells(packed, count, scales, format.zero(), format.has_minimums(), to);

@@ -11,7 +11,7 @@ template <class T> static void embed_row(const QuantizedPanel& panel, size_t out
     Scales scales;
     for (size_t first = 0; first < cells; first += CHUNK_CELLS) {
         const size_t count = std::min(CHUNK_CELLS, cells - first);
-        scales.read(format, panel.strips, inputs, first, count);
+        scales.read(format, panel.strips, format.strip_bytes(inputs), first, count);
         for (size_t cell = 0; cell < count; cell++) {
             float values[CELL];
             with_bits(format.bits, [&]<int BITS>() {
@@ -22,7 +22,7 @@ template <class T> static void embed_row(const QuantizedPanel& panel, size_t out
                     for (int b = 0; b < 4; b++) {
                         const int byte = packed >> 8 * b & 0xff, number = BITS == 8 && SIGN ? (int8_t)byte : byte;
                         const float value = (float)(number - format.zero()) * scale;
-                        values[4 * d + b] = format.has_minimums() ? value + scales.minimums[cell][output] : value;
+                        values[4 * d + b] = format.has_minimums() ? value + scales.offsets[cell][output] : value;
                     }
                 }
             });

@@ -54,9 +54,9 @@ struct Format {
     }
     size_t cells_at(size_t inputs) const { return round_up(round_up(inputs, span) / span * header_bytes(), LINE_BYTES); }
     size_t strip_bytes(size_t inputs) const { return cells_at(inputs) + round_up(inputs, CELL) / CELL * cell_bytes(); }
-    // What is subtracted from all numbers.
-    int zero() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
     bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
+    // What is subtracted from all numbers.
+    int zero() const { return has_minimums() || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
     int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
 };
 
@@ -88,49 +88,76 @@ static INLINE Floats load_scales(ScaleType type, const uint8_t* from, size_t fir
 
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
+
+// LANES bytes as floats: with intrinsics, where compilers take the lanes one by one.
 static INLINE Floats load_bytes(const uint8_t* from) {
-    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
-}
-static INLINE Floats load_signed_bytes(const uint8_t* from) {
-    return __builtin_convertvector(__builtin_convertvector(load<SignedBytes>(from), Ints), Floats);
+#if defined(__AVX512F__)
+    const Ints ints = (Ints)_mm512_cvtepu8_epi32(load<__m128i>(from));
+#elif defined(__AVX2__)
+    const Ints ints = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)));
+#else
+    const Ints ints = __builtin_convertvector(load<Bytes>(from), Ints);
+#endif
+    return __builtin_convertvector(ints, Floats);
 }
 
-// The scales and minimums of a chunk, as floats: [cell, or half of one][output].
+// The same with a sign.
+static INLINE Floats load_signed_bytes(const uint8_t* from) {
+    const Floats value = load_bytes(from);
+    return value < 128.0f ? value : value - 256.0f;
+}
+
+// The scales of a chunk as floats, and what is added to the scaled numbers: [cell, or half of one][output].
 struct Scales {
-    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], minimums[CHUNK_CELLS][COLUMNS];
+    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[2 * CHUNK_CELLS][COLUMNS];
 
     // Of the cells [first, first + count) of a panel.
-    NOINLINE void read(const Format& format, const uint8_t* strips, size_t inputs, size_t first, size_t count) {
-        const size_t header = format.header_bytes(), cells = format.span / CELL, width = format.scale_bytes();
-        for (size_t strip = 0; strip < COLUMNS / GROUP; strip++)
-            for (size_t i = 0; i < count; i++) {
-                const uint8_t* at = strips + strip * format.strip_bytes(inputs) + (first + i) / cells * header;
-                const size_t within = (first + i) % cells;
+    void read(const Format& format, const uint8_t* strips, size_t strip_bytes, size_t first, size_t count) {
+        switch (format.extra) {
+            case PLAIN: return read_as<PLAIN>(format, strips, strip_bytes, first, count);
+            case MINIMUM: return read_as<MINIMUM>(format, strips, strip_bytes, first, count);
+            case ZERO_POINT: return read_as<ZERO_POINT>(format, strips, strip_bytes, first, count);
+            case CELL_FACTORS: return read_as<CELL_FACTORS>(format, strips, strip_bytes, first, count);
+            case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, strips, strip_bytes, first, count);
+        }
+    }
+
+    // Let the offsets of the first `count` stand for a zero that all numbers have.
+    void center(int zero, size_t count) {
+        for (size_t i = 0; i < count; i++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) store(offsets[i] + v * LANES, load<Floats>(scales[i] + v * LANES) * -(float)zero);
+    }
+
+private:
+    template <Extra EXTRA>
+    NOINLINE void read_as(const Format& format, const uint8_t* strips, size_t strip_bytes, size_t first, size_t count) {
+        const size_t cells = format.span / CELL, header = format.header_bytes(), width = format.scale_bytes();
+        const float byte_zero = format.bits == 8 ? SIGN : 0;
+        for (size_t strip = 0; strip < COLUMNS / GROUP; strip++) {
+            const uint8_t* at = strips + strip * strip_bytes + first / cells * header;
+            for (size_t i = 0, within = first % cells; i < count; i++) {
+                if (within == cells) within = 0, at += header;
+                const uint8_t *second = at + width, *factors = at + 2 * width;
+#pragma GCC unroll 4
                 for (size_t o = 0; o < GROUP; o += LANES) {
                     const Floats scale = load_scales(format.scale, at, o);
-                    float *to = scales[i] + strip * GROUP + o, *minimum = minimums[i] + strip * GROUP + o;
-                    switch (format.extra) {
-                        case PLAIN: store(to, scale); break;
-                        case MINIMUM:
-                            store(to, scale);
-                            store(minimum, load_scales(format.scale, at + width, o));
-                            break;
-                        case ZERO_POINT:
-                            store(to, scale);
-                            store(minimum, ((format.bits == 8 ? (float)SIGN : 0.0f) - load_bytes(at + width + o)) * scale);
-                            break;
-                        case CELL_FACTORS:
-                            store(to, scale * load_bytes(at + 2 * width + within * GROUP + o));
-                            store(minimum, load_scales(format.scale, at + width, o) *
-                                               -load_bytes(at + 2 * width + (cells + within) * GROUP + o));
-                            break;
-                        case HALF_CELL_FACTORS:
-                            for (size_t half = 0; half < 2; half++)
-                                store(scales[2 * i + half] + strip * GROUP + o,
-                                      scale * load_signed_bytes(at + width + (2 * within + half) * GROUP + o));
+                    float *to = scales[i] + strip * GROUP + o, *minimum = offsets[i] + strip * GROUP + o;
+                    if (EXTRA == HALF_CELL_FACTORS) {
+                        float* halves = scales[2 * i] + strip * GROUP + o;
+                        store(halves, scale * load_signed_bytes(second + 2 * within * GROUP + o));
+                        store(halves + COLUMNS, scale * load_signed_bytes(second + (2 * within + 1) * GROUP + o));
+                        continue;
                     }
+                    store(to, EXTRA == CELL_FACTORS ? scale * load_bytes(factors + within * GROUP + o) : scale);
+                    if (EXTRA == MINIMUM) store(minimum, load_scales(format.scale, second, o));
+                    if (EXTRA == ZERO_POINT) store(minimum, (byte_zero - load_bytes(second + o)) * scale);
+                    if (EXTRA == CELL_FACTORS)
+                        store(minimum, load_scales(format.scale, second, o) * -load_bytes(factors + (cells + within) * GROUP + o));
                 }
+                within++;
             }
+        }
     }
 };
 

@@ -3,7 +3,7 @@
 // Activations are rounded to 8 bits, in cells of 32 that share a scale (absmax / 127). A cell's dot product is a sum of whole numbers,
 // and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
 //
-//   sum w x = scale * s * (sum number * q - zero * sum q) + minimum * s * sum q
+//   sum w x = scale * s * sum number * q + (minimum - scale * zero) * s * sum q
 //
 // Sums over cells are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
@@ -65,16 +65,13 @@ template <int BITS> struct Products {
 };
 #endif
 
-constexpr int MOST_PACKED = 4;                                           // rows: more are multiplied with unpacked numbers
-constexpr int MOST_ROWS = LANES == 16 ? 12 : LANES == 8 ? 4 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
+constexpr int MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
+constexpr int MOST_PACKED = MOST_ROWS < 4 ? MOST_ROWS : 4;  // more are multiplied with unpacked numbers
 
-// A chunk of a row: bytes, the scale of each cell, the sums of the bytes of its halves, and their sum times the scale.
+// A chunk of a row: bytes, the scale of each cell, and what the bytes of a cell, and of each of its halves, stand for in sum.
 struct alignas(64) RowChunk {
     uint32_t bytes[CHUNK / 4];
-    float scales[CHUNK_CELLS], sums[CHUNK_CELLS];
-    int32_t totals[2 * CHUNK_CELLS];
-
-    INLINE int32_t total(size_t cell) const { return totals[2 * cell] + totals[2 * cell + 1]; }
+    float scales[CHUNK_CELLS], sums[CHUNK_CELLS], half_sums[2 * CHUNK_CELLS];
 };
 
 // x [CELL] as bytes. A cell with a number that is not finite has the scale NaN, so that all sums that it is part of are.
@@ -89,6 +86,7 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     const bool sound = doubt == 0.0f && high > 0.0f;
     const float inverse = sound ? 127.0f / high : 0.0f;
     int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + cell * CELL;
+    float totals[2];
     for (size_t half = 0; half < 2; half++) {
         Floats total{};
         for (size_t i = half * CELL / 2; i < (half + 1) * CELL / 2; i += LANES) {
@@ -96,10 +94,11 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
             total += shifted - 12582912.0f;
             store(bytes + i, __builtin_convertvector((Ints)as_bits(shifted) - 0x4b400000, SignedBytes));
         }
-        chunk.totals[2 * cell + half] = (int32_t)sum(total);  // of whole numbers: exact
+        totals[half] = sum(total);
+        chunk.half_sums[2 * cell + half] = scale * totals[half];
     }
     chunk.scales[cell] = scale;
-    chunk.sums[cell] = scale * (float)chunk.total(cell);
+    chunk.sums[cell] = scale * (totals[0] + totals[1]);
 }
 
 // Where the numbers of some cells are: in the strips of a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
@@ -122,9 +121,23 @@ template <int BITS, bool PACKED> struct Cells {
     }
 };
 
-// out[m][column] (+)= the products of a chunk of M rows with `count` cells of a panel.
-template <int BITS, bool PACKED, int M>
-static NOINLINE void multiply_cells(const RowChunk* x, Cells<BITS, PACKED> cells, size_t count, const Scales& scales, int zero, bool has_minimums, float* out, bool add) {
+// A chunk of some rows times `count` cells of a panel: out[m][column] = (add ? out : 0) + their products.
+template <int BITS, bool PACKED> struct Task {
+    const RowChunk* x;
+    Cells<BITS, PACKED> cells;
+    size_t count;
+    const Scales& scales;
+    bool has_offsets;
+    float* out;
+    bool add;
+};
+
+template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(const Task<BITS, PACKED>& task) {
+    const RowChunk* x = task.x;
+    const Cells<BITS, PACKED> cells = task.cells;
+    const size_t count = task.count;
+    const Scales& scales = task.scales;
+    float* out = task.out;
     constexpr int PARTS = BITS == 6 ? 2 : 1, DEPTH = CELL_DWORDS / PARTS;  // of a cell, and dwords in each, with a scale of its own
     constexpr bool HELD = 2 * M * WIDE + 4 <= REGISTERS;                   // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
@@ -133,8 +146,8 @@ static NOINLINE void multiply_cells(const RowChunk* x, Cells<BITS, PACKED> cells
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
-            if (HELD) held[m][v] = add ? load<Floats>(row(m, v)) : Floats{};
-            else if (!add) store(row(m, v), Floats{});
+            if (HELD) held[m][v] = task.add ? load<Floats>(row(m, v)) : Floats{};
+            else if (!task.add) store(row(m, v), Floats{});
         }
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
@@ -142,46 +155,42 @@ static NOINLINE void multiply_cells(const RowChunk* x, Cells<BITS, PACKED> cells
         for (int part = 0; part < PARTS; part++) {
             Products<BITS> products[M][WIDE];
 #pragma GCC unroll 8
-            for (int d = 0; d < DEPTH; d++)
+            for (int d = 0; d < DEPTH; d++) {
+                Dwords numbers[WIDE];
 #pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) {
-                    const Dwords numbers = cells.load_numbers(cell, part * DEPTH + d, v);
+                for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, part * DEPTH + d, v);
 #pragma GCC unroll 12
-                    for (int m = 0; m < M; m++)
-                        products[m][v].add(d, numbers, x[m].bytes[cell * CELL_DWORDS + part * DEPTH + d]);
-                }
+                for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+                    for (int v = 0; v < WIDE; v++)
+                        products[m][v].add(d, numbers[v], x[m].bytes[cell * CELL_DWORDS + part * DEPTH + d]);
+            }
 #pragma GCC unroll 12
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    const Ints total = products[m][v].total - zero * (PARTS == 2 ? x[m].totals[2 * cell + part] : x[m].total(cell));
-                    const Floats scaled = __builtin_convertvector(total, Floats) * load<Floats>(scales.scales[PARTS * cell + part] + v * LANES);
+                    const Floats total = __builtin_convertvector(products[m][v].total, Floats);
+                    const Floats scaled = total * load<Floats>(scales.scales[PARTS * cell + part] + v * LANES);
                     if (HELD) held[m][v] += scaled * x[m].scales[cell];
                     else store(row(m, v), load<Floats>(row(m, v)) + scaled * x[m].scales[cell]);
                 }
         }
     }
-    for (size_t cell = 0; has_minimums && cell < count; cell++)
 #pragma GCC unroll 12
-        for (int m = 0; m < M; m++)
+    for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) {
-                const Floats minimum = load<Floats>(scales.minimums[cell] + v * LANES);
-                if (HELD) held[m][v] += minimum * x[m].sums[cell];
-                else store(row(m, v), load<Floats>(row(m, v)) + minimum * x[m].sums[cell]);
-            }
-    if (HELD)
-#pragma GCC unroll 12
-        for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) store(row(m, v), held[m][v]);
+        for (int v = 0; v < WIDE; v++) {
+            Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
+            for (size_t i = 0; task.has_offsets && i < PARTS * count; i++)
+                sum += load<Floats>(scales.offsets[i] + v * LANES) * (PARTS == 2 ? x[m].half_sums[i] : x[m].sums[i]);
+            store(row(m, v), sum);
+        }
 }
 
-template <int BITS, bool PACKED, int M = MOST_ROWS, class... Args> static void multiply_rows_of_cells(int rows, Args... args) {
-    constexpr int MOST = PACKED && MOST_PACKED < MOST_ROWS ? MOST_PACKED : MOST_ROWS, LEAST = 1;
-    if constexpr (M > MOST) multiply_rows_of_cells<BITS, PACKED, MOST>(rows, args...);
-    else if (M <= LEAST || rows == M) multiply_cells<BITS, PACKED, M>(args...);
-    else if constexpr (M > LEAST) multiply_rows_of_cells<BITS, PACKED, M - 1>(rows, args...);
+template <int BITS, bool PACKED, int M = PACKED ? MOST_PACKED : MOST_ROWS>
+static void multiply_rows(int rows, const Task<BITS, PACKED>& task) {
+    if (M == 1 || rows == M) multiply_cells<BITS, PACKED, M>(task);
+    else if constexpr (M > 1) multiply_rows<BITS, PACKED, M - 1>(rows, task);
 }
 
 // The numbers of some cells of a panel, as Cells<BITS, false> has them.
@@ -232,25 +241,27 @@ private:
     template <int BITS>
     void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* strips, float (*sums)[PANEL]) {
         const size_t strip_bytes = format.strip_bytes(inputs);
-        const int zero = format.zero();
+        const bool has_offsets = format.has_minimums() || format.zero();
         Scales scales;
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
-            scales.read(format, strips, inputs, cell, cells);
+            scales.read(format, strips, strip_bytes, cell, cells);
             const Cells<BITS, true> packed{strips + format.cells_at(inputs) + cell * format.cell_bytes(), strip_bytes};
             const RowChunk* x = &data[chunk * rows + first];
-            if (count <= MOST_PACKED && MOST_PACKED <= MOST_ROWS) {
-                multiply_rows_of_cells<BITS, true>((int)count, x, packed, cells, scales, zero, format.has_minimums(), sums[0], chunk > 0);
+            if (const int zero = format.zero()) scales.center(zero, cells * format.scales_per_cell());
+            auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
+                return Task<BITS, PACKED>{x + row, from, cells, scales, has_offsets, sums[row], chunk > 0};
+            };
+            if (count <= MOST_PACKED) {
+                multiply_rows((int)count, task(packed, 0));
                 continue;
             }
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
             unpack<BITS>(packed, cells, numbers);
-            const Cells<BITS, false> unpacked{numbers, 0};
             const size_t calls = round_up(count, MOST_ROWS) / MOST_ROWS;  // of about as many rows each: few rows are slow ones
             for (size_t i = 0; i < calls; i++) {
-                const size_t from = count * i / calls, to = count * (i + 1) / calls;
-                multiply_rows_of_cells<BITS, false>((int)(to - from), x + from, unpacked, cells, scales, zero, format.has_minimums(),
-                                                    sums[from], chunk > 0);
+                const size_t row = count * i / calls, end = count * (i + 1) / calls;
+                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers, 0}, row));
             }
         }
     }
