@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,21 @@ class SafetensorsFolder:
                 for name in file.keys():  # noqa: SIM118
                     tensor = file.get_tensor(name)
                     yield name, tensor
-                    _release(tensor)
+                    release(tensor)
+
+    @contextmanager
+    def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
+        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted."""
+        with ExitStack() as stack:
+            files: dict[str, Any] = {}
+
+            def read(header: TensorHeader) -> Tensor:
+                if header.file not in files:
+                    files[header.file] = stack.enter_context(_open(self.folder / header.file))
+                tensor: Tensor = files[header.file].get_tensor(header.name)
+                return tensor
+
+            yield read
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()
@@ -90,7 +104,7 @@ def _open(path: Path) -> Iterator[Any]:
         raise InvalidWeights(f"{path} cannot be read as safetensors: {error}") from error
 
 
-def _release(tensor: Tensor) -> None:
+def release(tensor: Tensor) -> None:
     """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
     page = os.sysconf("SC_PAGE_SIZE")
     start = -(-tensor.data_ptr() // page) * page
