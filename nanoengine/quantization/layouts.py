@@ -72,8 +72,8 @@ def layout_of(scheme: Scheme) -> Layout:
     return LAYOUTS[scheme.layout](scheme)
 
 
-class InWords:
-    """What layouts of numbers in words of 32 bits, by groups of inputs, have in common."""
+class WholeNumbers:
+    """What layouts of whole numbers, with scales for groups of inputs, have in common."""
 
     def __init__(self, scheme: Scheme):
         self.scheme, self.per_word = scheme, 32 // scheme.bits
@@ -109,7 +109,7 @@ class InWords:
         return Grouped(numbers, scales.contiguous(), zeros, bits)
 
 
-class AWQ(InWords):
+class AWQ(WholeNumbers):
     """Eight outputs in a word, in an order of its own (AutoAWQ, awq/modules/linear/gemm.py)."""
 
     body = "qweight"
@@ -131,7 +131,7 @@ class AWQ(InWords):
         return self.grouped(unpack_awq(tensors["qweight"]), tensors["scales"].t(), zeros)
 
 
-class GPTQ(InWords):
+class GPTQ(WholeNumbers):
     """Several inputs in a word, and of zero points several outputs (GPTQModel, gptqmodel/nn_modules/qlinear/torch.py)."""
 
     body = "qweight"
@@ -175,7 +175,7 @@ class GPTQ(InWords):
         return unpack(words, bits)[:, :outputs].t()
 
 
-class Packed(InWords):
+class Packed(WholeNumbers):
     """compressed-tensors' pack-quantized: inputs in words, of zero points outputs; all that is signed is shifted to begin at 0
     (compressed_tensors/compressors/pack_quantized). Old files have zero points in bytes, as they are.
     """
@@ -208,7 +208,7 @@ class Packed(InWords):
         return self.grouped(numbers, scales, zeros)
 
 
-class Bytes(InWords):
+class Bytes(WholeNumbers):
     """compressed-tensors' int-quantized: signed bytes (compressed_tensors/compressors/naive_quantized)."""
 
     body = "weight"

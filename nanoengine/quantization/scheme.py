@@ -66,6 +66,7 @@ def _awq(fields: ConfigFields) -> Scheme:
     for key in ("w_bit", "bits"):
         fields.expect(key, 4)
     fields.expect("method", "awq")
+    fields.expect("pack_dtype", "int32")
     _ignore(fields, *OF_GPTQ, "sym", "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len")
     group = _group(fields, "q_group_size" if "q_group_size" in fields else "group_size", 128)
     return Scheme(layout="awq", bits=4, group=group, symmetric=not fields.flag("zero_point", True))
@@ -83,7 +84,7 @@ OF_GPTQ = (
         "block_name_to_quantize",
     ),
     *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
-    *("disable_exllama", "exllama_config"),
+    *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
 )
 """How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
 
@@ -94,6 +95,7 @@ def _gptq(fields: ConfigFields) -> Scheme:
     fields.expect("bits", 4, 8)
     fields.expect("method", "gptq")
     fields.expect("pack_dtype", "int32")
+    fields.expect("data_type", "int")
     _refuse(fields, "dynamic", "rules for single modules are not computed")
     _refuse(fields, "is_marlin_format", "only the layout of GPTQ itself is read")
     for key in ("checkpoint_format", "format"):

@@ -62,6 +62,26 @@ def test_a_model_says_what_it_is_whether_it_is_quantized_or_not() -> None:
         assert read_model_config(QWEN3_06B | {"quantization_config": form.config}) == plain
 
 
+def test_what_quantizers_write_beside_it_is_no_matter() -> None:
+    by_optimum = {"batch_size": 1, "block_name_to_quantize": None, "cache_block_outputs": True, "damp_percent": 0.01}
+    by_optimum |= {"dataset": None, "exllama_config": {"version": 1}, "max_input_length": None, "model_seqlen": None}
+    by_optimum |= {"pad_token_id": None, "tokenizer": None, "true_sequential": True, "use_exllama": True}
+    by_gptqmodel = {"lm_head": False, "meta": {"quantizer": ["gptqmodel:7.7.0"]}, "pack_dtype": "int32", "dynamic": {}}
+    assert read(GPTQ | by_optimum) == read(GPTQ | by_gptqmodel | {"method": "gptq", "format": "gptq"}) == read(GPTQ)
+    by_autoawq = {"modules_to_not_convert": ["visual"], "do_fuse": False, "fuse_max_seq_len": None}
+    assert read(AWQ | by_autoawq) == read(AWQ | by_gptqmodel | {"method": "awq", "format": "gemm"}) == read(AWQ)
+    inputs = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    static = group_of("float-quantized", weights={"num_bits": 8, "type": "float", "strategy": "tensor"})
+    static["config_groups"]["group_0"]["input_activations"] = inputs
+    static |= {
+        "quantization_status": "frozen",
+        "global_compression_ratio": 1.5,
+        "version": "0.12",
+        "transform_config": {},
+    }
+    assert read(static | {"sparsity_config": {"format": "dense", "targets": []}}) == read(A_TENSOR)
+
+
 def group_of(form: str = "pack-quantized", **changes: Any) -> dict[str, Any]:
     config = compressed(form, num_bits=4, strategy="group", group_size=32)
     config["config_groups"]["group_0"] |= changes
