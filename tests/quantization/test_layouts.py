@@ -12,7 +12,7 @@ from nanoengine.errors import InvalidWeights
 from nanoengine.quantization.layouts import layout_of
 from nanoengine.quantization.scheme import Scheme, read_scheme
 from nanoengine.quantization.tensor import Float8, Grouped
-from tests.quantization.packed_models import FORMS, Form, Tensors, gptq_form, packed_form
+from tests.quantization.packed_models import FORMS, Form, Tensors, compressed, gptq_form, packed_form
 
 
 def scheme_of(form: Form) -> Scheme:
@@ -134,3 +134,16 @@ def test_numbers_of_blocks_are_rounded_once() -> None:
     matrix = read(form, tensors, torch.bfloat16)
     assert isinstance(matrix, Tensor)
     assert torch.equal(matrix, dense.bfloat16())
+
+
+def test_blocks_need_not_be_square_nor_fill_the_matrix() -> None:
+    form = compressed("float-quantized", type="float", strategy="block", block_structure=[8, 16])
+    scheme = read_scheme({"quantization_config": form})
+    assert scheme is not None
+    weight, scales = torch.randn(20, 40).to(torch.float8_e4m3fn), torch.rand(3, 3)
+    matrix = layout_of(scheme).read({"weight": weight, "weight_scale": scales}, torch.float32)
+    assert isinstance(matrix, Tensor)
+    numbers = weight.float()
+    for o in range(20):
+        for i in range(40):
+            assert matrix[o, i] == numbers[o, i] * scales[o // 8, i // 16]
