@@ -12,7 +12,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from tests.models.families import partial
 from tests.quantization.packed_models import FORMS, Form, awq_form, edit_weights, gptq_form, pack_folder, packed_form
-from tests.support import TINY, reference_choices, reference_model, save_random, tiny_checkpoint
+from tests.support import TINY, reference_logits, reference_model, save_random, tiny_checkpoint
 
 SHAPE = {"num_hidden_layers": 1, "max_position_embeddings": 64}
 PROMPT = [7, 3, 250, 99, 12, 64]
@@ -23,11 +23,17 @@ def open_llm(folder: Path) -> LLM:
 
 
 def assert_tokens_are_those_of_transformers(folder: Path, num_tokens: int = 24) -> None:
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    """And as likely as there: small models repeat themselves, so that tokens alone say little."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
     with open_llm(folder) as llm:
-        tokens = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].token_ids
+        completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+    tokens = completion.token_ids
     assert len(tokens) == num_tokens
-    assert tokens == reference_choices(reference_model(folder / "dense"), PROMPT, tokens)
+    logits = reference_logits(reference_model(folder / "dense"), PROMPT + tokens)[len(PROMPT) - 1 : -1]
+    assert tokens == logits.argmax(-1).tolist()
+    assert completion.logprobs is not None
+    ours = [entry[token].logprob for token, entry in zip(tokens, completion.logprobs, strict=True)]
+    assert ours == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-4)
 
 
 @pytest.fixture(scope="module")
