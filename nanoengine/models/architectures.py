@@ -22,6 +22,7 @@ from nanoengine.models.families import (
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
+from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
 FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo, gemma, gpt_oss)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
@@ -45,5 +46,7 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     for key in ("sliding_window", "max_window_layers"):  # where a family does not read them, they are of no effect
         fields.get(key)
     layer_types_of(fields)
+    read_scheme(table)
+    fields.get(QUANTIZATION)  # it says how files hold the weights, not what the model is
     fields.refuse_others()
     return config

@@ -16,16 +16,26 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import EMBEDDING, FLOATS, HEAD, Checkpoint
 from nanoengine.models.decoder import build_model
+from nanoengine.models.json_file import read_json
 from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
 from nanoengine.progress import stage
+from nanoengine.quantization.packed_folder import PackedFolder
+from nanoengine.quantization.scheme import read_scheme
 from nanoengine.quantization.tensor import QuantizedTensor
 
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The weights of the model at a path that `find_model` gave."""
-    return SafetensorsFolder(path) if path.is_dir() else GGUFCheckpoint(path)
+    """The weights of the model at a path that `find_model` gave.
+
+    Raises:
+        ModelNotFound, UnsupportedModel: of a folder, a config.json that is missing, or says what cannot be read of quantization.
+    """
+    if not path.is_dir():
+        return GGUFCheckpoint(path)
+    scheme = read_scheme(read_json(path, "config.json"))
+    return SafetensorsFolder(path) if scheme is None else PackedFolder(path, scheme)
 
 
 def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
@@ -100,11 +110,12 @@ def _compare(shapes: Mapping[str, Sequence[int]], checkpoint: Checkpoint) -> Non
     unexpected: list[str] = []
     repeated: list[str] = []
     misshapen: list[str] = []
-    for name, dtype, shape, file in checkpoint.headers():
+    for name, dtype, shape, file, adds_nothing in checkpoint.headers():
         # A tied checkpoint may repeat the embedding as its head; whether they are equal is seen when they are loaded.
         expected = shapes.get(EMBEDDING if name == HEAD and HEAD not in shapes else name)
         if expected is None:
-            unexpected.append(name)
+            if not adds_nothing:
+                unexpected.append(name)
             continue
         if name in shapes and name not in missing:
             repeated.append(f"{name} in {file}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,20 @@ class SafetensorsFolder:
                     tensor = file.get_tensor(name)
                     yield name, tensor
                     release_mapped(tensor)
+
+    @contextmanager
+    def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
+        """Reads any tensor by what `headers` said of it, mapped from its file, which is opened when the first of it is wanted."""
+        with ExitStack() as stack:
+            files: dict[str, Any] = {}
+
+            def read(header: TensorHeader) -> Tensor:
+                if header.file not in files:
+                    files[header.file] = stack.enter_context(_open(self.folder / header.file))
+                tensor: Tensor = files[header.file].get_tensor(header.name)
+                return tensor
+
+            yield read
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()

@@ -60,7 +60,7 @@ def test_tensors_are_those_of_the_model(written: tuple[Any, dict[str, Tensor], P
 
 def test_headers_are_those_of_the_tensors(written: tuple[Any, dict[str, Tensor], Path]) -> None:
     _, expected, path = written
-    found = {name: (dtype, shape) for name, dtype, shape, _ in GGUFCheckpoint(path).headers()}
+    found = {name: (dtype, shape) for name, dtype, shape, *_ in GGUFCheckpoint(path).headers()}
     assert found == {name: ("F32", list(tensor.shape)) for name, tensor in expected.items()}
 
 
@@ -127,7 +127,7 @@ def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
     (tmp_path / "model.gguf").write_bytes(content)
     with suppress(InvalidWeights, UnsupportedModel):
         checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
-        shapes = {name: shape for name, _, shape, _ in checkpoint.headers()}
+        shapes = {name: shape for name, _, shape, *_ in checkpoint.headers()}
         assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
 
 

@@ -24,7 +24,7 @@ SIZES = (
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("quantization_config", {"quant_method": "fp8"}),
+        ("quantization_config", {"quant_method": "mxfp4"}),
         ("quantization_config", {}),
         ("hidden_act", "gelu"),
     ],

@@ -34,6 +34,25 @@ def test_all_tensors_of_all_files_are_read(kind: str, request: pytest.FixtureReq
     assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
 
 
+def test_any_tensor_is_read_by_its_header(sharded_copy: Path) -> None:
+    expected = read(sharded_copy)
+    folder = SafetensorsFolder(sharded_copy)
+    headers = sorted(folder.headers(), key=lambda header: header.name, reverse=True)
+    with folder.reader() as reading:
+        assert all(torch.equal(reading(header), expected[header.name]) for header in headers)
+
+
+def test_a_file_is_opened_when_a_tensor_of_it_is_wanted(sharded_copy: Path) -> None:
+    folder = SafetensorsFolder(sharded_copy)
+    headers = list(folder.headers())
+    broken = headers[-1].file
+    (sharded_copy / broken).write_bytes(b"")
+    with folder.reader() as reading:
+        assert reading(headers[0]).shape == tuple(headers[0].shape)
+    with pytest.raises(InvalidWeights, match=f"{broken} cannot be read"), folder.reader() as reading:
+        reading(headers[-1])
+
+
 def test_the_fingerprint_is_that_of_the_bytes(copy: Path, sharded_copy: Path) -> None:
     one, several = SafetensorsFolder(copy).fingerprint(), SafetensorsFolder(sharded_copy).fingerprint()
     assert one != several

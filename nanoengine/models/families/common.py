@@ -48,11 +48,6 @@ def read_decoder(
     """
     if "activation" not in facts:
         facts["activation"] = activation_of(fields, "hidden_act", "silu")
-    if (quantization := fields.get("quantization_config")) is not None:
-        raise UnsupportedModel(
-            f"quantization_config is {shown(quantization)}: quantized safetensors are not read; give a checkpoint in bfloat16, "
-            "float16 or float32, or a GGUF file"
-        )
     size = head_dim_of(fields, head_dim)
     if layers is None:
         rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)

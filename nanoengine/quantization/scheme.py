@@ -1,0 +1,221 @@
+"""Scheme: what the quantization_config of a model folder says of its quantized layers, in one spelling for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.models.config_fields import OFF, ConfigFields
+
+QUANTIZATION = "quantization_config"
+WHERE = f"the {QUANTIZATION} of the model's config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """How each quantized layer of a folder is stored. Which layers are quantized is what the names of its tensors say.
+
+    Attributes:
+        layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte) or "float8".
+        bits: of a number.
+        group: neighbouring inputs that share a scale; None: all of them.
+        symmetric: zero is the middle of the numbers; no zero points need to be stored.
+        zeros_less_one: zero points are stored as one less than they are (GPTQ, before its version 2).
+        block: rows and columns that share a scale; None: it is not shared by blocks.
+        block_scales: the tensor with the scales of blocks.
+    """
+
+    layout: str
+    bits: int
+    group: int | None = None
+    symmetric: bool = True
+    zeros_less_one: bool = False
+    block: tuple[int, int] | None = None
+    block_scales: str = "weight_scale"
+
+
+def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
+    """What a config.json says of quantization; None if nothing.
+
+    Raises:
+        UnsupportedModel: a method that is not read, or a field of it that is missing, wrong or not known.
+    """
+    if table.get(QUANTIZATION) is None:
+        return None
+    fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
+    method = fields.get("quant_method")
+    if not isinstance(method, str) or method not in METHODS:
+        raise UnsupportedModel(
+            f"quant_method is {shown(method)} in {WHERE}: supported are {', '.join(METHODS)}; give one of those, a checkpoint "
+            "in bfloat16, float16 or float32, or a GGUF file"
+        )
+    scheme = METHODS[method](fields)
+    fields.refuse_others()
+    return scheme
+
+
+def _awq(fields: ConfigFields) -> Scheme:
+    """AutoAWQ (https://github.com/casper-hansen/AutoAWQ, awq/models/_config.py), under its own names and transformers'."""
+    for key in ("version", "format", "checkpoint_format"):
+        if str(fields.get(key, "gemm")).lower() != "gemm":
+            raise UnsupportedModel(f"{key} is {shown(fields.get(key))} in {WHERE}: of AWQ, only 'gemm' is supported")
+    if fields.get("backend") == "llm-awq":
+        raise UnsupportedModel(f"backend is 'llm-awq' in {WHERE}: its packing is not read; convert it with AutoAWQ")
+    for key in ("w_bit", "bits"):
+        fields.expect(key, 4)
+    fields.expect("method", "awq")
+    fields.expect("pack_dtype", "int32")
+    _ignore(fields, *OF_GPTQ, "sym", "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len")
+    group = _group(fields, "q_group_size" if "q_group_size" in fields else "group_size", 128)
+    return Scheme(layout="awq", bits=4, group=group, symmetric=not fields.flag("zero_point", True))
+
+
+OF_GPTQ = (
+    *("desc_act", "static_groups", "true_sequential", "act_group_aware", "damp_percent", "damp_auto_increment", "mse"),
+    *("model_name_or_path", "model_file_base_name", "lm_head", "meta", "quantizer", "dataset", "tokenizer", "backend"),
+    *(
+        "batch_size",
+        "pad_token_id",
+        "model_seqlen",
+        "max_input_length",
+        "cache_block_outputs",
+        "block_name_to_quantize",
+    ),
+    *("module_name_preceding_first_block", "modules_in_block_to_quantize", "use_cuda_fp16", "use_exllama"),
+    *("disable_exllama", "exllama_config", "iters", "autoround_version", "low_gpu_mem_usage"),
+)
+"""How GPTQ found its numbers, and what others compute with them; in which order inputs are grouped, g_idx says."""
+
+
+def _gptq(fields: ConfigFields) -> Scheme:
+    """GPTQ as AutoGPTQ and GPTQModel store it (https://github.com/ModelCloud/GPTQModel, gptqmodel/quantization/config.py)."""
+    bits = fields.integer("bits")
+    fields.expect("bits", 4, 8)
+    fields.expect("method", "gptq")
+    fields.expect("pack_dtype", "int32")
+    fields.expect("data_type", "int")
+    _refuse(fields, "dynamic", "rules for single modules are not computed")
+    _refuse(fields, "is_marlin_format", "only the layout of GPTQ itself is read")
+    for key in ("checkpoint_format", "format"):
+        fields.expect(key, "gptq", "gptq_v2")
+    stored = fields.get("checkpoint_format", fields.get("format", "gptq"))
+    _ignore(fields, *OF_GPTQ)
+    group = _group(fields, "group_size", 128)
+    return Scheme(
+        layout="gptq",
+        bits=bits,
+        group=group,
+        symmetric=fields.flag("sym", True),
+        zeros_less_one=stored == "gptq",
+    )
+
+
+def _compressed_tensors(fields: ConfigFields) -> Scheme:
+    """https://github.com/vllm-project/compressed-tensors, compressed_tensors/quantization/quant_config.py and quant_scheme.py."""
+    _refuse(fields, "kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
+    _refuse(fields, "transform_config", "rotated weights are not computed")
+    sparsity = ConfigFields(fields.table_of("sparsity_config"), f"the sparsity_config of {WHERE}")
+    sparsity.expect("format", "dense")
+    # Informative, or of no effect on weights that are stored: the names of their tensors say which layers are quantized.
+    _ignore(fields, "ignore", "quantization_status", "global_compression_ratio", "version")
+    form = fields.get("format")
+    groups = fields.table_of("config_groups")
+    schemes = {_group_of_modules(name, group, form) for name, group in groups.items()}
+    if len(schemes) != 1:
+        raise UnsupportedModel(
+            f"config_groups is {shown(groups)} in {WHERE}: it must say one thing of the weights of all its modules"
+        )
+    return schemes.pop()
+
+
+def _group_of_modules(name: str, content: object, form: object) -> Scheme:
+    if not isinstance(content, Mapping):
+        raise UnsupportedModel(f"{shown(name)} of config_groups is {shown(content)} in {WHERE}: it must be a table")
+    group = ConfigFields(content, f"{shown(name)} of the config_groups in {WHERE}")
+    # Activations are what the kernels make of them. Static scales of inputs, too, would only make them coarser.
+    _ignore(group, "targets", "input_activations")
+    _refuse(group, "output_activations", "outputs are not rounded")
+    form = group.get("format", form)
+    weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
+    group.refuse_others()
+    scheme = _weights(weights, form)
+    weights.refuse_others()
+    return scheme
+
+
+FORMATS = {
+    "pack-quantized": ("int", (4, 8), "packed"),
+    "int-quantized": ("int", (8,), "bytes"),
+    "float-quantized": ("float", (8,), "float8"),
+}
+"""Format of compressed-tensors -> type of numbers, bits they may have, layout."""
+
+
+def _weights(weights: ConfigFields, form: object) -> Scheme:
+    kind = weights.get("type", "int")
+    if form == "naive-quantized":
+        form = f"{kind}-quantized"
+    if form not in FORMATS:
+        raise UnsupportedModel(
+            f"format is {shown(form)} in {WHERE}: supported are {', '.join(FORMATS)}, naive-quantized"
+        )
+    expected, bits, layout = FORMATS[str(form)]
+    weights.expect("type", expected)
+    weights.expect("num_bits", *bits)
+    weights.expect("dynamic", False)
+    strategies = ("tensor", "channel", "block") if layout == "float8" else ("tensor", "channel", "group")
+    weights.expect("strategy", *strategies)
+    # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
+    _ignore(weights, "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    group = _group(weights, "group_size", -1)
+    strategy = weights.get("strategy", "tensor" if group is None else "group")
+    symmetric = weights.flag("symmetric", True)
+    if layout == "float8" and not symmetric:
+        raise UnsupportedModel(f"symmetric is False in {weights.where}: floats have no zero points")
+    if (strategy == "group") != (group is not None):
+        raise UnsupportedModel(f"strategy is {shown(strategy)} in {weights.where}, and group_size is {group}")
+    blocks = _block(weights, "block_structure")
+    if (strategy == "block") != (blocks is not None):
+        raise UnsupportedModel(f"strategy is {shown(strategy)} in {weights.where}, and block_structure is {blocks}")
+    return Scheme(layout=layout, bits=weights.integer("num_bits", 8), group=group, symmetric=symmetric, block=blocks)
+
+
+def _fp8(fields: ConfigFields) -> Scheme:
+    """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
+    fields.expect("activation_scheme", "dynamic", "static")
+    fields.expect("fmt", "e4m3")
+    _refuse(fields, "kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
+    _ignore(fields, "ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert", "scale_fmt")
+    fields.expect("dequantize", False)
+    block = _block(fields, "weight_block_size")
+    return Scheme(layout="float8", bits=8, block=block, block_scales="weight_scale_inv")
+
+
+METHODS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "fp8": _fp8}
+
+
+def _group(fields: ConfigFields, key: str, default: int) -> int | None:
+    return None if fields.get(key, default) == -1 else fields.integer(key, default)
+
+
+def _block(fields: ConfigFields, key: str) -> tuple[int, int] | None:
+    sizes = fields.get(key)
+    if sizes is None:
+        return None
+    if isinstance(sizes, list) and len(sizes) == 2:
+        rows, columns = (ConfigFields({key: size}, fields.where).integer(key) for size in sizes)
+        return rows, columns
+    raise UnsupportedModel(f"{key} is {shown(sizes)} in {fields.where}: it must be a list of two sizes")
+
+
+def _refuse(fields: ConfigFields, key: str, why: str) -> None:
+    value = fields.get(key)
+    if not any(value is off or value == off for off in OFF):
+        raise UnsupportedModel(f"{key} is {shown(value)} in {fields.where}: {why}")
+
+
+def _ignore(fields: ConfigFields, *keys: str) -> None:
+    for key in keys:
+        fields.get(key)

@@ -1,0 +1,73 @@
+"""Folders of quantized layers against transformers on the numbers that they stand for: the same tokens, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidWeights
+from tests.models.families import partial
+from tests.quantization.packed_models import FORMS, Form, awq_form, edit_weights, gptq_form, pack_folder, packed_form
+from tests.support import TINY, reference_logits, reference_model, save_random, tiny_checkpoint
+
+SHAPE = {"num_hidden_layers": 1, "max_position_embeddings": 64}
+PROMPT = [7, 3, 250, 99, 12, 64]
+
+
+def open_llm(folder: Path) -> LLM:
+    return LLM(str(folder), dtype="float32", activation_dtype="float32", device="cpu", num_kv_blocks=32, use_tqdm=False)
+
+
+def assert_tokens_are_those_of_transformers(folder: Path, num_tokens: int = 24) -> None:
+    """And as likely as there: small models repeat themselves, so that tokens alone say little."""
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, logprobs=1)
+    with open_llm(folder) as llm:
+        completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
+    tokens = completion.token_ids
+    assert len(tokens) == num_tokens
+    logits = reference_logits(reference_model(folder / "dense"), PROMPT + tokens)[len(PROMPT) - 1 : -1]
+    assert tokens == logits.argmax(-1).tolist()
+    assert completion.logprobs is not None
+    ours = [entry[token].logprob for token, entry in zip(tokens, completion.logprobs, strict=True)]
+    assert ours == pytest.approx(logits.log_softmax(-1).amax(-1).tolist(), abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("qwen3"), **SHAPE)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_every_format(qwen3: Path, tmp_path: Path, form: Form) -> None:
+    assert_tokens_are_those_of_transformers(pack_folder(qwen3, tmp_path / "packed", form, files=3))
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "options"),
+    [
+        ("Qwen2", awq_form(), {}),
+        ("Phi3", gptq_form(sym=False), partial(0.5) | {"pad_token_id": 0}),
+        (
+            "Qwen3Moe",
+            packed_form(symmetric=False),
+            {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        ),
+    ],
+    ids=["biases", "rows in another order", "experts one by one"],
+)
+def test_layers_of_other_families(tmp_path: Path, family: str, form: Form, options: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**TINY | SHAPE | options)
+    original = save_random(getattr(transformers, f"{family}ForCausalLM")(config).eval(), tmp_path / "original")
+    assert_tokens_are_those_of_transformers(pack_folder(original, tmp_path / "packed", form))
+
+
+def test_a_folder_that_lacks_scales_is_refused_before_anything_is_loaded(qwen3: Path, tmp_path: Path) -> None:
+    folder = pack_folder(qwen3, tmp_path / "packed", awq_form())
+    edit_weights(folder, lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.scales"))
+    with pytest.raises(InvalidWeights, match=r"model\.layers\.0\.mlp\.up_proj\.scales is missing"):
+        open_llm(folder)

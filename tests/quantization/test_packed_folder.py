@@ -1,0 +1,268 @@
+"""A folder of quantized layers is a checkpoint of matrices; what does not fit together is named before anything is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.decoder import Decoder, build_model
+from nanoengine.models.json_file import read_json
+from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
+from nanoengine.models.safetensors_folder import SafetensorsFolder
+from nanoengine.quantization.packed_folder import PackedFolder
+from tests.quantization.packed_models import (
+    FORMS,
+    Form,
+    Tensors,
+    awq_form,
+    edit_config,
+    edit_weights,
+    gptq_form,
+    is_quantized,
+    pack_folder,
+    packed_form,
+)
+from tests.support import tensors_of, tiny_checkpoint
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 40}
+Q = "model.layers.0.self_attn.q_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("original"), **SHAPE)
+
+
+@pytest.fixture
+def packed_in(original: Path, tmp_path: Path) -> Callable[..., Path]:
+    return lambda form, **options: pack_folder(original, tmp_path / "packed", form, **options)
+
+
+def build(folder: Path) -> Decoder:
+    """The engine's model, full of sevens."""
+    config = read_model_config(read_json(folder, "config.json"))
+    model = build_model(config, TorchKernels(), TorchAttention(16), torch.float32, torch.device("cpu"))
+    for tensor in tensors_of(model).values():
+        tensor.fill_(7.0)
+    return model
+
+
+def refused(folder: Path, message: str) -> None:
+    """Nothing may have been copied when it is."""
+    model = build(folder)
+    with pytest.raises(InvalidWeights, match=message):
+        check_weights(model.config, open_checkpoint(folder))
+    with pytest.raises(InvalidWeights, match=message):
+        load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    assert all(bool((tensor == 7.0).all()) for tensor in tensors_of(model).values())
+
+
+@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_what_is_loaded_are_the_numbers_that_were_packed(
+    packed_in: Callable[..., Path], form: Form, files: int
+) -> None:
+    folder = packed_in(form, files=files)
+    model, expected = build(folder), load_file(folder / "dense" / "model.safetensors")
+    check_weights(model.config, open_checkpoint(folder))
+    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    assert tensors_of(model).keys() == expected.keys()
+    for name, tensor in tensors_of(model).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+def test_headers_are_those_of_the_matrices(packed_in: Callable[..., Path], form: Form) -> None:
+    folder = packed_in(form, files=2)
+    expected = {
+        name: ("F32", list(tensor.shape)) for name, tensor in load_file(folder / "dense" / "model.safetensors").items()
+    }
+    checkpoint = open_checkpoint(folder)
+    assert isinstance(checkpoint, PackedFolder)
+    assert {header.name: (header.dtype, header.shape) for header in checkpoint.headers()} == expected
+    assert {name for name, _ in checkpoint.tensors(torch.float32)} == expected.keys()
+
+
+def test_a_folder_that_is_not_quantized_is_read_as_it_is(original: Path) -> None:
+    assert isinstance(open_checkpoint(original), SafetensorsFolder)
+
+
+def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_quantization_that_is_not_read_is_named_when_it_is_opened(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(awq_form())
+    edit_config(folder, quantization_config={"quant_method": "aqlm"})
+    with pytest.raises(UnsupportedModel, match="quant_method is 'aqlm'"):
+        open_checkpoint(folder)
+
+
+def test_layers_that_were_left_as_they_are_are_read_as_they_are(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(gptq_form())
+    dense = load_file(folder / "dense" / "model.safetensors")[f"{Q}.weight"]
+
+    def leave(tensors: Tensors) -> None:
+        for suffix in ("qweight", "qzeros", "scales", "g_idx"):
+            del tensors[f"{Q}.{suffix}"]
+        tensors[f"{Q}.weight"] = dense
+
+    edit_weights(folder, leave)
+    model = build(folder)
+    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    assert torch.equal(tensors_of(model)[f"{Q}.weight"], dense)
+
+
+def test_biases_of_zeros_need_no_place_and_others_do(packed_in: Callable[..., Path]) -> None:
+    """AutoGPTQ stores one beside every layer."""
+    folder = packed_in(gptq_form())
+    edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.zeros(32), f"{DOWN}.bias": torch.zeros(32)}))
+    model = build(folder)
+    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    assert all(bool((tensor != 7.0).any()) for tensor in tensors_of(model).values())
+    edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.ones(32)}))
+    refused(folder, rf"unexpected \(1\): {Q}\.bias")
+
+
+def test_biases_of_zeros_go_where_there_is_a_place(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "original", **SHAPE, attention_bias=True)
+    folder = pack_folder(original, tmp_path / "packed", gptq_form())
+    edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.zeros(32)}))
+    model = build(folder)
+    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    assert torch.equal(tensors_of(model)[f"{Q}.bias"], torch.zeros(32))
+
+
+def test_a_quantized_head_is_a_head(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "original", **SHAPE, tie_word_embeddings=False)
+    form = gptq_form(sym=False)
+    folder = pack_folder(original, tmp_path / "packed", form)
+    parts, dense = form.make(40, 32)
+
+    def pack_head(tensors: Tensors) -> None:
+        del tensors["lm_head.weight"]
+        tensors.update({f"lm_head.{suffix}": part for suffix, part in parts.items()})
+
+    edit_weights(folder, pack_head)
+    model = build(folder)
+    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    torch.testing.assert_close(tensors_of(model)["lm_head.weight"], dense, rtol=1e-6, atol=0)
+
+
+def test_the_fingerprint_is_that_of_bytes_and_scheme(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(gptq_form(sym=False))
+    first = open_checkpoint(folder).fingerprint()
+    assert first == open_checkpoint(folder).fingerprint()
+    edit_config(folder, quantization_config=gptq_form(sym=False, version=2).config)
+    second = open_checkpoint(folder).fingerprint()
+    edit_weights(folder, lambda t: t[f"{Q}.scales"].neg_())
+    assert len({first, second, open_checkpoint(folder).fingerprint()}) == 3
+
+
+# ---- what does not fit together
+
+Edit = Callable[[Tensors], Any]
+
+
+def change(name: str, to: Callable[[Tensor], Tensor]) -> Edit:
+    return lambda tensors: tensors.update({name: to(tensors[name])})
+
+
+@pytest.mark.parametrize(
+    ("form", "edit", "message"),
+    [
+        ("GPTQ", lambda t: t.pop(f"{Q}.scales"), rf"{Q}\.scales is missing"),
+        ("GPTQ", lambda t: t.pop(f"{Q}.qzeros"), rf"{Q}\.qzeros is missing"),
+        ("AWQ", lambda t: t.pop(f"{Q}.qzeros"), rf"{Q}\.qzeros is missing"),
+        ("packed", lambda t: t.pop(f"{Q}.weight_scale"), rf"{Q}\.weight_scale is missing"),
+        ("packed, zeros", lambda t: t.pop(f"{Q}.weight_zero_point"), rf"{Q}\.weight_zero_point is missing"),
+        ("floats, a scale", lambda t: t.pop(f"{Q}.weight_scale"), rf"{Q}\.weight_scale is missing"),
+        ("fp8, blocks", lambda t: t.pop(f"{Q}.weight_scale_inv"), rf"{Q}\.weight_scale_inv is missing"),
+        ("GPTQ", lambda t: t.pop(f"{Q}.qweight"), rf"missing \(1\): {Q}\.weight; unexpected \(3\): .*{Q}\.scales"),
+        ("GPTQ", change(f"{Q}.scales", lambda t: t[:-1]), rf"{Q}\.scales .*is F16 \[1, 32\].*must be F16 \[2, 32\]"),
+        ("GPTQ", change(f"{Q}.scales", Tensor.int), rf"{Q}\.scales .*is I32 .*must be F16"),
+        ("GPTQ", change(f"{Q}.qzeros", lambda t: t[:, :-1]), rf"{Q}\.qzeros .*is I32 \[2, 3\].*must be I32 \[2, 4\]"),
+        ("GPTQ", change(f"{Q}.qweight", Tensor.long), rf"{Q}\.qweight .*is I64 .*must be I32"),
+        ("GPTQ", change(f"{Q}.qweight", Tensor.flatten), rf"{Q}\.qweight .*must have two dimensions"),
+        ("GPTQ", change(f"{Q}.g_idx", lambda t: t.flip(0)), rf"g_idx of {Q} in .*order of its own \(desc_act"),
+        ("GPTQ", change(f"{Q}.g_idx", lambda t: t[:-8]), rf"{Q}\.g_idx .*is I32 \[24\].*must be I32 \[32\]"),
+        (
+            "GPTQ",
+            change(f"{Q}.qzeros", lambda t: t + 1),
+            rf"qzeros of {Q} in .*other zero points than 8, but sym is true.*gptq_v2",
+        ),
+        (
+            "packed",
+            change(f"{Q}.weight_shape", lambda t: t + 1),
+            rf"weight_shape of {Q} in .*is \[33, 33\].*\[32, 32\]",
+        ),
+        (
+            "packed",
+            lambda t: t.update({f"{Q}.weight_g_idx": torch.arange(31, -1, -1, dtype=torch.int32) // 16}),
+            rf"weight_g_idx of {Q} in .*order of its own",
+        ),
+        (
+            "packed, zeros",
+            change(f"{Q}.weight_zero_point", Tensor.char),
+            rf"{Q}\.weight_zero_point .*I8 \[4, 2\].*I32 \[4, 2\] or I8 \[32, 2\]",
+        ),
+        ("bytes", change(f"{Q}.weight", Tensor.byte), rf"{Q}\.weight .*is U8.*must be I8"),
+        ("floats, a scale", change(f"{Q}.weight", lambda t: t.to(torch.float8_e5m2)), rf"{Q}\.weight .*is F8_E5M2"),
+        ("floats, a scale", change(f"{Q}.weight_scale", lambda t: t.expand(3)), rf"{Q}\.weight_scale .*is F32 \[3\]"),
+        ("AWQ", change(f"{Q}.scales", lambda t: t.bool()), rf"{Q}\.scales .*is BOOL"),
+    ],
+    ids=str,
+)
+def test_a_layer_that_does_not_fit_together_is_named(
+    packed_in: Callable[..., Path], form: str, edit: Edit, message: str
+) -> None:
+    folder = packed_in(FORMS[form])
+    edit_weights(folder, edit)
+    refused(folder, message)
+
+
+def test_a_layer_that_is_not_the_models_is_misshapen(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(awq_form())
+    parts, _ = awq_form().make(48, 32)
+    edit_weights(folder, lambda t: t.update({f"{Q}.{suffix}": part for suffix, part in parts.items()}))
+    refused(folder, rf"misshapen \(1\): {Q}\.weight is F32 \[48, 32\], not a float \[32, 32\]")
+
+
+def test_inputs_that_are_no_whole_groups_are_named(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(awq_form())
+    edit_config(folder, quantization_config=awq_form(group=20).config)
+    refused(folder, r"has \d+ inputs: they must be whole groups of 20")
+
+
+def test_a_config_of_other_groups_is_named(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(packed_form())
+    edit_config(folder, quantization_config=packed_form(group=8).config)
+    refused(folder, r"weight_scale .*is BF16 \[\d+, 3\].*by the quantization_config, it must be .*BF16 \[\d+, 6\]")
+
+
+def test_a_tensor_in_two_files_is_named(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(gptq_form(), files=2)
+    save_file({f"{Q}.qweight": torch.zeros(4, 32, dtype=torch.int32)}, folder / "more.safetensors")
+    refused(folder, rf"{Q}\.qweight twice, in model-\d\.safetensors and more\.safetensors")
+
+
+def test_a_layer_that_is_there_twice_is_named(packed_in: Callable[..., Path]) -> None:
+    folder = packed_in(gptq_form())
+    edit_weights(folder, lambda t: t.update({f"{Q}.weight": torch.zeros(32, 32)}))
+    refused(folder, rf"repeated \(1\): {Q}\.weight")
+
+
+def test_the_layers_of_these_tests_are_quantized(original: Path) -> None:
+    assert sum(map(is_quantized, load_file(original / "model.safetensors"))) == 7
