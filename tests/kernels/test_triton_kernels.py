@@ -33,7 +33,6 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def weight(kernels: Kernels | TritonKernels, rows: Tensor) -> object:
     result = kernels.new_weight(*rows.shape, rows.dtype, rows.device)
-    result.tensor = result.tensor.to(DEVICE, rows.dtype)  # type: ignore[attr-defined]
     result.rows(0, len(rows)).copy_(rows)
     return result
 
