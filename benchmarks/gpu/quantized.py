@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.engine --parts quantized --random-weights qwen3-0.6b
 
-`limit_share` compares with the time in which weights that are not quantized could be read: above 1 is what quantizing has brought.
+`limit_share` compares with the time in which weights that are not quantized could be read: with others it may be above 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Quantized weights on a GPU: greedy tokens of whole numbers are torch's on the CPU, and recorded products are those that are not."""
+"""Quantized weights on a GPU: greedy tokens are those of torch on the CPU, and recorded products are what they are at once."""
 
 from __future__ import annotations
 

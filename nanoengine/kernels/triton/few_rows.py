@@ -226,13 +226,14 @@ def _constants(
     else:
         tile, depth = (16, 256) if rows <= 16 else (32, 64)
     bits, groups, has_zeros = form
-    if bits and has_gate:  # two tiles of numbers in registers
-        depth = min(depth, 16 * bits)
+    norm_depth = 1024
+    if bits and has_gate:  # two tiles are unpacked in registers
+        tile, depth, norm_depth = 16, min(depth, 16 * bits), 512
     halves = 2 if bits == 4 else 1
     width = triton.next_power_of_2(inputs)
     depth = min(depth, max(16 * halves, width)) // halves
     sizes = {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": rows, "TILE": tile, "DEPTH": depth}
-    return {**sizes, "NORM_DEPTH": min(1024, width), "BITS": bits, "GROUPS": groups, "ZEROS": has_zeros}
+    return {**sizes, "NORM_DEPTH": min(norm_depth, width), "BITS": bits, "GROUPS": groups, "ZEROS": has_zeros}
 
 
 Case = tuple[str, int, int, dict[str, int]]
