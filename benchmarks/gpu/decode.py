@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 import torch
 
 from benchmarks.figures import Figures
-from benchmarks.gpu.modes import Mode, modes_of, running_in
+from benchmarks.gpu.modes import modes_of, running_in
 from benchmarks.gpu.parts import SETTLING_STEPS, Bench
 from benchmarks.gpu.trace import Activity, busy, by_kernel, record
 from benchmarks.limit import StepWork
@@ -52,12 +52,17 @@ def decode(bench: Bench, session: Session) -> None:
     for num_seqs in dict.fromkeys((bench.args.num_seqs, 1)):
         for mode in modes[:3]:
             with running_in(session.llm, mode):
-                _decode(bench, session, num_seqs, mode, show_kernels=mode == modes[0])
+                decode_steps(
+                    bench, session, num_seqs, {"work": "decode", "mode": str(mode)}, show_kernels=mode == modes[0]
+                )
     if session.device.type != "cuda":
         bench.report.warn("left out: how busy the device is, and with which kernels, which only a GPU says")
 
 
-def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_kernels: bool) -> None:
+def decode_steps(
+    bench: Bench, session: Session, num_seqs: int, case: Mapping[str, str], *, show_kernels: bool = False
+) -> None:
+    """Time the steps of so many sequences, and report them as that case."""
     engine, count, length = session.llm.engine, bench.args.decode_steps, bench.args.decode_len
     session.llm.reset_prefix_cache()
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=bench.decode_tokens)
@@ -82,13 +87,12 @@ def _decode(bench: Bench, session: Session, num_seqs: int, mode: Mode, *, show_k
         )
         least = session.limit.seconds(StepWork(num_seqs, num_seqs, context, context), bench.ceiling)
         figures = {"step_ms": 1000 * seconds, "limit_share": least / seconds, "launch_us": launches.median_us}
-        case = {"work": "decode", "mode": str(mode), "num_seqs": num_seqs}
         if session.device.type == "cuda":
             activities = record(lambda: _wait_after(lambda: steps(count)))
             figures |= _shares(activities, count)
             if show_kernels:
                 _report_kernels(bench.report, activities, num_seqs, count)
-        bench.report.add(case, figures)
+        bench.report.add({**case, "num_seqs": num_seqs}, figures)
     finally:
         engine.executor = launches.executor
         for request in requests:

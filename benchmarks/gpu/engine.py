@@ -23,6 +23,7 @@ from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.decode import decode
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import Bench, kept_going
+from benchmarks.gpu.quantized import quantized
 from benchmarks.latency import stream_figures
 from benchmarks.limit import StepWork
 from benchmarks.options import add_model_options, engine_options, positive_int
@@ -33,7 +34,7 @@ from benchmarks.startup import first_token
 from benchmarks.workload import NANO_VLLM, Workload, random_tokens, random_workload
 from nanoengine import LLM, SamplingParams
 
-PARTS = ("equal tokens", "one stream", "workload", "decode", "start-up")
+PARTS = ("equal tokens", "one stream", "workload", "decode", "quantized", "start-up")
 ON_ONE_ENGINE = ("one stream", "workload", "decode")
 
 WARM_UPS = 2
@@ -62,6 +63,8 @@ def main(arguments: Sequence[str]) -> int:
                 bench.run("one stream", lambda: one_stream(bench, session))
                 bench.run("workload", lambda: workload(bench, session))
                 bench.run("decode", lambda: decode(bench, session))
+        _give_back(device)
+        bench.run("quantized", lambda: quantized(bench))
         _give_back(device)
         bench.run("start-up", lambda: start_up(bench))
     report.show()

@@ -26,7 +26,14 @@ from benchmarks.gpu.attention_kernels import (
 from benchmarks.gpu.clock import Clock, device_facts, measure_rates
 from benchmarks.gpu.kernel_bench import Bench
 from benchmarks.gpu.parts import kept_going
-from benchmarks.gpu.row_kernels import placing, products, products_of_few_rows, rows_of_a_layer, sampling
+from benchmarks.gpu.row_kernels import (
+    placing,
+    products,
+    products_of_few_rows,
+    quantized_products,
+    rows_of_a_layer,
+    sampling,
+)
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
 from benchmarks.report import Report
@@ -44,6 +51,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "products": products,
     "placing": placing,
     "sampling": sampling,
+    "quantized": quantized_products,
 }
 """What is wanted most comes first."""
 

@@ -23,10 +23,14 @@ GPU_TESTS = {
     "test_two_engines_on_gpu": 25,
     "test_precision_on_gpu": 30,
     "test_features_on_gpu": 25,
+    "test_quantization_on_gpu": 25,
     "test_engine_on_gpu": 75,
     "test_memory_on_gpu": 70,  # last: it fills the card
 }
 """Seconds of each file; each has a process of its own, which an illegal access would poison."""
+
+PARTS_OF_ENGINE = ("equal tokens", "one stream", "workload", "decode", "start-up")
+"""What is not quantized: that has a stage of its own, behind what is wanted more."""
 
 TRITON_TESTS = ("tests/kernels/triton", "tests/kernels/test_triton_kernels.py", "tests/attention/test_triton.py")
 PYTEST = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rfEs"]
@@ -66,8 +70,9 @@ def _figures() -> list[Stage]:
     return [
         Stage("warm", 40, _module("warm", "--processes", str(PROCESSES))),
         Stage("smoke", 60, [*PYTEST, "-x", "--durations=5", *smoke], vital=True),
-        Stage("engine", 270, _module("engine", *model), saves=True),
+        Stage("engine", 250, _module("engine", *model, "--parts", *PARTS_OF_ENGINE), saves=True),
         Stage("kernels", 150, _module("kernels"), saves=True),
+        Stage("quantized", 40, _module("engine", *model, "--parts", "quantized"), saves=True),
     ]
 
 
@@ -82,7 +87,7 @@ def _tests() -> list[Stage]:
         for name, seconds in GPU_TESTS.items()
     ]
     return [
-        Stage("triton", 150, _side_by_side(TRITON_TESTS, PROCESSES)),
+        Stage("triton", 130, _side_by_side(TRITON_TESTS, PROCESSES)),
         *engines,
         Stage("memcheck", 25, sanitizer, program="compute-sanitizer", environment=own_memory),
         Stage("tune", 50, _module("tune"), saves=True),

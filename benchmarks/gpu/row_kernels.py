@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.kernel_bench import Bench
+from nanoengine.config import QUANTIZATIONS
 from nanoengine.kernels.interface import Kernels, Weight
 from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.quantization.at_load import quantizer
 
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -86,10 +89,29 @@ def products_of_few_rows(bench: Bench) -> None:
             x, residual = bench.random(rows, inputs), bench.random(rows, inputs)
             num_bytes = x.nbytes + outputs * inputs * bench.dtype.itemsize + rows * outputs * bench.dtype.itemsize
             flop = 2 * rows * inputs * outputs
-            works: list[Callable[[], object]] = [partial(torch.mm, x, weight.tensor.T) for weight in weights]
+            works: list[Callable[[], object]] = [partial(torch.mm, x, _numbers(weight).T) for weight in weights]
             bench.add_small({"kernel": f"torch.mm: {name}", "rows": rows}, works, num_bytes, flop)
             works = [partial(_as_in_a_step, bench.kernels, name, x, residual, norm, weight) for weight in weights]
             bench.add_small({"kernel": f"as in a step: {name}", "rows": rows}, works, num_bytes, flop)
+
+
+def quantized_products(bench: Bench) -> None:
+    """The same of quantized weights, in every format; a weight's bytes are those that it has then."""
+    for (name, (outputs, inputs)), format in product(matrices(bench).items(), QUANTIZATIONS):
+        numbers = bench.random(outputs, inputs)
+        quantized = quantizer(format)(numbers)
+        copies = 2 if bench.device.type == "cpu" else -(-MORE_THAN_ANY_CACHE // (outputs * inputs // 2))
+        weights = [bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device) for _ in range(copies)]
+        for weight in weights:
+            weight.rows(0, outputs).copy_quantized(quantized)
+        norm = torch.ones(inputs, device=bench.device)
+        bits = 4.75 if format.startswith("int4") else 8  # of 32 numbers of 4 bits, 24 more bits are a scale and a zero
+        for rows in (1, 16):
+            x, residual = bench.random(rows, inputs), bench.random(rows, inputs)
+            num_bytes = x.nbytes + outputs * inputs * bits / 8 + rows * outputs * bench.dtype.itemsize
+            works = [partial(_as_in_a_step, bench.kernels, name, x, residual, norm, weight) for weight in weights]
+            case = {"kernel": f"quantized: {name}", "format": format, "rows": rows}
+            bench.add_small(case, works, num_bytes, 2 * rows * inputs * outputs)
 
 
 def _as_in_a_step(kernels: Kernels, name: str, x: Tensor, residual: Tensor, norm: Tensor, weight: Weight) -> None:
@@ -107,6 +129,12 @@ def _weight(bench: Bench, outputs: int, inputs: int) -> Any:
     weight = bench.kernels.new_weight(outputs, inputs, bench.dtype, bench.device)
     weight.rows(0, outputs).copy_(bench.random(outputs, inputs))
     return weight
+
+
+def _numbers(weight: Any) -> Tensor:
+    """Kernels for GPUs learn the format of a weight from its rows, and keep it apart."""
+    found: Tensor = getattr(weight, "content", weight).tensor
+    return found
 
 
 def placing(bench: Bench) -> None:

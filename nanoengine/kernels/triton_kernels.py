@@ -15,69 +15,91 @@ from nanoengine.kernels.one_by_one import OneByOne
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.activation import gate_and_multiply
 from nanoengine.kernels.triton.experts import mixture
-from nanoengine.kernels.triton.few_rows import ROWS, product_of_few_rows
+from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
+from nanoengine.kernels.triton.float8 import Float8Rows, ScaledProduct, scaled_mm
+from nanoengine.kernels.triton.launch import why_no_float8
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
+from nanoengine.kernels.triton.packed import Packed
 from nanoengine.kernels.triton.place_tokens import place_tokens
 from nanoengine.kernels.triton.sampling import choose_tokens
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
+from nanoengine.kernels.triton.weights import LateWeight
+
+Content = RowMajor | Packed | Float8Rows
 
 
 class TritonKernels(OneByOne):
     """Nothing here waits for the device, so that all of it can be captured in a CUDA graph.
 
+    Quantized weights stay so: those of whole numbers are dequantized as a product of few rows reads them, and for more rows one
+    whole weight at a time, into a temporary tensor; floats of 8 bits are multiplied with rows of x that are rounded to match, if
+    the device does that. Experts, and what comes in other formats, are dequantized as they are loaded.
+
     Args:
         tuning: what to compute by our own products; what was chosen for this GPU if not given.
+        multiply: the product of floats of 8 bits, if not torch's own on the devices that have it.
     """
 
     name = "triton"
     description = "Triton kernels and cuBLAS"
     capturable = True
 
-    def __init__(self, tuning: Tuning | None = None) -> None:
+    def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
         self.tuning = tuning or load_tuning()
+        self.multiply = multiply
         self.place_tokens, self.choose_tokens = place_tokens, choose_tokens
         self.rms_norm, self.add_rms_norm = rms_norm, add_rms_norm
 
-    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> RowMajor:
-        return RowMajor(outputs, inputs, dtype, device)
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
+        has_float8 = self.multiply is not None or why_no_float8(device) is None
+        return LateWeight(outputs, inputs, dtype, device, has_float8=has_float8)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        assert isinstance(weight, RowMajor)
-        if self._are_few(x):
-            return self._product(x, weight, bias=bias)[0]
-        return F.linear(x, weight.tensor, bias)
+        content = _content(weight)
+        if isinstance(content, Float8Rows):
+            return content.product(x, bias, x.dtype, self.multiply or scaled_mm)
+        if self._are_few(x, content):
+            return self._product(x, content, bias=bias)[0]
+        return F.linear(x, _numbers(content, x.dtype), bias)
 
     def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        assert isinstance(weight, RowMajor)
-        if self._are_few(hidden):
-            return self._product(hidden, weight, out_dtype=torch.float32)[0]
+        content = _content(weight)
+        if isinstance(content, Float8Rows):
+            return content.product(hidden, None, torch.float32, self.multiply or scaled_mm)
+        if self._are_few(hidden, content):
+            return self._product(hidden, content, out_dtype=torch.float32)[0]
+        numbers = _numbers(content, hidden.dtype)
         if hidden.is_cuda and hidden.dtype in (torch.float16, torch.bfloat16):
             # The sums are float32 anyway: rounding them to half precision would make equals of different logits.
-            return torch.mm(hidden, weight.tensor.T, out_dtype=torch.float32)
-        return F.linear(hidden, weight.tensor).float()
+            return torch.mm(hidden, numbers.T, out_dtype=torch.float32)
+        return F.linear(hidden, numbers).float()
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
-        assert isinstance(weight, RowMajor)
-        return F.embedding(token_ids, weight.tensor)
+        content = _content(weight)
+        if isinstance(content, RowMajor):
+            return F.embedding(token_ids, content.tensor)
+        return content.dequantize(_of(weight).dtype, token_ids)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
-        assert isinstance(weight, RowMajor)
-        if self._are_few(x):
-            return self._product(x, weight, activation=activation)[0]
-        return gate_and_multiply(F.linear(x, weight.tensor), activation)
+        content = _content(weight)
+        if self._are_few(x, content):
+            return self._product(x, content, activation=activation)[0]
+        return gate_and_multiply(self.linear(x, weight, None), activation)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        if self._are_few(x):
-            return self._product(x, weight, bias=bias, residual=residual, norm=norm, eps=eps)
+        content = _content(weight)
+        if self._are_few(x, content, of_norm=True):
+            return self._product(x, content, bias=bias, residual=residual, norm=norm, eps=eps)
         return super().norm_linear(x, residual, norm, eps, weight, bias)
 
     def norm_gated_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
-        if self._are_few(x):
-            return self._product(x, weight, residual=residual, norm=norm, eps=eps, activation=activation)
+        content = _content(weight)
+        if self._are_few(x, content, of_norm=True):
+            return self._product(x, content, residual=residual, norm=norm, eps=eps, activation=activation)
         return super().norm_gated_linear(x, residual, norm, eps, weight, activation)
 
     def new_experts(
@@ -101,10 +123,30 @@ class TritonKernels(OneByOne):
         assert isinstance(down, RowMajorExperts)
         return mixture(x, gate.tensor, up.tensor, down.tensor, chosen, factors, activation, biases)
 
-    def _are_few(self, x: Tensor) -> bool:
-        """A larger batch is multiplied by cuBLAS: its programs share what they read."""
-        return len(x) <= min(self.tuning.most_product_rows, ROWS)
+    def _are_few(self, x: Tensor, content: Content, *, of_norm: bool = False) -> bool:
+        """Whether a product is our own. A larger batch is multiplied by cuBLAS: its programs share what they read."""
+        if isinstance(content, Float8Rows):
+            return False
+        most = min(self.tuning.most_product_rows, ROWS)
+        if isinstance(content, Packed):
+            most = ROWS if of_norm else most_rows(x.dtype)
+        return len(x) <= most
 
-    def _product(self, x: Tensor, weight: Weight, **around: Any) -> tuple[Tensor, Tensor]:
-        assert isinstance(weight, RowMajor)
-        return product_of_few_rows(x, weight.tensor, dependent=self.tuning.dependent_launch, **around)
+    def _product(self, x: Tensor, content: Content, **around: Any) -> tuple[Tensor, Tensor]:
+        assert not isinstance(content, Float8Rows)
+        weight = content if isinstance(content, Packed) else content.tensor
+        return product_of_few_rows(x, weight, dependent=self.tuning.dependent_launch, **around)
+
+
+def _of(weight: Weight) -> LateWeight:
+    assert isinstance(weight, LateWeight)
+    return weight
+
+
+def _content(weight: Weight) -> Content:
+    return _of(weight).content
+
+
+def _numbers(content: RowMajor | Packed, dtype: torch.dtype) -> Tensor:
+    """Those of a packed weight are a temporary tensor as large as all of it."""
+    return content.tensor if isinstance(content, RowMajor) else content.dequantize(dtype)

@@ -59,6 +59,7 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(case["kernel"] == "decode attention" and case["backend"] == "torch" for case in found) == 4
     assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
     assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5
+    assert sum(case["kernel"].startswith("quantized") for case in found) == 5 * 4 * 2
     assert any(case["kernel"] == "ragged decode attention" and case["batch"] == 2 for case in found)
     assert "left out: gate_and_multiply" in capsys.readouterr().out
 
@@ -96,7 +97,18 @@ def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "engine.json"
-    arguments = [*CPU, *SMALL_ENGINE, "--model", str(tiny), "--option", "num_kv_blocks=100", "--save", str(path)]
+    parts = ["--parts", *(part for part in gpu_engine.PARTS if part != "quantized")]
+    arguments = [
+        *CPU,
+        *SMALL_ENGINE,
+        *parts,
+        "--model",
+        str(tiny),
+        "--option",
+        "num_kv_blocks=100",
+        "--save",
+        str(path),
+    ]
     assert gpu_engine.main(arguments) == 0
     found = {
         (row["case"]["work"], row["case"].get("mode", row["case"].get("variant"))): row["figures"] for row in rows(path)
@@ -113,6 +125,19 @@ def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for missing in ("CUDA graphs", "how busy the device is"):
         assert f"left out: {missing}" in shown
+
+
+def test_quantized_weights_are_measured_beside_those_that_are_not(tiny: Path, tmp_path: Path) -> None:
+    """Those that this device does not compute with are left out, and nothing fails."""
+    path = tmp_path / "engine.json"
+    small = ["--decode-len", "4", "--decode-steps", "1", "--parts", "quantized", "--option", "num_kv_blocks=100"]
+    assert gpu_engine.main([*CPU, *SMALL_ENGINE, *small, "--model", str(tiny), "--save", str(path)]) == 0
+    found = {
+        (row["case"]["quantization"], row["case"]["num_seqs"]): row["figures"]["step_ms"]
+        for row in rows(path)
+        if row["case"]["work"] == "quantized decode"
+    }
+    assert found.keys() >= {(name, streams) for name in ("none", "int8", "int4") for streams in (1, 16)}
 
 
 def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:

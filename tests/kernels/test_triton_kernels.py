@@ -16,11 +16,14 @@ if not torch.cuda.is_available():
 from nanoengine.kernels import triton_kernels as module
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.sampling import SamplingTable
-from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.kernels.triton.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.launch import why_no_float8
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.quantization.at_load import quantizer
 from tests.kernels.mixtures import mixture
+from tests.kernels.triton.test_float8 import scaled_product
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -33,7 +36,6 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def weight(kernels: Kernels | TritonKernels, rows: Tensor) -> object:
     result = kernels.new_weight(*rows.shape, rows.dtype, rows.device)
-    result.tensor = result.tensor.to(DEVICE, rows.dtype)  # type: ignore[attr-defined]
     result.rows(0, len(rows)).copy_(rows)
     return result
 
@@ -115,6 +117,90 @@ def test_places_and_choices_are_delegated() -> None:
     table = SamplingTable(zero, ints(0), one, zero, seeds)
     chosen = KERNELS.choose_tokens(logits, table, ints(0), seeds)
     assert torch.equal(chosen, logits.argmax(-1))
+
+
+QUANTIZED = ["int8", "int4", "int4-128", "fp8"]
+
+
+def quantized(kernels: TritonKernels, rows: Tensor, name: str) -> tuple[Any, Any]:
+    """A weight of rows that were quantized, in two parts, and the numbers that they stand for, for the reference."""
+    mine = kernels.new_weight(*rows.shape, rows.dtype, rows.device)
+    parts = [quantizer(name)(part) for part in (rows[:32], rows[32:])]
+    mine.rows(32, len(rows) - 32).copy_quantized(parts[1])
+    mine.rows(0, 32).copy_quantized(parts[0])
+    assert not isinstance(mine.content, RowMajor)
+    return mine, weight(REFERENCE, torch.cat([part.dequantize(rows.dtype) for part in parts]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_rows"),
+    [
+        (torch.float32, 1),
+        (torch.float32, 9),
+        (torch.float16, 8),
+        (torch.float16, 9),
+        (torch.float16, 70),
+        (torch.bfloat16, 9),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_are_the_numbers_that_they_stand_for(name: str, num_rows: int, dtype: torch.dtype) -> None:
+    """But for floats of 8 bits, where x is rounded to match."""
+    kernels = TritonKernels(multiply=scaled_product)
+    rows, x, bias = random(96, 128, dtype=dtype) / 11, random(num_rows, 128, dtype=dtype), random(96, dtype=dtype)
+    mine, other = quantized(kernels, rows, name)
+    ids = torch.tensor([3, 0, 95, 3], device=DEVICE)
+    assert_near(kernels.embed(ids, mine), REFERENCE.embed(ids, other), dtype)
+    norm, residual = 1 + random(128, dtype=torch.float32) / 8, random(num_rows + 1, 128, dtype=dtype)[1:]
+    pairs: list[tuple[Any, Any]] = [
+        (k.linear(x, w, bias), k.logits(x, w)) for k, w in ((kernels, mine), (REFERENCE, other))
+    ]
+    around = [
+        (
+            k.gated_linear(x, w),
+            *k.norm_linear(x, residual.clone(), norm, 1e-6, w, bias),
+            *k.norm_gated_linear(x, None, norm, 1e-6, w, "gelu_tanh"),
+        )
+        for k, w in ((kernels, mine), (REFERENCE, other))
+    ]
+    tolerance = 0.15 if name == "fp8" else 4 * TOLERANCE[dtype]
+    for found, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for found, expected in zip(*around, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2 * tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_experts_are_dequantized_as_they_come(name: str) -> None:
+    source = quantizer(name)(random(32, 64, dtype=torch.float32))
+    experts = KERNELS.new_experts(2, 32, 64, torch.float32, DEVICE)
+    experts.expert(1).copy_quantized(source)
+    assert torch.equal(experts.tensor[1].cpu(), source.dequantize(torch.float32).cpu())
+
+
+def test_floats_of_8_bits_are_numbers_where_nothing_multiplies_them() -> None:
+    assert "cpu" in str(why_no_float8(torch.device("cpu")))
+    mine = TritonKernels().new_weight(32, 64, torch.bfloat16, torch.device("cpu"))
+    mine.rows(0, 32).copy_quantized(quantizer("fp8")(torch.randn(32, 64)))
+    assert isinstance(mine.content, RowMajor)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="torch multiplies floats of 8 bits by its own kernels on a GPU"
+)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("num_rows", [1, 9, 300])
+def test_the_product_of_torch_is_its_formula(num_rows: int, dtype: torch.dtype) -> None:
+    if (reason := why_no_float8(DEVICE)) is not None:
+        pytest.skip(reason)
+    rows, x, bias = random(96, 128, dtype=dtype) / 11, random(num_rows, 128, dtype=dtype), random(96, dtype=dtype)
+    found = [
+        (kernels.linear(x, mine, bias), kernels.logits(x, mine))
+        for kernels in (TritonKernels(), TritonKernels(multiply=scaled_product))
+        for mine, _ in [quantized(kernels, rows, "fp8")]
+    ]
+    assert_near(found[0], found[1], dtype)
 
 
 def test_it_says_what_it_is() -> None:

@@ -6,6 +6,8 @@ kernels of its own it costs as much time as the product: here every program does
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -15,10 +17,14 @@ from triton.language.extra import cuda
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton.activation import gated
 from nanoengine.kernels.triton.launch import Launch
+from nanoengine.kernels.triton.packed import FORMATS, NUMBERS, Packed, column_of, numbers_of, scales_of
 from nanoengine.kernels.triton.paged_cache import dot
 
 ROWS = 8
 """Rows that a program computes, the least that tensor cores multiply. Those that are not there are zeros."""
+
+MOST_ROWS = 64
+"""Rows of a program that multiplies packed numbers: for more, they are better dequantized once for all."""
 
 MANY_OUTPUTS = 1 << 15
 """From so many outputs on there is work for all multiprocessors in larger tiles, too."""
@@ -49,6 +55,8 @@ def _few_rows_kernel(
     residual: tl.tensor,
     norm_weight: tl.tensor,
     weight: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
     bias: tl.tensor,
     out: tl.tensor,
     new_residual: tl.tensor,
@@ -65,10 +73,13 @@ def _few_rows_kernel(
     GATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    ZEROS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time, rows for the norm
-    NORM_DEPTH at a time.
+    NORM_DEPTH at a time. With BITS weights are packed, and read DEPTH bytes at a time; without, they are numbers.
     """
     output = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row, step = tl.arange(0, ROWS), tl.arange(0, DEPTH)
@@ -78,7 +89,7 @@ def _few_rows_kernel(
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
 
-    scale = tl.full([ROWS], 1.0, tl.float32)
+    scale_of_row = tl.full([ROWS], 1.0, tl.float32)
     if NORM:
         squares = tl.zeros([ROWS, NORM_DEPTH], tl.float32)
         for first in range(0, INPUTS, NORM_DEPTH):
@@ -89,26 +100,42 @@ def _few_rows_kernel(
             squares += values * values
             if ADD and tl.program_id(0) == 0:  # not in the residual's own place: other programs still read it
                 tl.store(new_residual + place, values.to(x.dtype.element_ty), mask=mask)
-        scale = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / INPUTS + eps)
+        scale_of_row = 1.0 / tl.sqrt(tl.sum(squares, axis=1) / INPUTS + eps)
 
+    HALVES: tl.constexpr = 2 if BITS == 4 else 1  # inputs at a place of a weight
+    WIDTH: tl.constexpr = INPUTS // HALVES
     acc = tl.zeros([TILE, ROWS], tl.float32)
     gate = tl.zeros([TILE, ROWS], tl.float32)
-    for first in range(0, INPUTS, DEPTH):
-        column = first + step
-        present = (column < INPUTS)[None, :]
-        values = _load_rows(x, residual, row[:, None] * INPUTS + column[None, :], has_row & present, ADD)
-        if NORM:
-            factor = tl.load(norm_weight + column, mask=column < INPUTS, other=0.0)
-            values = values * scale[:, None] * factor[None, :]
-        turned = tl.trans(values.to(x.dtype.element_ty))
-        source = weight + output.to(tl.int64)[:, None] * INPUTS + column[None, :]
-        weights = tl.load(source, mask=has_output & present, other=0.0)
+    for first in range(0, WIDTH, DEPTH):
+        place = first + step
+        mask = has_output & (place < WIDTH)[None, :]
+        source = weight + output.to(tl.int64)[:, None] * WIDTH + place[None, :]
+        stored = tl.load(source, mask=mask, other=0)
+        scale, zero = scales_of(scales, zeros, output, first, has_output, BITS, GROUPS, ZEROS, WIDTH, TILE, DEPTH)
         if GATE:  # the weights of the gates, and then those of what they are multiplied with
-            ups = tl.load(source + OUTPUTS * INPUTS, mask=has_output & present, other=0.0)
-            gate = dot(weights, turned, gate)
-            acc = dot(ups, turned, acc)
-        else:
-            acc = dot(weights, turned, acc)
+            up_stored = tl.load(source + OUTPUTS * WIDTH, mask=mask, other=0)
+            up_scale, up_zero = scales_of(
+                scales, zeros, output + OUTPUTS, first, has_output, BITS, GROUPS, ZEROS, WIDTH, TILE, DEPTH
+            )
+        for half in tl.static_range(HALVES):
+            column = column_of(place, half, BITS)
+            present = (column < INPUTS)[None, :]
+            values = _load_rows(x, residual, row[:, None] * INPUTS + column[None, :], has_row & present, ADD)
+            if NORM:
+                factor = tl.load(norm_weight + column, mask=column < INPUTS, other=0.0)
+                values = values * scale_of_row[:, None] * factor[None, :]
+            turned = tl.trans(values.to(x.dtype.element_ty))
+            weights = stored
+            if BITS:
+                weights = numbers_of(stored, scale, zero, half, BITS).to(x.dtype.element_ty)
+            if GATE:
+                ups = up_stored
+                if BITS:
+                    ups = numbers_of(up_stored, up_scale, up_zero, half, BITS).to(x.dtype.element_ty)
+                gate = dot(weights, turned, gate)
+                acc = dot(ups, turned, acc)
+            else:
+                acc = dot(weights, turned, acc)
     if GATE:
         acc = gated(gate, acc, ACTIVATION)
     if BIAS:
@@ -119,7 +146,7 @@ def _few_rows_kernel(
 
 def product_of_few_rows(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Packed,
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -132,10 +159,10 @@ def product_of_few_rows(
     """rms_norm(x + residual) W^T + bias, or the gate of it; the norm and each of the others only if they are given.
 
     Sums are float32. x + residual and its norm are rounded to the dtype of x, as they are between kernels of their own; gates are
-    not rounded before they are multiplied.
+    not rounded before they are multiplied, and numbers of a packed weight are, to the dtype of x.
 
     Args:
-        x: [num_rows, inputs], at most `ROWS` rows.
+        x: [num_rows, inputs], at most `ROWS` rows; with a packed weight and no norm `most_rows`.
         weight: [outputs, inputs]; for gates those of the gates, and then those of what they are multiplied with.
         bias: [outputs]; gates have none.
         residual: like x; left as it is. It needs a norm.
@@ -149,32 +176,23 @@ def product_of_few_rows(
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[0] if activation is None else weight.shape[0] // 2
-    assert num_rows <= ROWS
-    assert weight.is_contiguous()
+    packed = weight if isinstance(weight, Packed) else None
+    assert num_rows <= (ROWS if packed is None or norm is not None else most_rows(x.dtype))
+    assert packed is not None or weight.is_contiguous()  # type: ignore[union-attr]
     assert residual is None or (residual.is_contiguous() and norm is not None)
     x = x.contiguous()
     out = x.new_empty(num_rows, outputs, dtype=out_dtype or x.dtype)
     total = x if residual is None else torch.empty_like(x)
     if not num_rows:
         return out, total
-    tile, depth = _shape(x.dtype, inputs, outputs)
-    options = {"launch_pdl": True} if dependent else {}
-    _few_rows_kernel[(triton.cdiv(outputs, tile),)](
-        x,
-        residual,
-        norm,
-        weight,
-        bias,
-        out,
-        total,
-        eps,
-        num_rows,
-        INPUTS=inputs,
-        OUTPUTS=outputs,
-        ROWS=ROWS,
-        TILE=tile,
-        DEPTH=depth,
-        NORM_DEPTH=_norm_depth(inputs),
+    rows = max(ROWS, triton.next_power_of_2(num_rows))
+    constants = _constants(
+        x.dtype, inputs, outputs, rows, packed.form if packed else NUMBERS, has_gate=activation is not None
+    )
+    tensors = (packed.numbers, packed.scales, packed.zeros) if packed else (weight, None, None)
+    _few_rows_kernel[(triton.cdiv(outputs, constants["TILE"]),)](
+        *(x, residual, norm, *tensors, bias, out, total, eps, num_rows),
+        **constants,
         ADD=residual is not None,
         NORM=norm is not None,
         GATE=activation is not None,
@@ -183,65 +201,96 @@ def product_of_few_rows(
         DEPENDENT=dependent,
         num_warps=NUM_WARPS,
         num_stages=NUM_STAGES,
-        **options,
+        **({"launch_pdl": True} if dependent else {}),
     )
     return out, total
 
 
-def _shape(dtype: torch.dtype, inputs: int, outputs: int) -> tuple[int, int]:
-    """Outputs of a program, and inputs that it reads at a time: about 8 KB of weights, four times in flight."""
+def most_rows(dtype: torch.dtype) -> int:
+    """Rows that may meet a packed weight: float32 has no tensor cores, and more would not fit into registers."""
+    return ROWS if dtype is torch.float32 else MOST_ROWS
+
+
+def _constants(
+    dtype: torch.dtype, inputs: int, outputs: int, rows: int, form: tuple[int, int, bool], *, has_gate: bool
+) -> dict[str, int | bool]:
+    """Sizes of programs, and the form of a weight.
+
+    About 8 KB of 16-bit numbers are read at a time, or as many packed ones, four times in flight. For many rows tiles are larger,
+    since every tile reads all of x. The norm takes all of a row if it is short: nothing hides the time that it takes to come.
+    """
     if dtype is torch.float32:  # exact products take no tensor cores, and the registers of all threads
-        return 16, min(64, max(16, triton.next_power_of_2(inputs)))
-    if outputs >= MANY_OUTPUTS:
-        return 64, min(128, max(16, triton.next_power_of_2(inputs)))
-    return 16, min(256, max(16, triton.next_power_of_2(inputs)))
+        tile, depth = 16, 64
+    elif outputs >= MANY_OUTPUTS:
+        tile, depth = 64, 128
+    else:
+        tile, depth = (16, 256) if rows <= 16 else (32, 64)
+    bits, groups, has_zeros = form
+    norm_depth = 1024
+    if bits and has_gate:  # two tiles are unpacked in registers
+        tile, depth, norm_depth = 16, min(depth, 16 * bits), 512
+    halves = 2 if bits == 4 else 1
+    width = triton.next_power_of_2(inputs)
+    depth = min(depth, max(16 * halves, width)) // halves
+    sizes = {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": rows, "TILE": tile, "DEPTH": depth}
+    return {**sizes, "NORM_DEPTH": min(norm_depth, width), "BITS": bits, "GROUPS": groups, "ZEROS": has_zeros}
 
 
-def _norm_depth(inputs: int) -> int:
-    """All of a row if it is short: nothing hides the time that its numbers take to come."""
-    return min(1024, triton.next_power_of_2(inputs))
+Case = tuple[str, int, int, dict[str, int]]
 
 
 def launches() -> list[Launch]:
-    """The products of a model of 1,024 dimensions, and some of one whose sizes are no powers of two."""
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-    found = []
-    cases: list[tuple[str, int, int, dict[str, int]]] = [
+    """The products of a model of 1,024 dimensions, and some of one whose sizes are no powers of two, of numbers and packed."""
+    types = torch.bfloat16, torch.float16, torch.float32
+    cases: list[Case] = [
         ("qkv", 1024, 4096, {"ADD": True, "NORM": True}),
         ("first qkv", 1024, 4096, {"NORM": True, "BIAS": True}),
         ("out", 2048, 1024, {}),
         ("gate and up", 1024, 3072, {"ADD": True, "NORM": True, "GATE": True}),
         ("GELU's gate and up", 640, 2048, {"NORM": True, "GATE": True, "ACTIVATION": ACTIVATIONS.index("gelu_tanh")}),
+        ("gate and up of a norm", 1024, 3072, {"GATE": True}),
         ("logits", 1024, 151936, {}),
         ("ragged", 1000, 2500, {"ADD": True, "NORM": True, "BIAS": True}),
     ]
-    for dtype, type_name in types.items():
-        for name, inputs, outputs, flags in cases if dtype is torch.bfloat16 else cases[:6]:
-            for dependent in (False, True) if (dtype, name) in ((torch.bfloat16, "qkv"),) else (False,):
-                tile, depth = _shape(dtype, inputs, outputs)
-                constants = {
-                    "INPUTS": inputs,
-                    "OUTPUTS": outputs,
-                    "ROWS": ROWS,
-                    "TILE": tile,
-                    "DEPTH": depth,
-                    "NORM_DEPTH": _norm_depth(inputs),
-                    **dict.fromkeys(("ADD", "NORM", "GATE", "BIAS"), False),
-                    "ACTIVATION": 0,
-                    **flags,
-                    "DEPENDENT": dependent,
-                }
-                vectors = ("x", "residual", "norm_weight", "weight", "bias", "out", "new_residual")
-                signature = {
-                    **dict.fromkeys(vectors, f"*{type_name}"),
-                    "eps": "fp32",
-                    "num_rows": "i32",
-                    "norm_weight": "*fp32",
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                if name == "logits":
-                    signature["out"] = "*fp32"
-                label = f"few_rows {name} {type_name}{' dependent' * dependent}"
-                least = 90 if dependent else 80
-                found.append(Launch(label, _few_rows_kernel, signature, constants, NUM_WARPS, NUM_STAGES, least))
+    found = []
+    for dtype, case in itertools.product(types, cases):
+        if dtype is torch.bfloat16 or case[0] != "ragged":
+            found.append(_described(dtype, case))
+    found.append(_described(torch.bfloat16, cases[0], dependent=True))
+    for dtype, case, format in itertools.product(types, cases[:7], FORMATS):
+        found.append(_described(dtype, case, ROWS, format))
+        if "NORM" not in case[3] and most_rows(dtype) > ROWS:
+            found.append(_described(dtype, case, most_rows(dtype), format))
     return found
+
+
+def _described(
+    dtype: torch.dtype, case: Case, rows: int = ROWS, format: str | None = None, *, dependent: bool = False
+) -> Launch:
+    name, inputs, outputs, flags = case
+    kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    bits, group, scale, has_zeros = FORMATS[format] if format else (0, None, "fp32", False)
+    form = bits, inputs // group if group else 1, has_zeros
+    constants = {
+        **_constants(dtype, inputs, outputs, rows, form, has_gate="GATE" in flags),
+        **dict.fromkeys(("ADD", "NORM", "GATE", "BIAS"), False),
+        "ACTIVATION": 0,
+        **flags,
+        "DEPENDENT": dependent,
+    }
+    signature = {
+        "x": f"*{kind}",
+        "residual": f"*{kind}",
+        "norm_weight": "*fp32",
+        "weight": "*u8" if bits else f"*{kind}",
+        "scales": f"*{scale}",
+        "zeros": "*u8",
+        "bias": f"*{kind}",
+        "out": "*fp32" if name == "logits" else f"*{kind}",
+        "new_residual": f"*{kind}",
+        "eps": "fp32",
+        "num_rows": "i32",
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    label = f"few_rows {name} {kind}{f' {format}, {rows} rows' if format else ''}{' dependent' * dependent}"
+    return Launch(label, _few_rows_kernel, signature, constants, NUM_WARPS, NUM_STAGES, 90 if dependent else 80)

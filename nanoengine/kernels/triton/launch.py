@@ -46,6 +46,18 @@ def why_not(device: torch.device) -> str | None:
     return None if triton.knobs.runtime.interpret else f"Triton has no code for {device.type}"
 
 
+def why_no_float8(device: torch.device) -> str | None:
+    """The reason that a device multiplies no floats of 8 bits; None if it does."""
+    if device.type != "cuda":
+        return f"no kernel multiplies floats of 8 bits on {device.type}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= (8, 9):
+        return None
+    return (
+        f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}, and it takes 8.9"
+    )
+
+
 @cache
 def num_multiprocessors(device: torch.device, interpreted: int) -> int:
     """Multiprocessors of a GPU; for the interpreter as many as it is told."""

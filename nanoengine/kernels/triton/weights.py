@@ -1,0 +1,86 @@
+"""LateWeight: a matrix on the device that lies there as its rows come from a checkpoint, in numbers or quantized."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.torch_kernels import RowMajor
+from nanoengine.kernels.triton.float8 import Float8Rows, can_multiply
+from nanoengine.kernels.triton.packed import Packed, can_pack
+from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
+
+
+class LateWeight:
+    """A weight that takes memory when its first rows come: then their format becomes that of all.
+
+    A row of another format makes it a matrix of numbers, and so does a format that no kernel computes with.
+
+    Args:
+        outputs, inputs: its shape.
+        dtype: of its numbers.
+        device: where it lies.
+        has_float8: whether kernels multiply floats of 8 bits there.
+    """
+
+    def __init__(
+        self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, *, has_float8: bool = False
+    ):
+        self.shape = torch.Size((outputs, inputs))
+        self.dtype, self.device, self.has_float8 = dtype, device, has_float8
+        self._content: RowMajor | Packed | Float8Rows | None = None
+
+    @property
+    def content(self) -> RowMajor | Packed | Float8Rows:
+        """All its rows; numbers, if none have come."""
+        if self._content is None:
+            self._content = self._unset()
+        return self._content
+
+    def rows(self, first: int, count: int) -> LateRows:
+        return LateRows(self, first, count)
+
+    def copy_rows(self, first: int, source: Tensor) -> None:
+        """Rows from `first` on become these numbers."""
+        self._numbers()[first : first + len(source)].copy_(source)
+
+    def copy_quantized_rows(self, first: int, source: QuantizedTensor) -> None:
+        """The same with quantized ones, which stay that as far as this can hold them."""
+        if self._content is None:
+            self._content = self._place_for(source)
+        if isinstance(self._content, RowMajor | None) or not self._content.take_rows(first, source):
+            self.copy_rows(first, source.dequantize(self.dtype))
+
+    def _place_for(self, source: QuantizedTensor) -> Packed | Float8Rows | None:
+        if isinstance(source, Grouped) and can_pack(source):
+            return Packed.like(source, self.shape[0], self.device)
+        if isinstance(source, Float8) and self.has_float8 and can_multiply(source, self.shape[0]):
+            return Float8Rows.like(source, self.shape[0], self.device)
+        return None
+
+    def _numbers(self) -> Tensor:
+        """Its numbers, which it is made of from now on."""
+        content = self.content
+        if isinstance(content, RowMajor):
+            return content.tensor
+        self._content = numbers = self._unset()
+        numbers.tensor.copy_(content.dequantize(self.dtype))
+        return numbers.tensor
+
+    def _unset(self) -> RowMajor:
+        outputs, inputs = self.shape
+        return RowMajor(outputs, inputs, self.dtype, self.device)
+
+
+class LateRows:
+    """A place for some rows of a `LateWeight`."""
+
+    def __init__(self, weight: LateWeight, first: int, count: int):
+        self.weight, self.first = weight, first
+        self.shape = torch.Size((count, weight.shape[1]))
+
+    def copy_(self, source: Tensor) -> None:
+        self.weight.copy_rows(self.first, source)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        self.weight.copy_quantized_rows(self.first, source)
