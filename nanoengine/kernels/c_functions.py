@@ -32,6 +32,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
         "quantized",
         [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
     ),
+    "quantized_instruction": ("quantized", []),
     "quantized_embed": ("quantized", [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE]),
     "quantized_experts": ("quantized", [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
     "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
@@ -53,6 +54,10 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
 """Name of each C function -> the library that holds it, and the types of its arguments."""
 
 
+RESULTS = {"packed_size": SIZE, "quantized_size": SIZE, "quantized_instruction": ctypes.c_char_p}
+"""The types of their results, where they have any."""
+
+
 @cache
 def c_functions() -> SimpleNamespace:
     """The functions of the compiled libraries, with their argument types set.
@@ -65,6 +70,6 @@ def c_functions() -> SimpleNamespace:
     for name, (library, arguments) in SIGNATURES.items():
         function = getattr(libraries[library], name)
         function.argtypes = arguments
-        function.restype = SIZE if name.endswith("_size") else None
+        function.restype = RESULTS.get(name)
         setattr(functions, name, function)
     return functions

@@ -21,14 +21,16 @@ from nanoengine.engine.kv.groups import Groups, KVGroup, KVSpec, group_layers
 from nanoengine.engine.messages import UNKNOWN
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.triton.launch import why_no_float8
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.description import config_table
-from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
+from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.progress import stage
+from nanoengine.quantization.at_load import quantizer
 from nanoengine.runner.draft_model import DraftModel
 from nanoengine.runner.graphs import (
     DRAFTED_TOKENS,
@@ -109,6 +111,7 @@ class Startup:
         attention = config.attention_backend
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"  # what others need, the kernels that were made for the device need too
+        self.quantize = None if config.quantization is None else self._choose_quantizer(config.quantization)
         self.backend, self.passed_over = choose_backend(
             attention, self.device, self.dtype, model_config, config.block_size, attention_specs(model_config)
         )
@@ -198,7 +201,7 @@ class Startup:
         return (
             f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
             f"{str(self.dtype).removeprefix('torch.')} on {device_name(self.device)}; "
-            f"kernels: {self.kernels.name} ({self.kernels.description}); "
+            f"kernels: {self.kernels.name} ({self.kernels.description}); {self._describe_weights()}"
             f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
             f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
             f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}{guesses}"
@@ -217,7 +220,21 @@ class Startup:
         padded = f", {padding} of {len(self.kv_groups) * size} places are padding" if padding else ""
         return f"{len(self.kv_groups)} KV groups ({names}), a block holds {size} layers{padded}; "
 
+    def _describe_weights(self) -> str:
+        """Bytes of all matrices by format, and how those that are quantized are multiplied."""
+        formats: Counter[str] = Counter()
+        for matrix in self.model.matrices:
+            formats.update(matrix.formats())
+        listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
+        plain = str(self.dtype).removeprefix("torch.")
+        products = f" ({self.kernels.quantized_products})" if formats.keys() - {plain} else ""
+        return f"weights: {listed}{products}; "
+
     # ---- making
+
+    def _choose_quantizer(self, name: str) -> Quantizer:
+        missing = "the native and torch kernels know no products of them" if self.kernels.name != "triton" else None
+        return quantizer(name, missing or why_no_float8(self.device))
 
     def _load_model(self, config: ModelConfig, backend: AttentionBackend, checkpoint: Checkpoint) -> Decoder:
         try:
@@ -227,7 +244,8 @@ class Startup:
                 f"the weights take {config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
                 f"{device_name(self.device)}: free memory there, or choose another device"
             ) from error
-        load_weights(model.checkpoint_tensors(), checkpoint, self.dtype, use_tqdm=self.use_tqdm)
+        places = model.checkpoint_tensors()
+        load_weights(places, checkpoint, self.dtype, quantize=self.quantize, use_tqdm=self.use_tqdm)
         return model
 
     def _load_draft_model(self, name: str) -> LoadedDraft:
@@ -350,7 +368,18 @@ class Startup:
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
         draft = self.draft and (self.draft.fingerprint, self.draft.config, self.draft.backend.name)
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, self.kv_groups, angles, draft)
+        parts = (
+            weights,
+            self.dtype,
+            self.config.quantization,
+            self.config.activation_dtype,
+            self.backend.name,
+            self.config.block_size,
+            model,
+            self.kv_groups,
+            angles,
+            draft,
+        )
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring

@@ -75,6 +75,9 @@ void quantized_gated_linear(int dtype, int exact, int activation, const void* x,
     });
 }
 
+// What whole numbers are multiplied with, for people.
+const char* quantized_instruction() { return DOT_OF_BYTES; }
+
 void quantized_embed(int dtype, const int64_t* ids, const QuantizedPanel* table, size_t panels, void* out, size_t rows, size_t inputs) {
     if (dtype == FLOAT32) embed(ids, table, panels, (f32*)out, rows, inputs);
     else embed(ids, table, panels, (bf16*)out, rows, inputs);

@@ -14,25 +14,25 @@
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)numbers, (__m512i)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "vpdpbusd"
 #elif defined(__AVXVNNI__)
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)numbers, (__m256i)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "vpdpbusd"
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)numbers, (int8x16_t)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "sdot"
 #elif !defined(__AVX2__)
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
 #pragma GCC unroll 4
     for (int b = 0; b < 32; b += 8) sum += ((Ints)(numbers << (24 - b)) >> 24) * ((Ints)(x << (24 - b)) >> 24);
     return sum;
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "products of 32 bits"
 #endif
 
 // A sum of products of numbers of so many bits with bytes of x, of a cell or half of one.
@@ -42,6 +42,7 @@ template <int BITS> struct Products {
     INLINE void add(int, Dwords numbers, uint32_t x) { total = dot_bytes(total, numbers, splat(x)); }
 };
 #else
+#define DOT_OF_BYTES "vpmaddubsw"
 // AVX2 multiplies bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot overflow.
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 template <int BITS> struct Products {
