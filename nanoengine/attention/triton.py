@@ -116,9 +116,7 @@ class TritonAttention(TwoKernels):
             self.tuning,
             query_start_loc=runs.query_start_loc,
             max_query_len=runs.longest,
-            **scales,
-            **_asked(spec),
-            sinks=sinks,
+            **{**scales, **_asked(spec), "sinks": sinks},
         )
 
     def prefill(
