@@ -107,9 +107,11 @@ static void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t
     };
     if constexpr (!std::is_same_v<S, T>)
         for (size_t t = 0; t < whole; t += TILE) {
-            for (const S* cache : {k_cache, v_cache})
-                for (size_t i = 0; i < TILE * (kv.head_dim + kv.scale_size); i += 64)
-                    __builtin_prefetch(stored(cache, t + AHEAD) + i, 0, 2);
+            const S *next_keys = stored(k_cache, t + AHEAD), *next_values = stored(v_cache, t + AHEAD);
+            for (size_t i = 0; i < TILE * (kv.head_dim + kv.scale_size); i += 64) {
+                __builtin_prefetch(next_keys + i, 0, 2);
+                __builtin_prefetch(next_values + i, 0, 2);
+            }
             dequantize_keys(stored(k_cache, t), kv.head_dim, dequantized + t * kv.head_dim);
             dequantize_values(stored(v_cache, t), kv.head_dim, dequantized + (PART + t) * kv.head_dim);
         }

@@ -8,6 +8,7 @@
 #include "kv_tiles.h"
 
 typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 
 enum { INT8 = 2 };  // the Dtype of a cache alone: nothing is computed in it
 
@@ -24,6 +25,18 @@ template <class Body> static void with_types(int dtype, int cache_dtype, Body bo
     else with((bf16*)nullptr);
 }
 
+// In steps that are one instruction each: the compiler would take larger ones lane by lane.
+INLINE Floats numbers_at(const int8_t* from) {
+    const Shorts numbers = __builtin_convertvector(load<Bytes>(from), Shorts);
+    return __builtin_convertvector(__builtin_convertvector(numbers, Ints), Floats);
+}
+
+// The lowest bits of each lane.
+INLINE void store_numbers(int8_t* to, Dwords lanes) {
+    const Shorts numbers = __builtin_convertvector((Ints)lanes, Shorts);
+    store(to, __builtin_convertvector(numbers, Bytes));
+}
+
 // A row of a head as numbers; returns their scale. Elements below 1e-30 / 254 become 0.
 template <class T> static float quantize(const T* row, size_t dim, int8_t* numbers) {
     Floats largest_sizes{}, nothing{};  // the second stays 0 unless something is infinite or NaN
@@ -34,14 +47,9 @@ template <class T> static float quantize(const T* row, size_t dim, int8_t* numbe
     }
     const float size = largest(largest_sizes), scale = (size > 1e-30f ? size : 1e-30f) / 127.0f + sum(nothing);
     for (size_t d = 0; d < dim; d += LANES) {  // 1.5 * 2^23 more: rounded to a whole number, which the lowest bits are
-        const Dwords shifted = as_bits(load_floats(row + d) / scale + 12582912.0f);
-        store(numbers + d, __builtin_convertvector((Ints)shifted, Bytes));
+        store_numbers(numbers + d, as_bits(load_floats(row + d) / scale + 12582912.0f));
     }
     return scale;
-}
-
-INLINE Floats numbers_at(const int8_t* from) {
-    return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Ints), Floats);
 }
 
 // Scales of a tile from token `first` on, each n times, in lanes.
