@@ -40,15 +40,15 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
     "attention_write": (
         "attention_write",
-        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
+        [INT, INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
     ),
     "attention_decode": (
         "attention_decode",
-        [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
     "attention_prefill": (
         "attention_prefill",
-        [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
 }
 """Name of each C function -> the library that holds it, and the types of its arguments."""
