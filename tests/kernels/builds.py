@@ -16,11 +16,11 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
+from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import SIGNATURES
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_operations import DTYPES
 from tests.kernels.mixtures import Mixture
 
 TILE = 16
@@ -76,7 +76,7 @@ class Build:
             if library in paths:
                 function = getattr(ctypes.CDLL(str(paths[library])), name)
                 function.argtypes = arguments
-                function.restype = ctypes.c_size_t if name == "packed_size" else None
+                function.restype = ctypes.c_size_t if name.endswith("_size") else None
                 self.functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> Any:
