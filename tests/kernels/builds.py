@@ -75,7 +75,7 @@ class Build:
             if library in paths:
                 function = getattr(ctypes.CDLL(str(paths[library])), name)
                 function.argtypes = arguments
-                function.restype = ctypes.c_size_t if name == "packed_size" else None
+                function.restype = ctypes.c_size_t if name.endswith("_size") else None
                 self.functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> Any:
