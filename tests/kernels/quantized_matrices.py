@@ -126,3 +126,16 @@ def assert_rounded(result: Tensor, x: Tensor, source: QuantizedTensor) -> None:
         allowed = ROUNDED * factors.abs().sum(1, keepdim=True) * values + SMALLEST
         errors.append(((result.double() - factors @ weight.T).abs() / allowed).nan_to_num(torch.inf).max().item())
     assert min(errors) <= 1, f"{min(errors):.3} times the error that is allowed"
+
+
+def assert_numbers(found: Tensor, form: Format, source: QuantizedTensor) -> None:
+    """To the bit; where a scale times a number below the zero rounds by itself, up to those roundings."""
+    numbers = source.dequantize(torch.float32)
+    if form.zeros and form.scales is torch.float32:
+        assert isinstance(source, Grouped)
+        allowed = (
+            source.scales.abs().amax() * (1 << form.bits) * (2.0**-22 if found.dtype is torch.float32 else 2.0**-8)
+        )
+        assert ((found.double() - numbers.double()).abs() <= allowed).all()
+    else:
+        assert torch.equal(found, numbers.to(found.dtype))

@@ -18,7 +18,15 @@ from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, panel
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_linear, random
-from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, assert_rounded, drawn, weight_from
+from tests.kernels.quantized_matrices import (
+    DIFFERENT,
+    FORMATS,
+    Format,
+    assert_numbers,
+    assert_rounded,
+    drawn,
+    weight_from,
+)
 
 REASON = why_not(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -40,19 +48,6 @@ def fast() -> NativeKernels:
 
 def all_rows(kernels: NativeKernels, weight: NativeWeight) -> Tensor:
     return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
-def assert_numbers(found: Tensor, form: Format, source: QuantizedTensor) -> None:
-    """To the bit; where a scale times a number below the zero rounds by itself, up to those roundings."""
-    numbers = source.dequantize(found.dtype)
-    if form.zeros and form.scales is torch.float32:
-        assert isinstance(source, Grouped)
-        allowed = (
-            source.scales.abs().amax() * (1 << form.bits) * (2.0**-22 if found.dtype is torch.float32 else 2.0**-8)
-        )
-        assert ((found.double() - numbers.double()).abs() <= allowed).all()
-    else:
-        assert torch.equal(found, numbers)
 
 
 # ---- what is packed comes back, and products are those of its numbers

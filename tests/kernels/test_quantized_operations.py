@@ -1,4 +1,4 @@
-"""Operations over quantized weights: the same for a row alone as in any batch, and those of the numbers where nothing is rounded."""
+"""Operations over quantized weights: a row is the same alone and in any batch, and what is not rounded is that of the numbers."""
 
 from __future__ import annotations
 
