@@ -73,6 +73,8 @@ class EngineConfig:
         block_size: tokens in one block of the KV cache.
         num_kv_blocks: size of the KV pool in blocks (one more is taken for the null block). None: from memory.
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
+        kv_cache_dtype: "auto" (that of the model), or "int8": 8-bit numbers and a scale for each token of a head, which is about
+            half the bytes of bfloat16, and near it.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
         enable_prefix_caching: reuse the KV of equal prefixes.
         preemption_mode: what happens to a sequence that must give its blocks back: "recompute" (prefill it again later),
@@ -114,6 +116,7 @@ class EngineConfig:
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
+    kv_cache_dtype: str = "auto"
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     preemption_mode: str = "recompute"
@@ -152,6 +155,7 @@ class EngineConfig:
         if self.quantization is not None:
             _choice("quantization", self.quantization, QUANTIZATIONS)
         _choice("activation_dtype", self.activation_dtype, ("auto", "int8", "float32"))
+        _choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8"))
         _choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
         _choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.speculation is not None and not _is_speculation(self.speculation):

@@ -130,12 +130,8 @@ class ModelConfig:
         return replace(self, layers=tuple(layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """K and V in all layers."""
-        return self.num_layers * self.kv_bytes_of_layer(dtype_bytes)
-
-    def kv_bytes_of_layer(self, dtype_bytes: int) -> int:
-        """K and V of a token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * dtype_bytes
+        """K and V in all layers, of numbers of a size."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def num_parameters(self) -> int:
         """Number of weights, from the shapes alone."""

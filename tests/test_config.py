@@ -55,6 +55,8 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("dtype", "float64"),
         ("dtype", None),
         ("dtype", "int8"),
+        ("kv_cache_dtype", "int4"),
+        ("kv_cache_dtype", None),
         ("preemption_mode", "swop"),
         ("kernels", "numpy"),
         ("kernels", "Native"),
@@ -155,6 +157,8 @@ def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | 
     ("name", "value"),
     [
         ("dtype", "float16"),
+        ("kv_cache_dtype", "auto"),
+        ("kv_cache_dtype", "int8"),
         ("kernels", "auto"),
         ("kernels", "native"),
         ("kernels", "torch"),

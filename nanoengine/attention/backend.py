@@ -156,6 +156,8 @@ class AttentionBackend(Protocol):
     holds."""
     captures_prompts: bool
     """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
+    quantizes: bool
+    """Whether it can keep K/V as int8 (`kernels/kv_int8.py`): then everything here takes caches of that dtype, too."""
 
     def __init__(self, block_size: int) -> None: ...
 
@@ -164,8 +166,14 @@ class AttentionBackend(Protocol):
         """The reason that this backend cannot run here; None if it can."""
         ...
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks.
+
+        Args:
+            quantized: of a cache of dtype int8, which has room for the scales in each block.
+        """
         ...
 
     @property
@@ -176,7 +184,7 @@ class AttentionBackend(Protocol):
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim], into the slots of `slot_mapping`.
 
-        Between two tokens of k or v there may be a gap.
+        Between two tokens of k or v there may be a gap. An int8 cache takes them as they would be in another one, quantized.
         """
         ...
 
@@ -204,11 +212,14 @@ def choose_backend(
     model: ModelConfig,
     block_size: int,
     specs: Sequence[AttentionSpec] = (),
+    *,
+    quantized: bool = False,
 ) -> tuple[AttentionBackend, str]:
     """The backend of that name, or for "auto" the fastest that can run here; and why faster ones cannot.
 
     Args:
         specs: what the layers of the model ask for; none of them asks for more than a scale if nothing is said.
+        quantized: whether K/V are to be kept as int8.
 
     Raises:
         InvalidConfig: no such backend, or it cannot run here, or not for these layers; the message says why.
@@ -233,6 +244,8 @@ def choose_backend(
     reasons: dict[str, str] = {}
     for backend in best_first if name == "auto" else [backends[name]]:
         reason = backend.why_not(device, dtype, model, block_size) or _missing_feature(backend, specs)
+        if reason is None and quantized and not backend.quantizes:
+            reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:
             return backend(block_size), _list(reasons)
         reasons[backend.name] = reason

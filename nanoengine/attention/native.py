@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.native_operations import operation, why_not
 from nanoengine.model_config import ModelConfig
 
@@ -28,6 +29,7 @@ class NativeAttention(TwoKernels):
     captures_prompts = False
     features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = True
+    quantizes = True
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -44,8 +46,10 @@ class NativeAttention(TwoKernels):
             return f"head_dim {model.head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
         return why_not(device, dtype)
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * head_dim)
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * (head_dim + SCALE_BYTES * quantized))
 
     def rotate_and_write(
         self,
@@ -60,8 +64,7 @@ class NativeAttention(TwoKernels):
         slot_mapping: Tensor,
     ) -> Tensor:
         changes, where = (q_weight, k_weight, eps, cos, sin), (k_cache, v_cache, slot_mapping)
-        kv_heads, head_dim = k_cache.shape[2], k_cache.shape[3] // TILE
-        return self._rotate_and_write(qkv, *changes, *where, kv_heads, head_dim, self.block_size)
+        return self._rotate_and_write(qkv, *changes, *where, k_cache.shape[2], head_dim_of(k_cache), self.block_size)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         self._write(k, v, k_cache, v_cache, slot_mapping, self.block_size)
@@ -95,3 +98,8 @@ class NativeAttention(TwoKernels):
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
         return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, *asked)
+
+
+def head_dim_of(cache: Tensor) -> int:
+    """Of K or V as these kernels keep it."""
+    return cache.shape[3] // TILE - SCALE_BYTES * (cache.dtype is torch.int8)

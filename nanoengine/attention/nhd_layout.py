@@ -30,6 +30,7 @@ class NHDLayout(TwoKernels):
     block_major = False
     capturable = True
     captures_prompts = False
+    quantizes = False
 
     def __init__(self, block_size: int):
         self.block_size = block_size
@@ -41,7 +42,10 @@ class NHDLayout(TwoKernels):
 
             self.rotate_and_write, self._write = rotate_and_write, write_kv
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        assert not quantized
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.kernels.kv_int8 import SCALE_BYTES, dequantize, quantize
 from nanoengine.model_config import ModelConfig
 
 MAX_SCORES = 1 << 24
@@ -51,6 +52,7 @@ class TorchAttention(TwoKernels):
     capturable = False
     captures_prompts = False
     features = frozenset({"window", "chunk", "sinks", "soft_cap"})
+    quantizes = True
     block_major = False  # it looks tokens up in one flat list of slots
     rotate_and_write = None
 
@@ -61,15 +63,19 @@ class TorchAttention(TwoKernels):
     def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:  # noqa: ARG004
         return None
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        return (num_blocks, self.block_size, num_kv_heads, head_dim)
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        return (num_blocks, self.block_size, num_kv_heads, head_dim + SCALE_BYTES * quantized)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         if slot_mapping.numel() and slot_mapping.min() < 0:
             written = slot_mapping >= 0
             slot_mapping, k, v = slot_mapping[written], k[written], v[written]
-        k_cache.flatten(0, 1).index_copy_(0, slot_mapping, k)
-        v_cache.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        for cache, rows in ((k_cache, k), (v_cache, v)):
+            if cache.dtype is torch.int8:
+                rows = _with_scales(*quantize(rows))
+            cache.flatten(0, 1).index_copy_(0, slot_mapping, rows)
 
     def prefill(
         self,
@@ -88,7 +94,7 @@ class TorchAttention(TwoKernels):
         out = torch.empty_like(q)
         start = 0
         for slots, query_len, seq_len in zip(runs.plan, runs.query_lens_list, runs.seq_lens_list, strict=True):
-            k, v = (_gather(cache, slots[None]) for cache in (k_cache, v_cache))
+            k, v = (_gather(cache, slots[None], q.dtype) for cache in (k_cache, v_cache))
             begin, history = seq_len - len(slots), seq_len - query_len  # positions of the first key and the first query
             for first, last in _slices(query_len, _slice_size(len(slots), q.shape[1], spec)):
                 rows = slice(start + first, start + last)
@@ -117,7 +123,7 @@ class TorchAttention(TwoKernels):
             runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)
         for group in runs.plan:
-            k, v = (_gather(cache, group.slots) for cache in (k_cache, v_cache))
+            k, v = (_gather(cache, group.slots, q.dtype) for cache in (k_cache, v_cache))
             own_sinks = None if sinks is None else sinks.unflatten(0, (k.shape[1], -1))
             for rows, own_slot, visible in reversed(group.queries):
                 # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
@@ -174,9 +180,17 @@ class TorchAttention(TwoKernels):
         return blocks.long() * self.block_size + positions % self.block_size
 
 
-def _gather(cache: Tensor, slots: Tensor) -> Tensor:
-    """K or V of slots [num_seqs, seq_len], as [num_seqs, num_kv_heads, seq_len, head_dim]."""
+def _with_scales(numbers: Tensor, scales: Tensor) -> Tensor:
+    """Rows of an int8 cache: [..., head_dim] numbers, and behind them the bytes of their scale."""
+    return torch.cat((numbers, scales[..., None].view(torch.int8)), -1)
+
+
+def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """K or V of slots [num_seqs, seq_len], as [num_seqs, num_kv_heads, seq_len, head_dim] of the dtype of the queries."""
     rows = cache.flatten(0, 1).index_select(0, slots.flatten())  # copies whole rows: faster than general indexing
+    if cache.dtype is torch.int8:
+        numbers, scales = rows.split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)
+        rows = dequantize(numbers, scales.contiguous().view(torch.float32)[..., 0], dtype)
     return rows.unflatten(0, slots.shape).transpose(1, 2)
 
 

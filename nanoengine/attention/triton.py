@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import why_not
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 from nanoengine.model_config import ModelConfig
@@ -24,7 +25,7 @@ CAPABILITY = (8, 0)
 class TritonAttention(TwoKernels):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
 
-    In a block, all tokens of a head lie together: a head is read in pieces as large as they can be.
+    In a block, all tokens of a head lie together: a head is read in pieces as large as they can be. Scales follow numbers.
 
     Args:
         tuning: how its kernels are launched; what was chosen for this GPU if nothing is said.
@@ -36,9 +37,11 @@ class TritonAttention(TwoKernels):
     block_major = False
     capturable = True
     captures_prompts = True
+    quantizes = True
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
         # Triton is not installed everywhere, and whoever asks why_not must not need it.
+        from nanoengine.kernels.triton.kv_int8 import views
         from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
         from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
@@ -48,6 +51,7 @@ class TritonAttention(TwoKernels):
         self.tuning = tuning or load_tuning()
         self._rotate_and_write, self._write = rotate_and_write, write_kv
         self._prefill, self._decode = paged_prefill, paged_decode
+        self._int8_views = views
         self._workspace = Workspace()
 
     @staticmethod
@@ -65,7 +69,11 @@ class TritonAttention(TwoKernels):
             return f"the GPU has compute capability {has}, and {needs} is the least"
         return None
 
-    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        if quantized:
+            return (num_blocks, num_kv_heads, self.block_size * (head_dim + SCALE_BYTES))
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 
     def rotate_and_write(
@@ -80,12 +88,13 @@ class TritonAttention(TwoKernels):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        changes, caches = (q_weight, k_weight, eps, cos, sin), (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-        dependent = self.tuning.dependent_launch
-        return self._rotate_and_write(qkv, *changes, *caches, slot_mapping, dependent=dependent)
+        (k, v), scales = self._views(k_cache, v_cache)
+        options = {**scales, "dependent": self.tuning.dependent_launch}
+        return self._rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k, v, slot_mapping, **options)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        self._write(k, v, k_cache.transpose(1, 2), v_cache.transpose(1, 2), slot_mapping)
+        caches, scales = self._views(k_cache, v_cache)
+        self._write(k, v, *caches, slot_mapping, **scales)
 
     def decode(
         self,
@@ -96,7 +105,7 @@ class TritonAttention(TwoKernels):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        caches = (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+        caches, scales = self._views(k_cache, v_cache)
         return self._decode(
             q,
             *caches,
@@ -107,8 +116,7 @@ class TritonAttention(TwoKernels):
             self.tuning,
             query_start_loc=runs.query_start_loc,
             max_query_len=runs.longest,
-            **_asked(spec),
-            sinks=sinks,
+            **{**scales, **_asked(spec), "sinks": sinks},
         )
 
     def prefill(
@@ -121,8 +129,16 @@ class TritonAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        caches, longest = (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), runs.longest
-        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **_asked(spec), sinks=sinks)
+        (caches, scales), longest = self._views(k_cache, v_cache), runs.longest
+        asked = {**scales, **_asked(spec), "sinks": sinks}
+        return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
+
+    def _views(self, k_cache: Tensor, v_cache: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
+        if k_cache.dtype is not torch.int8:
+            return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
+        (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in (k_cache, v_cache))
+        return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
 
 
 def _asked(spec: AttentionSpec) -> dict[str, Any]:

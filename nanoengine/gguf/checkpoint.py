@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,10 @@ class GGUFCheckpoint:
         """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
         for record, tensor in self._all():
             dtype = record.type if record.type in FLOATS else "F32"
-            yield TensorHeader(tensor.name, dtype, _shape(record, tensor), self.place)
+            shape = _shape(record, tensor)
+            whole = math.prod(record.shape)
+            stored = None if record.type in FLOATS else record.nbytes * math.prod(shape) // whole
+            yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
         """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are

@@ -32,6 +32,7 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
         "quantized",
         [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
     ),
+    "quantized_instruction": ("quantized", []),
     "quantized_embed": ("quantized", [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE]),
     "quantized_experts": ("quantized", [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
     "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
@@ -39,18 +40,22 @@ SIGNATURES: dict[str, tuple[str, list[type]]] = {
     "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
     "attention_write": (
         "attention_write",
-        [INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
+        [INT, INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
     ),
     "attention_decode": (
         "attention_decode",
-        [INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
     "attention_prefill": (
         "attention_prefill",
-        [INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
+        [INT, INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
     ),
 }
 """Name of each C function -> the library that holds it, and the types of its arguments."""
+
+
+RESULTS = {"packed_size": SIZE, "quantized_size": SIZE, "quantized_instruction": ctypes.c_char_p}
+"""The types of their results, where they have any."""
 
 
 @cache
@@ -65,6 +70,6 @@ def c_functions() -> SimpleNamespace:
     for name, (library, arguments) in SIGNATURES.items():
         function = getattr(libraries[library], name)
         function.argtypes = arguments
-        function.restype = SIZE if name.endswith("_size") else None
+        function.restype = RESULTS.get(name)
         setattr(functions, name, function)
     return functions

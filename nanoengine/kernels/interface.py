@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -37,6 +38,10 @@ class Weight(Protocol):
     @property
     def shape(self) -> torch.Size: ...
 
+    def formats(self) -> Mapping[str, int]:
+        """Bytes that it takes, by the name of the format that they are in."""
+        ...
+
     def rows(self, first: int, count: int) -> QuantizedDestination:
         """Rows [first, first + count), to be filled from a checkpoint."""
         ...
@@ -48,6 +53,10 @@ class ExpertWeights(Protocol):
     @property
     def shape(self) -> torch.Size:
         """(experts, outputs, inputs)"""
+        ...
+
+    def formats(self) -> Mapping[str, int]:
+        """As of a `Weight`."""
         ...
 
     def expert(self, index: int) -> QuantizedDestination:
@@ -77,6 +86,8 @@ class Kernels(Protocol):
 
     name: str
     description: str
+    quantized_products: str
+    """How quantized weights are multiplied, for the start-up line."""
     capturable: bool
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.gates import ACTIVATIONS, gated
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.libraries import load_libraries
@@ -37,6 +38,9 @@ class NativeKernels:
         ) = (operation(f"quantized_{name}") for name in names)
         self._rms_norm, self._draw_tokens = operation("rms_norm"), operation("draw_tokens")
         self.description = load_libraries().description
+        instruction = c_functions().quantized_instruction().decode()
+        rounded = f"activations in int8 by {instruction}, few rows from packed numbers, more from unpacked panels"
+        self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
         self.place_tokens = place_tokens
 

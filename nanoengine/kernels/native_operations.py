@@ -18,6 +18,9 @@ from nanoengine.kernels.libraries import must_compile
 from nanoengine.kernels.quantized_operations import quantized_operations
 from nanoengine.progress import stage
 
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}
+"""Those of K/V caches, as kv_int8.h numbers them."""
+
 QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Formats of quantized blocks, as dequantize.cpp numbers them."""
 
@@ -207,7 +210,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         projected = q_start, width, k_start, width, k_start + kv_heads * head_bytes, width
         outputs = slots.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr()
         sizes = tokens, q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        c.attention_write(DTYPES[qkv.dtype], *projected, *weights, eps, *angles, *outputs, *sizes)
+        dtypes = DTYPES[qkv.dtype], CACHE_DTYPES[k_cache.dtype]
+        c.attention_write(*dtypes, *projected, *weights, eps, *angles, *outputs, *sizes)
         return q
 
     def attention_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, block_size: int) -> None:
@@ -217,7 +221,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         outputs = None, k_cache.data_ptr(), v_cache.data_ptr()
         sizes = tokens, 0, kv_heads, head_dim, block_size, k_cache.stride(0)
         unchanged = None, None, 0.0, None, None, 0
-        c.attention_write(DTYPES[k.dtype], *projected, *unchanged, slots.data_ptr(), *outputs, *sizes)
+        dtypes = DTYPES[k.dtype], CACHE_DTYPES[k_cache.dtype]
+        c.attention_write(*dtypes, *projected, *unchanged, slots.data_ptr(), *outputs, *sizes)
 
     def attention_decode(
         q: Tensor,
@@ -243,7 +248,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
         asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
         lengths = query_start.data_ptr(), seq_lens.data_ptr(), num_shared
-        c.attention_decode(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
+        dtypes = DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]
+        c.attention_decode(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     def attention_prefill(
@@ -269,7 +275,8 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
         asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
-        c.attention_prefill(DTYPES[q.dtype], *inputs, *lengths, out.data_ptr(), *sizes, *asked)
+        dtypes = DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]
+        c.attention_prefill(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
     pure = experts, embed, dequantize, draw_tokens, attention_decode, attention_prefill

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from functools import cache, cached_property
 from typing import NamedTuple
 
@@ -70,6 +72,14 @@ class NativeWeight:
     @property
     def is_quantized(self) -> bool:
         return bool(self.segments)
+
+    def formats(self) -> Mapping[str, int]:
+        if not self.is_quantized:
+            return {str(self.dtype).removeprefix("torch."): self.numbers.nbytes}
+        total: Counter[str] = Counter()
+        for segment in self.segments.values():
+            total[segment.name] += segment.memory.nbytes
+        return total
 
     @property
     def numbers(self) -> Tensor:
@@ -156,6 +166,9 @@ class NativeExperts:
         self.shape = torch.Size((experts, outputs, inputs))
         self._step = -(-outputs // panel_width()) * panel_width()
         self.weight = NativeWeight(experts * self._step, inputs, dtype, filled=experts * outputs)
+
+    def formats(self) -> Mapping[str, int]:
+        return self.weight.formats()
 
     def expert(self, index: int) -> NativeRows:
         return self.weight.rows(index * self._step, self.shape[1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,6 +29,10 @@ class Numbers:
         self.tensor.copy_(source.dequantize(self.tensor.dtype))
 
 
+def bytes_by_dtype(tensor: Tensor) -> dict[str, int]:
+    return {str(tensor.dtype).removeprefix("torch."): tensor.nbytes}
+
+
 class RowMajor:
     """A weight as one tensor [outputs, inputs]."""
 
@@ -36,6 +42,9 @@ class RowMajor:
     @property
     def shape(self) -> torch.Size:
         return self.tensor.shape
+
+    def formats(self) -> Mapping[str, int]:
+        return bytes_by_dtype(self.tensor)
 
     def rows(self, first: int, count: int) -> Numbers:
         return Numbers(self.tensor[first : first + count])
@@ -51,6 +60,9 @@ class RowMajorExperts:
     def shape(self) -> torch.Size:
         return self.tensor.shape
 
+    def formats(self) -> Mapping[str, int]:
+        return bytes_by_dtype(self.tensor)
+
     def expert(self, index: int) -> Numbers:
         return Numbers(self.tensor[index])
 
@@ -63,6 +75,7 @@ class TorchKernels(OneByOne):
     """
 
     name = "torch"
+    quantized_products = "dequantized when they were loaded"
     capturable = False
 
     def __init__(self, reason: str | None = None):

@@ -42,6 +42,7 @@ class TritonKernels(OneByOne):
 
     name = "triton"
     description = "Triton kernels and cuBLAS"
+    quantized_products = "whole numbers dequantized as they are read, floats of 8 bits as such"
     capturable = True
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:

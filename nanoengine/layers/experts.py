@@ -37,10 +37,9 @@ class Experts:
         self.kernels, self.facts, self.activation = factory.kernels, facts, activation
         count, width = facts.num_experts, facts.intermediate_size
         self.router = Linear(factory, hidden_size, count, bias=facts.has_biases)
-        new, placed = factory.kernels.new_experts, (factory.dtype, factory.device)
-        self.gate = new(count, width, hidden_size, *placed)
-        self.up = new(count, width, hidden_size, *placed)
-        self.down = new(count, hidden_size, width, *placed)
+        self.gate = factory.experts(count, width, hidden_size)
+        self.up = factory.experts(count, width, hidden_size)
+        self.down = factory.experts(count, hidden_size, width)
         self.biases: ExpertBiases | None = None
         if facts.has_biases:
             widths = (width, width, hidden_size)

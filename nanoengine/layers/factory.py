@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Kernels, Weight
+from nanoengine.kernels.interface import ExpertWeights, Kernels, Weight
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,23 @@ class Factory:
     Args:
         kernels: what computes with them, and says how a weight lies in memory.
         dtype, device: of all of them, but for `floats`.
+        matrices: those that were made.
     """
 
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
+    matrices: list[Weight | ExpertWeights] = field(default_factory=list)
 
     def weight(self, outputs: int, inputs: int) -> Weight:
-        return self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+        weight = self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+        self.matrices.append(weight)
+        return weight
+
+    def experts(self, experts: int, outputs: int, inputs: int) -> ExpertWeights:
+        weights = self.kernels.new_experts(experts, outputs, inputs, self.dtype, self.device)
+        self.matrices.append(weights)
+        return weights
 
     def floats(self, *shape: int) -> Tensor:
         """In float32, whatever the dtype: norms, of which 1 + w would lose most of w in bfloat16, sinks, biases of experts."""

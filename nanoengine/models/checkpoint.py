@@ -21,6 +21,7 @@ class TensorHeader(NamedTuple):
     dtype: str  # one of FLOATS, if it can be loaded
     shape: list[int]
     file: str  # for messages
+    stored_bytes: int | None = None  # of what is quantized, and may stay so
     adds_nothing: bool = False  # it is all zeros, so a model that has no place for it does without
 
 

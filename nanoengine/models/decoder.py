@@ -190,6 +190,7 @@ class Decoder:
         self.rotary = {rope: RotaryEmbedding(config.head_dim, rope, factory.device) for rope in ropes}
         self.norm = RMSNorm(factory, config.hidden_size, config.rms_norm_eps)
         self.lm_head = LMHead(factory, self.embed_tokens, tied=config.tie_word_embeddings)
+        self.matrices = factory.matrices
 
     def prepare(self, max_len: int) -> None:
         """Make ready for positions below `max_len`, before the first `forward`."""

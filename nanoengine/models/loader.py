@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from nanoengine.models.decoder import build_model
 from nanoengine.models.json_file import read_json
 from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
 from nanoengine.progress import stage
+from nanoengine.quantization.at_load import BITS
 from nanoengine.quantization.packed_folder import PackedFolder
 from nanoengine.quantization.scheme import read_scheme
 from nanoengine.quantization.tensor import QuantizedTensor
@@ -88,6 +90,20 @@ def load_weights(
         )
 
 
+def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str | None = None) -> int:
+    """What the weights of a checkpoint take in memory, about: quantized ones stay so, and numbers become what is asked for."""
+    total = 0.0
+    for header in checkpoint.headers():
+        count = math.prod(header.shape)
+        if header.stored_bytes is not None:
+            total += header.stored_bytes
+        elif quantization is not None and len(header.shape) == 2:
+            total += count * BITS[quantization] / 8
+        else:
+            total += count * dtype.itemsize
+    return int(total)
+
+
 def _place(
     source: Tensor | QuantizedTensor, place: Destination, dtype: torch.dtype, quantize: Quantizer | None
 ) -> None:
@@ -110,11 +126,12 @@ def _compare(shapes: Mapping[str, Sequence[int]], checkpoint: Checkpoint) -> Non
     unexpected: list[str] = []
     repeated: list[str] = []
     misshapen: list[str] = []
-    for name, dtype, shape, file, adds_nothing in checkpoint.headers():
+    for header in checkpoint.headers():
+        name, dtype, shape, file = header[:4]
         # A tied checkpoint may repeat the embedding as its head; whether they are equal is seen when they are loaded.
         expected = shapes.get(EMBEDDING if name == HEAD and HEAD not in shapes else name)
         if expected is None:
-            if not adds_nothing:
+            if not header.adds_nothing:
                 unexpected.append(name)
             continue
         if name in shapes and name not in missing:

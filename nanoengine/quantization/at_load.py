@@ -20,6 +20,9 @@ GROUPS = 32
 RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
 """Which parts of its range a group may be cut down to: the few numbers outside lose, all others are told apart more finely."""
 
+BITS = {"int8": 8.0, "int4": 4 + 24 / 32, "int4-128": 4 + 24 / 128, "fp8": 8.0}
+"""Of a number in each format, with its share of scales and zeros."""
+
 AT_ONCE = 1 << 18
 """Numbers that are quantized at a time, so that what is made on the way stays small, and in the cache."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +63,8 @@ class PackedFolder:
                         suffix: read(entry.headers[suffix]) for suffix in self._layout.early & entry.headers.keys()
                     }
                     self._layout.check(f"{entry.prefix} in {self.place}", entry.shape, looked_at)
-                    yield TensorHeader(f"{entry.prefix}.weight", "F32", list(entry.shape), entry.file)
+                    shape, stored = list(entry.shape), sum(map(_stored_bytes, entry.headers.values()))
+                    yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
                     layers.add(entry.prefix)
                 else:
                     prefix, _, suffix = entry.name.rpartition(".")
@@ -135,3 +138,8 @@ class PackedFolder:
                 )
             headers[suffix] = header
         return Layer(prefix, shape, headers, body.file)
+
+
+def _stored_bytes(header: TensorHeader) -> int:
+    bits = int(re.sub(r"\D.*", "", header.dtype.lstrip("BFIUOL")) or 8)  # of U8, I32, BF16, F8_E4M3, BOOL
+    return math.prod(header.shape) * bits // 8

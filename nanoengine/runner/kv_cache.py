@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,9 @@ class KVCache:
     `layers[i]` is (K, V) of layer i, each of the backend's shape; `groups[i]` is the number of its group; `places` has the
     tensors one by one. They begin as zeros, since there are kernels that multiply what nobody wrote by 0; nothing else may read a
     slot before it was written.
+
+    Args:
+        dtype: of the cache: that of the model, or int8.
     """
 
     def __init__(
@@ -33,7 +37,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ):
-        _, *shape = backend.kv_shape(num_blocks + 1, model.num_kv_heads, model.head_dim)
+        shape = _block_shape(model, backend, dtype)
         count = max(len(group.layers) for group in groups)
         if backend.block_major:
             pool = _new((num_blocks + 1, count, 2, *shape), dtype, device)
@@ -46,10 +50,25 @@ class KVCache:
         self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]
 
     def fill(self, value: float) -> None:
-        """Set every slot, the null block's too. Tests fill a pool with NaN to see that nobody reads what nobody wrote."""
-        for k, v in self.places:
-            k.fill_(value)
-            v.fill_(value)
+        """Set every slot, the null block's too. Tests fill a pool with NaN to see that nobody reads what nobody wrote.
+
+        Args:
+            value: of an int8 cache, NaN or 0: it is then what all scales are.
+        """
+        for tensor in (tensor for place in self.places for tensor in place):
+            is_nan = tensor.dtype is torch.int8 and math.isnan(value)
+            tensor.fill_(-1 if is_nan else value)  # a float32 of such bytes is NaN
+
+
+def bytes_of_layer(model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype) -> int:
+    """K and V of a block in one layer, with all that is stored beside them."""
+    return 2 * math.prod(_block_shape(model, backend, dtype)) * dtype.itemsize
+
+
+def _block_shape(model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype) -> tuple[int, ...]:
+    """Of K, or of V, in one layer."""
+    quantized = dtype is torch.int8
+    return backend.kv_shape(1, model.num_kv_heads, model.head_dim, quantized=quantized)[1:]
 
 
 def kv_specs(model: ModelConfig) -> list[KVSpec]:

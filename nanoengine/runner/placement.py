@@ -46,7 +46,7 @@ def _is_fast(dtype: str, device: torch.device) -> bool:
     return bool(getattr(torch.ops.mkldnn, name)())
 
 
-def check_room_for_weights(num_parameters: int, dtype: torch.dtype, device: torch.device) -> None:
+def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
     """See that weights find room in this machine's RAM, which the system would promise and then not have.
 
     A GPU's memory is given at once or refused: nothing is looked at there.
@@ -54,11 +54,11 @@ def check_room_for_weights(num_parameters: int, dtype: torch.dtype, device: torc
     Raises:
         InvalidConfig: they do not.
     """
-    num_bytes, available = num_parameters * dtype.itemsize, available_ram()
+    available = available_ram()
     if device.type == "cpu" and num_bytes > available:
         raise InvalidConfig(
-            f"the weights take {num_bytes} bytes in {str(dtype).removeprefix('torch.')}, but {available} bytes of RAM are "
-            "available: free memory, or choose a smaller dtype, another device or a smaller model"
+            f"the weights take {num_bytes} bytes, but {available} bytes of RAM are available: free memory, or choose a smaller "
+            "dtype or quantization, another device or a smaller model"
         )
 
 

@@ -21,14 +21,16 @@ from nanoengine.engine.kv.groups import Groups, KVGroup, KVSpec, group_layers
 from nanoengine.engine.messages import UNKNOWN
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.triton.launch import why_no_float8
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.description import config_table
-from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
+from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.progress import stage
+from nanoengine.quantization.at_load import quantizer
 from nanoengine.runner.draft_model import DraftModel
 from nanoengine.runner.graphs import (
     DRAFTED_TOKENS,
@@ -40,7 +42,7 @@ from nanoengine.runner.graphs import (
     drafted_sizes,
     prompt_sizes,
 )
-from nanoengine.runner.kv_cache import KVCache, kv_specs
+from nanoengine.runner.kv_cache import KVCache, bytes_of_layer, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
 from nanoengine.runner.model_runner import ModelRunner, Parts
@@ -102,6 +104,7 @@ class Startup:
         self.stream = open_stream(find_device(config.device)) if stream is None else stream
         self.device = self.stream.torch_device
         self.dtype = choose_dtype(config.dtype, model_config.dtype, self.device)
+        self.kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else self.dtype
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         exact = config.activation_dtype == "float32"
@@ -109,19 +112,27 @@ class Startup:
         attention = config.attention_backend
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"  # what others need, the kernels that were made for the device need too
+        self.quantize = None if config.quantization is None else self._choose_quantizer(config.quantization)
         self.backend, self.passed_over = choose_backend(
-            attention, self.device, self.dtype, model_config, config.block_size, attention_specs(model_config)
+            attention,
+            self.device,
+            self.dtype,
+            model_config,
+            config.block_size,
+            attention_specs(model_config),
+            quantized=self.kv_dtype is torch.int8,
         )
         self.num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)  # each computes a token in a step
         self.kv_groups = group_layers(kv_specs(model_config))
         specs = tuple(group.spec for group in self.kv_groups)
         self.groups = Groups(specs, config.block_size, config.most_new_tokens)
         layers_per_block = max(len(group.layers) for group in self.kv_groups)
-        self.block_bytes = model_config.kv_bytes_of_layer(self.dtype.itemsize) * layers_per_block * config.block_size
+        self.block_bytes = bytes_of_layer(model_config, self.backend, self.kv_dtype) * layers_per_block
         self.model = self._load_model(model_config, self.backend, self.checkpoint)
         self.draft = None if config.draft_model is None else self._load_draft_model(config.draft_model)
         if self.draft is not None:
-            self.block_bytes += self.draft.config.kv_bytes_per_token(self.dtype.itemsize) * config.block_size
+            draft = self.draft.config
+            self.block_bytes += bytes_of_layer(draft, self.draft.backend, self.kv_dtype) * draft.num_layers
 
     def build(self) -> ModelRunner:
         config = self.config
@@ -193,14 +204,15 @@ class Startup:
         steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
         guesses = f"speculation: {config.speculation}; " if config.speculation else ""
         graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs)} CUDA graphs"
+        int8 = " of int8" if self.kv_dtype is torch.int8 else ""
         host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
         disk = f"KV on disk: {config.kv_disk_path}; " if config.kv_disk_path else ""
         return (
             f"{config.model}: {model.architecture}, {model.num_parameters() / 1e6:.1f} M parameters, "
             f"{str(self.dtype).removeprefix('torch.')} on {device_name(self.device)}; "
-            f"kernels: {self.kernels.name} ({self.kernels.description}); "
+            f"kernels: {self.kernels.name} ({self.kernels.description}); {self._describe_weights()}"
             f"attention: {self.backend.name} ({self.backend.description}{passed_over}), {graphs}, {steps}; "
-            f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB = {pool.num_blocks} blocks x "
+            f"KV pool: {pool.num_blocks * self.block_bytes / 2**20:.0f} MiB{int8} = {pool.num_blocks} blocks x "
             f"{config.block_size} tokens ({pool.source}); {self._describe_groups()}{host}{disk}{guesses}"
             f"max_model_len {pool.max_model_len}{lowered}; "
             f"{config.scheduling_policy}, at most {self.num_rows} sequences and {config.max_num_batched_tokens} tokens a step"
@@ -217,7 +229,21 @@ class Startup:
         padded = f", {padding} of {len(self.kv_groups) * size} places are padding" if padding else ""
         return f"{len(self.kv_groups)} KV groups ({names}), a block holds {size} layers{padded}; "
 
+    def _describe_weights(self) -> str:
+        """Bytes of all matrices by format, and how those that are quantized are multiplied."""
+        formats: Counter[str] = Counter()
+        for matrix in self.model.matrices:
+            formats.update(matrix.formats())
+        listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
+        plain = str(self.dtype).removeprefix("torch.")
+        products = f" ({self.kernels.quantized_products})" if formats.keys() - {plain} else ""
+        return f"weights: {listed}{products}; "
+
     # ---- making
+
+    def _choose_quantizer(self, name: str) -> Quantizer:
+        missing = "the native and torch kernels know no products of them" if self.kernels.name != "triton" else None
+        return quantizer(name, missing or why_no_float8(self.device))
 
     def _load_model(self, config: ModelConfig, backend: AttentionBackend, checkpoint: Checkpoint) -> Decoder:
         try:
@@ -227,7 +253,8 @@ class Startup:
                 f"the weights take {config.num_parameters() * self.dtype.itemsize} bytes, more than is free on "
                 f"{device_name(self.device)}: free memory there, or choose another device"
             ) from error
-        load_weights(model.checkpoint_tensors(), checkpoint, self.dtype, use_tqdm=self.use_tqdm)
+        places = model.checkpoint_tensors()
+        load_weights(places, checkpoint, self.dtype, quantize=self.quantize, use_tqdm=self.use_tqdm)
         return model
 
     def _load_draft_model(self, name: str) -> LoadedDraft:
@@ -249,7 +276,9 @@ class Startup:
         attention, specs = self.config.attention_backend, attention_specs(config)
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"
-        backend, _ = choose_backend(attention, self.device, self.dtype, config, self.config.block_size, specs)
+        is_int8 = self.kv_dtype is torch.int8
+        where = self.device, self.dtype, config, self.config.block_size
+        backend, _ = choose_backend(attention, *where, specs, quantized=is_int8)
         return LoadedDraft(config, self._load_model(config, backend, checkpoint), backend, checkpoint.fingerprint())
 
     def _new_runner(self, pool: PoolSize, num_host_blocks: int) -> ModelRunner:
@@ -297,7 +326,7 @@ class Startup:
         self, num_blocks: int, model: ModelConfig, groups: list[KVGroup], backend: AttentionBackend
     ) -> KVCache:
         try:
-            return KVCache(num_blocks, model, groups, backend, self.dtype, self.device)
+            return KVCache(num_blocks, model, groups, backend, self.kv_dtype, self.device)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
             raise InvalidConfig(
                 f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which "
@@ -350,7 +379,9 @@ class Startup:
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
         draft = self.draft and (self.draft.fingerprint, self.draft.config, self.draft.backend.name)
-        parts = (weights, self.dtype, self.backend.name, self.config.block_size, model, self.kv_groups, angles, draft)
+        how = self.config.quantization, self.config.activation_dtype
+        stored = self.dtype, self.kv_dtype, self.backend.name, self.config.block_size
+        parts = (weights, *how, *stored, model, self.kv_groups, angles, draft)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     # ---- measuring

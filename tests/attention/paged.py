@@ -87,6 +87,7 @@ class Pool:
         dtype: of the cache, of the projections that the layer gets, and of the norms.
         norms, rotated: whether the layer has norms, and whether it rotates.
         one_go: False: the layer must not use what the backend offers beside `write_kv`.
+        quantized: whether the cache is int8.
         spec: what it attends with, but for the scale; what nobody can see any more is then NaN, and its blocks are in no table.
     """
 
@@ -99,6 +100,7 @@ class Pool:
         norms: bool = True,
         rotated: bool = True,
         one_go: bool = True,
+        quantized: bool = False,
         spec: AttentionSpec = PLAIN,
     ):
         self.sequences = sequences
@@ -107,13 +109,13 @@ class Pool:
         self.backend = backend
         self.dtype = dtype or sequences.dtype
         heads = sequences.heads
-        num_blocks, *rest = backend.kv_shape(sequences.num_blocks, heads.num, heads.dim)
-        nan = float("nan")
+        num_blocks, *rest = backend.kv_shape(sequences.num_blocks, heads.num, heads.dim, quantized=quantized)
+        nan, dtype = (-1, torch.int8) if quantized else (float("nan"), self.dtype)  # a scale of such bytes is NaN
         if backend.block_major:  # between two layers that nobody may touch
-            self.memory = torch.full((num_blocks, 3, 2, *rest), nan, dtype=self.dtype)
+            self.memory = torch.full((num_blocks, 3, 2, *rest), nan, dtype=dtype)
             self.k_cache, self.v_cache = self.memory[:, 1, 0], self.memory[:, 1, 1]
         else:
-            self.memory = torch.full((2, num_blocks, *rest), nan, dtype=self.dtype)
+            self.memory = torch.full((2, num_blocks, *rest), nan, dtype=dtype)
             self.k_cache, self.v_cache = self.memory
         wide = torch.promote_types(self.dtype, torch.float32)  # of weights of norms: float32 at least
         self.norms = [_norm(weight.to(self.dtype).to(wide)) for weight in sequences.norms] if norms else []

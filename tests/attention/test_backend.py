@@ -174,6 +174,22 @@ def test_on_a_gpu_the_first_that_heeds_all_is_chosen(
     assert passed_over == "; ".join(reason.format(one.partition("=")[0], one) for one in missing)
 
 
+def test_who_has_no_int8_cache_is_passed_over_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in ON_CUDA:
+        monkeypatch.setattr(backend, "why_not", lambda *_: None)
+        monkeypatch.setattr(backend, "__init__", lambda *_: None)
+    where = torch.device("cuda", 0), torch.bfloat16, TOY, 16
+    backend, passed_over = choose_backend("auto", *where, quantized=True)
+    assert type(backend) is TritonAttention
+    assert passed_over == "flash_attn: it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
+    for name in ("flash_attn", "torch_varlen"):
+        with pytest.raises(
+            InvalidConfig, match=f"no attention backend can run: {name}: it has no int8 cache, and kv_cach"
+        ):
+            choose_backend(name, *where, quantized=True)
+        assert choose_backend(name, *where)[0].name == name
+
+
 def test_a_scale_is_asked_of_all() -> None:
     specs = [AttentionSpec(0.5), AttentionSpec(3.0)]
     assert choose_backend("torch", CPU, torch.float32, TOY, 16, specs)[0].name == "torch"

@@ -33,8 +33,8 @@ EDGES = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 256, 257, 511, 512, 513,
 """Lengths around the tiles, chunks and parts that the kernels cut sequences into."""
 
 
-def native_pool(sequences: Sequences, spec: AttentionSpec = PLAIN) -> Pool:
-    return Pool(sequences, NativeAttention(sequences.block_size), spec=spec)
+def native_pool(sequences: Sequences, spec: AttentionSpec = PLAIN, *, quantized: bool = False) -> Pool:
+    return Pool(sequences, NativeAttention(sequences.block_size), spec=spec, quantized=quantized)
 
 
 def both(sequences: Sequences, spec: AttentionSpec = PLAIN) -> tuple[Pool, Pool]:
@@ -606,9 +606,11 @@ def decode_shared(
     return pool.backend.attend(q.to(pool.dtype), pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
 
 
-def sharing_pool(heads: Heads, lens: list[int], dtype: torch.dtype, spec: AttentionSpec = PLAIN) -> Pool:
+def sharing_pool(
+    heads: Heads, lens: list[int], dtype: torch.dtype, spec: AttentionSpec = PLAIN, *, quantized: bool = False
+) -> Pool:
     """The first 1,040 tokens of all sequences are the same."""
-    pool = native_pool(Sequences(heads, 16, lens, dtype, shared=65), spec)
+    pool = native_pool(Sequences(heads, 16, lens, dtype, shared=65), spec, quantized=quantized)
     pool.write_span([0], [0], [lens[0]])
     for i in range(1, len(lens)):
         pool.write_span([i], [1040], [lens[i]])
@@ -656,6 +658,46 @@ def test_what_is_shared_is_read_from_the_blocks_of_the_first(streams: int) -> No
 def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
     pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.float32, AttentionSpec(1.0, **{kind: 700}))
     assert torch.equal(decode_shared(pool, 1040), decode_shared(pool, 0))
+
+
+# ---- the same of a cache in 8 bits
+
+
+@needs_kernels
+@both_dtypes
+def test_in_8_bits_a_sequence_is_the_same_alone_and_in_a_batch_and_with_two_threads(dtype: torch.dtype) -> None:
+    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [700, 3, 512, 1, 513, 37], dtype), quantized=True)
+    lens = pool.sequences.lens
+    prefilled = pool.prefill([0] * len(lens), lens).split(lens)
+    decoded = pool.decode(lens)
+    with threads(2):
+        assert torch.equal(pool.decode(lens), decoded)
+        assert torch.equal(pool.prefill([0] * len(lens), lens), torch.cat(prefilled))
+    for i, n in enumerate(lens):
+        assert torch.equal(pool.prefill([0], [n], [i]), prefilled[i])
+        assert torch.equal(pool.decode([n], [i]), decoded[i : i + 1])
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize(
+    "spec", [PLAIN, AttentionSpec(1.0, window=17, sinks=True), AttentionSpec(1.0, chunk=530)], ids=str
+)
+def test_in_8_bits_each_of_a_few_tokens_is_as_if_it_were_decoded_alone(spec: AttentionSpec, dtype: torch.dtype) -> None:
+    lens = [8, 17, 40, 520, 1070]
+    pool = native_pool(Sequences(Heads(1, 9, 64), 16, lens, dtype), spec, quantized=True)
+    check_alone(pool, [0, 0, 37, 503, 1055])
+
+
+@needs_kernels
+@both_dtypes
+@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(1, 9, 256)], ids=str)
+def test_in_8_bits_a_shared_beginning_changes_nothing(heads: Heads, dtype: torch.dtype) -> None:
+    pool = sharing_pool(heads, [1041 + 37 * i for i in range(5)], dtype, quantized=True)
+    alone = decode_shared(pool, 0)
+    assert alone.isfinite().all()
+    for num_shared in (512, 528, 1040):
+        assert torch.equal(decode_shared(pool, num_shared), alone)
 
 
 # ---- tensors that are not in one piece

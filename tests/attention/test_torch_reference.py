@@ -365,9 +365,9 @@ def test_decodes_of_a_few_tokens_gather_each_sequence_once(monkeypatch: pytest.M
     gathered: list[tuple[int, ...]] = []
     gather = torch_reference._gather
 
-    def counted(cache: Tensor, slots: Tensor) -> Tensor:
+    def counted(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
         gathered.append(tuple(slots.shape))
-        return gather(cache, slots)
+        return gather(cache, slots, dtype)
 
     monkeypatch.setattr(torch_reference, "_gather", counted)
     check_step(PLAIN, 4, [30, 40, 9, 8], [26, 36, 8, 7])

@@ -72,6 +72,7 @@ def draw_engine(i: int) -> dict[str, Any]:
         "scheduling_policy": ("prefill_first", "mixed")[i % 2],
         "async_scheduling": i % 3 > 0,
         "kernels": ("torch", "auto")[i // 2 % 2],
+        "kv_cache_dtype": ("auto", "int8")[(i // 3 + i) % 2],
         "max_num_batched_tokens": rng.choice([3, 7, 16, 64, 8192]),
         "long_prefill_token_threshold": rng.choice([None, None, 5]),
         "max_num_seqs": rng.choice([3, 6, 256]),
@@ -94,29 +95,38 @@ def keys(entries: Any) -> Any:
 
 
 def run(llm: LLM, requests: list[Asked]) -> list[Told]:
+    """Of an engine with K/V in 8 bits, the tokens alone: what is rounded so coarsely may change ranks of unlikely ones, where
+    sums are added in another order."""
     outputs = llm.generate([prompt for prompt, _ in requests], [params for _, params in requests], use_tqdm=False)
     assert_idle(llm)
+    if llm.config.kv_cache_dtype == "int8":
+        return [[(tokens, None, None) for tokens, _, _ in told(output)] for output in outputs]
     return [told(output) for output in outputs]
+
+
+BARE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
 
 
 @pytest.fixture(scope="module")
 def bare(tiny: Path) -> Iterator[LLM]:
     """One request at a time, one step at a time, nothing shared."""
-    options = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
-    with open_llm(tiny, max_model_len=MAX_LEN, num_kv_blocks=50, **options) as llm:
+    with open_llm(tiny, max_model_len=MAX_LEN, num_kv_blocks=50, **BARE) as llm:
         yield llm
 
 
 @pytest.fixture(scope="module")
-def alone(bare: LLM) -> list[Told]:
-    return [run(bare, [request])[0] for request in REQUESTS]
+def alone(tiny: Path, bare: LLM) -> dict[str, list[Told]]:
+    """By `kv_cache_dtype`."""
+    found = {"auto": [run(bare, [request])[0] for request in REQUESTS]}
+    with open_llm(tiny, max_model_len=MAX_LEN, num_kv_blocks=50, kv_cache_dtype="int8", **BARE) as llm:
+        return found | {"int8": [run(llm, [request])[0] for request in REQUESTS]}
 
 
 @pytest.mark.parametrize("number", range(20))
-def test_tokens_are_those_that_each_gets_alone(tiny: Path, alone: list[Told], number: int) -> None:
+def test_tokens_are_those_that_each_gets_alone(tiny: Path, alone: dict[str, list[Told]], number: int) -> None:
     options = draw_engine(number)
     chosen = random.Random(number).sample(range(NUM_REQUESTS), 12)
-    requests, right = [REQUESTS[i] for i in chosen], [alone[i] for i in chosen]
+    requests, right = [REQUESTS[i] for i in chosen], [alone[options["kv_cache_dtype"]][i] for i in chosen]
     with ExitStack() as stack:
         stream = stack.enter_context(late_device(can_record=number % 4 > 1, seed=number)) if number % 3 == 2 else None
         llm = stack.enter_context(open_llm(tiny, max_model_len=MAX_LEN, **options))
@@ -136,7 +146,7 @@ def test_tokens_are_those_that_each_gets_alone(tiny: Path, alone: list[Told], nu
 @pytest.mark.parametrize(
     "wish", [wish for wish in WISHES if wish not in ("logprobs", "prompt logprobs", "completions")]
 )
-def test_every_wish_changes_some_tokens(bare: LLM, alone: list[Told], wish: str) -> None:
+def test_every_wish_changes_some_tokens(bare: LLM, alone: dict[str, list[Told]], wish: str) -> None:
     """The inverse: without it, all of the above could pass by ignoring the params."""
     plain = SamplingParams()
     unlike = [
@@ -144,7 +154,13 @@ def test_every_wish_changes_some_tokens(bare: LLM, alone: list[Told], wish: str)
         for i, (_, params) in enumerate(REQUESTS)
     ]
     changed = [i for i, params in unlike if params != REQUESTS[i][1]]
-    assert any(run(bare, [(REQUESTS[i][0], dict(unlike)[i])])[0] != alone[i] for i in changed[:8])
+    assert any(run(bare, [(REQUESTS[i][0], dict(unlike)[i])])[0] != alone["auto"][i] for i in changed[:8])
+
+
+def test_8_bits_change_what_is_said_of_some_tokens(alone: dict[str, list[Told]]) -> None:
+    """Or the engines drawn with them could pass without them."""
+    tokens = {dtype: [[own for own, _, _ in told] for told in alone[dtype]] for dtype in alone}
+    assert tokens["int8"] != tokens["auto"]
 
 
 # ---- what is counted survives

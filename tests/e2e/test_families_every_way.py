@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,9 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int, shap
     options["num_kv_blocks"] *= len(groups_of(folder, options["block_size"], 1))  # each takes blocks of its own
     chosen = random.Random(number).sample(range(NUM_REQUESTS), 6)
     requests = [REQUESTS[i] for i in chosen]
-    bare = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
-    with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=200, kernels=options["kernels"], **bare) as llm:
+    bare: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
+    bare |= {name: options[name] for name in ("kernels", "kv_cache_dtype")}
+    with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=200, **bare) as llm:
         alone = [run(llm, [request])[0] for request in requests]
     with ExitStack() as stack:
         if number % 3 == 2:

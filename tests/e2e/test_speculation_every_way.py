@@ -25,6 +25,7 @@ from tests.e2e.speculating import (
     FEW,
     GUESSERS,
     MAX_LEN,
+    NEAR,
     NUM_REQUESTS,
     REQUESTS,
     assert_same,
@@ -55,32 +56,44 @@ class Alone(NamedTuple):
     beams: list[RequestOutput]  # for the first prompts
 
 
-@pytest.fixture(scope="module")
-def alone(native: Path) -> Alone:
-    with open_llm(native, max_model_len=MAX_LEN, num_kv_blocks=90, **BARE) as llm:
+def each_alone(folder: Path, **options: Any) -> Alone:
+    with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=90, **BARE, **options) as llm:
         requests = [run(llm, [request])[0] for request in REQUESTS]
         return Alone(requests, [run(llm, [], [prompt])[0] for prompt, _ in REQUESTS[: len(GUESSERS)]])
 
 
+@pytest.fixture(scope="module")
+def alone(native: Path) -> Alone:
+    return each_alone(native)
+
+
+@pytest.fixture(scope="module")
+def alone_in_8_bits(native: Path) -> Alone:
+    return each_alone(native, kv_cache_dtype="int8")
+
+
 @pytest.mark.parametrize("guesser", GUESSERS)
-def test_guesses_change_nothing_that_is_said(native: Path, tmp_path: Path, alone: Alone, guesser: str) -> None:
+def test_guesses_change_nothing_that_is_said(
+    native: Path, tmp_path: Path, alone: Alone, alone_in_8_bits: Alone, guesser: str
+) -> None:
     seen: Counter[str] = Counter()
     number = 4 * GUESSERS.index(guesser)
     for i in range(number, number + 4):
         chosen = random.Random(i).sample(range(NUM_REQUESTS), 8)
-        requests, right = [REQUESTS[n] for n in chosen], [alone.requests[n] for n in chosen]
-        beams = alone.beams[i // 4 : i // 4 + 1] if i % 4 < 2 else []
         options = draw_speculating(i, guesser, tmp_path)
+        those = alone_in_8_bits if options["kv_cache_dtype"] == "int8" else alone
+        requests, right = [REQUESTS[n] for n in chosen], [those.requests[n] for n in chosen]
+        beams = those.beams[i // 4 : i // 4 + 1] if i % 4 < 2 else []
         with ExitStack() as stack:
             if i % 2:
                 stream = stack.enter_context(late_device(can_record=options["kernels"] == "torch", seed=i))
             llm = stack.enter_context(open_llm(native, max_model_len=MAX_LEN, **options))
             fill_kv_with_nan(llm)
-            teach(llm, guesser, alone.requests, i // 4)
+            teach(llm, guesser, those.requests, i // 4)
             for _ in range(2):  # the second time with what the first has left in the cache
                 found = run(llm, requests, [output.prompt_token_ids for output in beams])
                 for own, expected in zip(found, right + beams, strict=True):
-                    assert_same(own, expected)
+                    assert_same(own, expected, NEAR[options["kv_cache_dtype"]])
             note(seen, llm.engine.metrics())
         seen.update(overlapping=stream.num_overlapping if i % 2 else 0, beams=len(beams))
     assert seen["drafts"] > 150
@@ -91,11 +104,13 @@ def test_guesses_change_nothing_that_is_said(native: Path, tmp_path: Path, alone
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_native_kernels_say_the_same_to_the_bit(native: Path, dtype: str) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_native_kernels_say_the_same_to_the_bit(native: Path, kv_cache_dtype: str, dtype: str) -> None:
     """A row's result does not depend on how many are computed with it: neither do tokens that are nearly tied."""
     requests = [(prompt, replace(params, logprobs=3, speculate=True)) for prompt, params in REQUESTS[:24]]
     options: dict[str, Any] = {
         "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
         "kernels": "native",
         "enable_prefix_caching": False,
         "num_kv_blocks": 400,
@@ -153,7 +168,8 @@ def test_guesses_change_nothing_in_models_that_forget(tmp_path: Path, number: in
     options = draw_speculating(80 + number, "errs often", tmp_path)
     with ExitStack() as stack:
         folder = stack.enter_context(checkpoint(tmp_path, WINDOWS[number], number))
-        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, kernels=options["kernels"], **BARE) as llm:
+        bare = BARE | {name: options[name] for name in ("kernels", "kv_cache_dtype")}
+        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, **bare) as llm:
             alone = [run(llm, [request])[0] for request in requests]
         most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
         least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
@@ -165,7 +181,7 @@ def test_guesses_change_nothing_in_models_that_forget(tmp_path: Path, number: in
         teach(llm, "errs often", alone)
         for _ in range(2):
             for found, expected in zip(run(llm, requests), alone, strict=True):
-                assert_same(found, expected)
+                assert_same(found, expected, NEAR[options["kv_cache_dtype"]])
         seen: Counter[str] = Counter()
         note(seen, llm.engine.metrics())
     assert seen["accepted"] > 10

@@ -79,8 +79,9 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> N
         most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
         least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
         options["num_kv_blocks"] = least + (2 if number // 2 % 2 else 12 * least)
-        bare = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
-        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, kernels=options["kernels"], **bare) as llm:
+        bare: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
+        bare |= {name: options[name] for name in ("kernels", "kv_cache_dtype")}
+        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, **bare) as llm:
             alone = [run(llm, [request])[0] for request in requests]
         if number % 3 == 2:
             stack.enter_context(late_device(can_record=number % 2 > 0, seed=number))

@@ -78,7 +78,7 @@ class Compiled:
 
 def modules() -> list[str]:
     """Names of all modules that must offer launches."""
-    shared = {"launch", "paged_cache", "split_kv", "tuning", "weights"}
+    shared = {"kv_int8", "launch", "paged_cache", "split_kv", "tuning", "weights"}
     names = {module.name for module in pkgutil.iter_modules(kernels.__path__)} - shared
     return [f"{kernels.__name__}.{name}" for name in sorted(names)]
 

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.native import NativeAttention
+from nanoengine.attention.native import NativeAttention, head_dim_of
+from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import SIGNATURES
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_operations import DTYPES
+from nanoengine.kernels.native_operations import CACHE_DTYPES
 from tests.kernels.mixtures import Mixture
-
-TILE = 16
 
 
 @cache
@@ -76,7 +75,7 @@ class Build:
             if library in paths:
                 function = getattr(ctypes.CDLL(str(paths[library])), name)
                 function.argtypes = arguments
-                function.restype = ctypes.c_size_t if name == "packed_size" else None
+                function.restype = ctypes.c_size_t if name.endswith("_size") else None
                 self.functions[name] = function
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -148,7 +147,7 @@ class BuildAttention(NativeAttention):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        kv_heads, dim = k_cache.shape[2], k_cache.shape[3] // TILE
+        kv_heads, dim = k_cache.shape[2], head_dim_of(k_cache)
         q = torch.empty(len(qkv), qkv.shape[1] // dim - 2 * kv_heads, dim, dtype=qkv.dtype)
         row, itemsize = qkv.shape[1], qkv.itemsize
         k = qkv.data_ptr() + q.shape[1] * dim * itemsize
@@ -159,14 +158,14 @@ class BuildAttention(NativeAttention):
             angles = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
         inputs = *projected, q_weight, k_weight, eps, *angles, slot_mapping
         caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(qkv), q.shape[1], *self._sizes(k_cache))
-        self.build.call("attention_write", DTYPES[qkv.dtype], *inputs, q, *caches, *sizes)
+        self.build.call("attention_write", DTYPES[qkv.dtype], CACHE_DTYPES[k_cache.dtype], *inputs, q, *caches, *sizes)
         return q
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         inputs = *projected, None, None, 0.0, None, None, 0, slot_mapping
         caches, sizes = (k_cache.data_ptr(), v_cache.data_ptr()), (len(k), 0, *self._sizes(k_cache))
-        self.build.call("attention_write", DTYPES[k.dtype], *inputs, None, *caches, *sizes)
+        self.build.call("attention_write", DTYPES[k.dtype], CACHE_DTYPES[k_cache.dtype], *inputs, None, *caches, *sizes)
 
     def prefill(
         self,
@@ -205,8 +204,8 @@ class BuildAttention(NativeAttention):
         inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *lens, *num_shared
         sizes = len(runs.seq_lens), q.shape[1], *self._sizes(k_cache)
         asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
-        self.build.call(name, DTYPES[q.dtype], *inputs, out, *sizes, *asked)
+        self.build.call(name, DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype], *inputs, out, *sizes, *asked)
         return out
 
     def _sizes(self, k_cache: Tensor) -> tuple[int, ...]:
-        return k_cache.shape[2], k_cache.shape[3] // TILE, self.block_size, k_cache.stride(0)
+        return k_cache.shape[2], head_dim_of(k_cache), self.block_size, k_cache.stride(0)

@@ -21,8 +21,9 @@ def write_some(build: Build) -> None:
         for tokens in (3, 70):
             sequences = Sequences(shapes.HEADS[0], 16, [tokens], dtype)
             slots = [-1 if i % 3 == 1 else slot for i, slot in enumerate(sequences.slots(0, 0, tokens))]
-            for norms, rotated, one_go in itertools.product((True, False), repeat=3):
-                pool = Pool(sequences, BuildAttention(build, 16), norms=norms, rotated=rotated, one_go=one_go)
+            for norms, rotated, one_go, quantized in itertools.product((True, False), repeat=4):
+                options = {"norms": norms, "rotated": rotated, "one_go": one_go, "quantized": quantized}
+                pool = Pool(sequences, BuildAttention(build, 16), **options)
                 pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
 
 
@@ -40,6 +41,8 @@ def main(vectors: Path, tiles: Path) -> None:
     for each in (build, in_tiles):
         shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])
     shapes.check_decode(build)
+    for each in (build, in_tiles):
+        shapes.check_int8(each, decoding=each is build)
     print("nothing was found")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from nanoengine.attention.backend import AttentionSpec
 from nanoengine.kernels.gates import ACTIVATIONS
+from tests.attention.int8_pools import assert_same, both_pools
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
@@ -121,3 +122,15 @@ def check_decode(build: Build) -> None:
             lens = sequences.lens
             for starts in ([0, 0, 13, 63, 55, 1070], [n - 1 for n in lens]):  # a few tokens of each, then one
                 assert_attended(*(pool.mixed(len(lens), starts, lens) for pool in pools), starts, lens, spec)
+
+
+def check_int8(build: Build, *, decoding: bool = True) -> None:
+    """The same bits as of a cache that is not quantized, and holds what comes out of one that is."""
+    for dtype in DTYPES:
+        for heads in HEADS[:4]:
+            sequences = Sequences(heads, 16, [1, 17, 33, 290], dtype)
+            pools = both_pools(BuildAttention(build, 16), sequences)
+            for starts, ends in (([0, 0, 0, 0], [1, 15, 31, 250]), ([0, 15, 31, 250], [1, 17, 33, 290])):
+                assert_same(*(pool.prefill(starts, ends) for pool in pools))
+            if decoding:
+                assert_same(*(pool.mixed(4, [0, 14, 32, 280], [1, 17, 33, 290]) for pool in pools))

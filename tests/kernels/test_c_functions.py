@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from nanoengine.kernels.c_functions import FLOAT, INT, POINTER, SIGNATURES, SIZE, c_functions
+from nanoengine.kernels.c_functions import FLOAT, INT, INT64, POINTER, SIGNATURES, SIZE, c_functions
 from nanoengine.kernels.compiler import SOURCES
 from nanoengine.kernels.native_operations import why_not
 
@@ -28,6 +28,6 @@ def test_signatures_are_those_of_the_sources(name: str) -> None:
     _, interface = (SOURCES / f"{library}.cpp").read_text().split('extern "C"', 1)
     declared = re.search(rf" {name}\(([^)]*)\)", interface)
     assert declared is not None
-    types = {"size_t": SIZE, "int": INT, "float": FLOAT}
+    types = {"size_t": SIZE, "int": INT, "int64_t": INT64, "float": FLOAT}
     found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
     assert found == arguments

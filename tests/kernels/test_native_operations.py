@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.kernels.native_kernels import Packed, PackedExperts
 from nanoengine.kernels.native_operations import operation, operations, why_not
+from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
 from tests.support import angles_at
 
 CPU = torch.device("cpu")
@@ -38,7 +38,17 @@ def declared(name: str) -> str:
         (
             "experts",
             "(Tensor x, Tensor gate, Tensor up, Tensor down, Tensor? gate_bias, Tensor? up_bias, Tensor? down_bias, "
-            "Tensor chosen, Tensor factors, int size, int activation) -> Tensor",
+            "Tensor chosen, Tensor factors, int count, int size, int activation) -> Tensor",
+        ),
+        (
+            "quantized_linear",
+            "(Tensor x, Tensor(a1!)? residual, Tensor? norm, float eps, Tensor table, Tensor? bias, int outputs, "
+            "bool to_float, bool exact) -> Tensor",
+        ),
+        (
+            "quantized_gated_linear",
+            "(Tensor x, Tensor(a1!)? residual, Tensor? norm, float eps, Tensor table, int size, int activation, "
+            "bool exact) -> Tensor",
         ),
         ("embed", "(Tensor token_ids, Tensor packed, int inputs, ScalarType dtype) -> Tensor"),
         ("rms_norm", "(Tensor x, Tensor(a1!)? residual, Tensor weight, float eps) -> Tensor"),
@@ -63,8 +73,8 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
     qkv, tables = torch.randn(3, 4 * HEADS * DIM), torch.tensor([[1, 2]] * 3, dtype=torch.int32)
     q, lens = torch.randn(3, 2 * HEADS, DIM), torch.tensor([1, 5, 20], dtype=torch.int32)
     starts, sizes = torch.tensor([0, 1, 2, 3], dtype=torch.int32), (HEADS, DIM, 16)
-    packed = Packed(64, 8, torch.float32).dwords
-    experts = [PackedExperts(2, 8, 8, torch.float32).dwords for _ in range(3)]
+    packed = NativeWeight(64, 8, torch.float32).numbers
+    experts = [NativeExperts(2, 8, 8, torch.float32).weight.numbers for _ in range(3)]
     choices = torch.tensor([[1, 0]] * 3), torch.rand(3, 2)
     calls = [
         (ops.rms_norm, (torch.randn(3, 8), None, torch.rand(8), 1e-6)),
@@ -72,7 +82,7 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, None, 5, False)),
         (ops.linear, (torch.randn(3, 8), None, None, 0.0, packed, torch.rand(5), 5, True)),
         (ops.gated_linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, 32, 0)),
-        (ops.experts, (torch.randn(3, 8), *experts, None, None, None, *choices, 8, 0)),
+        (ops.experts, (torch.randn(3, 8), *experts, None, None, None, *choices, 2, 8, 0)),
         (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]))),
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
@@ -89,13 +99,13 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
 def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> None:
     """Norms, sinks, and biases of experts: as bare addresses they would be read as what they are not."""
     x, heads = torch.randn(1, 16), torch.randn(1, 16, DIM)
-    experts = [PackedExperts(1, 16, 16, torch.float32).dwords for _ in range(3)]
+    experts = [NativeExperts(1, 16, 16, torch.float32).weight.numbers for _ in range(3)]
     choices = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
     caches, one = torch.zeros(2, 2, 1, 16, 16 * DIM), torch.ones(1, dtype=torch.int32)
     starts, asked = torch.tensor([0, 1], dtype=torch.int32), (16, 16, 0.2, None, None, None)
     calls: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
         "rms_norm": lambda floats: (x, None, floats, 1e-6),
-        "experts": lambda floats: (x, *experts, None, None, floats[None], *choices, 16, 0),
+        "experts": lambda floats: (x, *experts, None, None, floats[None], *choices, 1, 16, 0),
         "attention_decode": lambda floats: (heads, *caches, one[None], starts, one, 0, *asked, floats),
         "attention_prefill": lambda floats: (heads, *caches, one[None], starts, one, *asked, floats),
     }

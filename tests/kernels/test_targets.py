@@ -118,6 +118,10 @@ def test_prefill_in_tiles(emulated: Build) -> None:
     shapes.check_prefill(emulated)
 
 
+def test_an_int8_cache_in_tiles(emulated: Build) -> None:
+    shapes.check_int8(emulated, decoding=False)
+
+
 # ---- vectors
 
 
@@ -171,6 +175,10 @@ def test_prefill_of_a_portable_build(portable: Build) -> None:
 
 def test_decode_of_a_portable_build(portable: Build) -> None:
     shapes.check_decode(portable)
+
+
+def test_an_int8_cache_of_a_portable_build(portable: Build) -> None:
+    shapes.check_int8(portable)
 
 
 # ---- memory

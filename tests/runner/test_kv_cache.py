@@ -10,7 +10,7 @@ import torch
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.kv.groups import FULL, WINDOW, KVSpec, group_layers
 from nanoengine.model_config import LayerConfig
-from nanoengine.runner.kv_cache import KVCache, kv_specs
+from nanoengine.runner.kv_cache import KVCache, bytes_of_layer, kv_specs
 from tests.support import QWEN3_06B
 
 MIB = 2**20
@@ -82,6 +82,25 @@ def test_fill_reaches_every_slot(backend: type[TorchAttention]) -> None:
     cache = KVCache(2, QWEN3_06B, ONE_GROUP, backend(2), torch.float32, CPU)
     cache.fill(float("nan"))
     assert all(tensor.isnan().all() for layer in cache.layers for tensor in layer)
+
+
+@pytest.mark.parametrize(("value", "read"), [(float("nan"), float("nan")), (0.0, 0.0)])
+def test_fill_reaches_the_scales_of_an_int8_cache(value: float, read: float) -> None:
+    cache = KVCache(2, QWEN3_06B, ONE_GROUP, TorchAttention(2), torch.int8, CPU)
+    for before in (1, -1):
+        for tensor in (tensor for layer in cache.layers for tensor in layer):
+            tensor.fill_(before)
+        cache.fill(value)
+        scales = [tensor[..., -4:].view(torch.float32) for layer in cache.layers for tensor in layer]
+        assert all(torch.equal(scale.nan_to_num(7.0), torch.full_like(scale, read).nan_to_num(7.0)) for scale in scales)
+
+
+@both_layouts
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])
+def test_the_bytes_of_a_block_are_those_that_it_takes(backend: type[TorchAttention], dtype: torch.dtype) -> None:
+    cache = KVCache(2, QWEN3_06B, ONE_GROUP, backend(4), dtype, CPU)
+    taken = sum(tensor.nbytes for layer in cache.layers for tensor in layer)
+    assert taken == 3 * QWEN3_06B.num_layers * bytes_of_layer(QWEN3_06B, backend(4), dtype)
 
 
 # ---- groups

@@ -127,6 +127,31 @@ def test_the_pool_in_bytes_does_not_depend_on_the_block_size(make: MakeRunner, b
     assert 0 <= 600_000 - pool_bytes(runner) < block_size * BYTES_PER_TOKEN
 
 
+@pytest.mark.parametrize(("kernels", "block_size"), [("torch", 5), ("native", 16), ("auto", 32)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_int8_pool_holds_about_as_many_times_more_as_its_numbers_are_smaller(
+    make: MakeRunner, describe: Describe, native_folder: Path, kernels: str, block_size: int, dtype: str
+) -> None:
+    """32 bytes and a scale of 4 for each token of a head; files and host memory have blocks of the same size."""
+    budget, of_block = 600_000, block_size * 2 * 2 * 2 * (32 + 4)
+    options = {
+        "at": native_folder,
+        "num_kv_blocks": None,
+        "kv_cache_memory": budget,
+        "dtype": dtype,
+        "kernels": kernels,
+    }
+    runner = make(**options, block_size=block_size, kv_cache_dtype="int8")
+    assert dtype_of(runner) is torch.int8
+    assert runner.info.block_bytes == runner.mover.block_bytes == of_block
+    assert budget - of_block < pool_bytes(runner) <= budget
+    other = make(**options, block_size=block_size, kv_cache_dtype="auto")
+    times = runner.info.num_blocks / other.info.num_blocks
+    assert times == pytest.approx(dtype_of(other).itemsize * 32 / 36, rel=0.1)
+    line = describe(**options, block_size=block_size, kv_cache_dtype="int8")
+    assert re.search(r"KV pool: \d+ MiB of int8 = \d+ blocks", line)
+
+
 def test_by_default_the_pool_comes_from_free_memory(
     make: MakeRunner, describe: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +373,8 @@ def test_the_fingerprint_is_of_all_that_kv_depends_on(make: MakeRunner, native_f
         {"at": native_folder},
         {"dtype": "bfloat16"},
         {"block_size": 8},
+        {"kv_cache_dtype": "int8"},
+        {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
         {"model": {"rms_norm_eps": 0.5}},
     ]
     disk = {"kv_disk_path": str(tmp_path), "kernels": "torch"}

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 #include "attention_spec.h"
-#include "kv_tiles.h"
+#include "kv_int8.h"
 
 constexpr size_t PART = 512;    // tokens
 constexpr size_t TOGETHER = 4;  // heads whose sums are held in registers at once
@@ -95,14 +95,32 @@ template <class T> static void copy_seen(const T* tile, size_t head_dim, size_t 
 }
 
 // One part: out[count][group][head_dim] sums of weighted values, and for each head its largest score and the sum of its weights.
-template <class T>
-static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Part& part, size_t q_heads,
-                   KVTiles kv, const AttentionSpec& spec, float* out, float* most, float* total) {
+// Its tiles are dequantized first, K and V, PART tokens of each.
+template <class T, class S>
+static void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_table, const Part& part, size_t q_heads,
+                   KVTiles kv, const AttentionSpec& spec, T* dequantized, float* out, float* most, float* total) {
     const size_t group = q_heads / kv.heads, rows = part.count * group;
     using Factor = typename Dot<T>::Factor;
     const size_t depth = kv.head_dim / Dot<T>::PER_DWORD, whole = (part.last - part.first + TILE - 1) / TILE * TILE;
-    auto tile = [&](const T* cache, size_t t) {
-        return reinterpret_cast<const uint32_t*>(cache + kv.tile(block_table, part.first + std::min(t, whole - TILE), part.head));
+    auto stored = [&](const S* cache, size_t t) {
+        return cache + kv.tile(block_table, part.first + std::min(t, whole - TILE), part.head);
+    };
+    if constexpr (!std::is_same_v<S, T>)
+        for (size_t t = 0; t < whole; t += TILE) {
+            const S *next_keys = stored(k_cache, t + AHEAD), *next_values = stored(v_cache, t + AHEAD);
+            for (size_t i = 0; i < TILE * (kv.head_dim + kv.scale_size); i += 64) {
+                __builtin_prefetch(next_keys + i, 0, 2);
+                __builtin_prefetch(next_values + i, 0, 2);
+            }
+            dequantize_keys(stored(k_cache, t), kv.head_dim, dequantized + t * kv.head_dim);
+            dequantize_values(stored(v_cache, t), kv.head_dim, dequantized + (PART + t) * kv.head_dim);
+        }
+    auto tile = [&](const S* cache, size_t t) {
+        if constexpr (std::is_same_v<S, T>) return reinterpret_cast<const uint32_t*>(stored(cache, t));
+        else {
+            const size_t first = cache == k_cache ? 0 : PART;
+            return reinterpret_cast<const uint32_t*>(dequantized + (first + std::min(t, whole - TILE)) * kv.head_dim);
+        }
     };
     alignas(64) uint32_t queries[TOGETHER][MAX_HEAD_DIM];
     alignas(64) float scores[TOGETHER][PART];
@@ -171,8 +189,8 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     }
 }
 
-template <class T>
-static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
+template <class T, class S>
+static void decode(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_tables, size_t table_stride,
                    const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, T* out, size_t sequences, size_t q_heads,
                    KVTiles kv, const AttentionSpec& spec) {
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, shared = num_shared / PART;  // whole parts
@@ -206,11 +224,12 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
     std::vector<float> most(results * group), totals(results * group);
 #pragma omp parallel
     {
+        Dequantized<T, S> dequantized(2 * PART * dim);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < parts.size(); i++) {
             const size_t at = parts[i].result * group;
             attend(q, k_cache, v_cache, block_tables + parts[i].sequence * table_stride, parts[i], q_heads, kv, spec,
-                   sums.get() + at * dim, most.data() + at, totals.data() + at);
+                   dequantized.get(), sums.get() + at * dim, most.data() + at, totals.data() + at);
         }
 #pragma omp for schedule(static)
         for (size_t i = 0; i < tokens * kv.heads; i++) {
@@ -244,16 +263,14 @@ static void decode(const T* q, const T* k_cache, const T* v_cache, const int32_t
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride]; seq_lens count all new
 // tokens. The first num_shared tokens of all sequences, new ones not among them, are in the same blocks; with a window or a chunk it
 // must be 0.
-extern "C" void attention_decode(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
+extern "C" void attention_decode(int dtype, int cache_dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                  size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, void* out,
                                  size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                  size_t block_stride, float scale, float soft_cap, size_t window, size_t chunk, const float* sinks) {
-    const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
     const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
-    if (dtype == FLOAT32)
-        decode((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, query_start, seq_lens, num_shared,
-               (f32*)out, sequences, q_heads, kv, spec);
-    else
-        decode((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, query_start, seq_lens,
-               num_shared, (bf16*)out, sequences, q_heads, kv, spec);
+    with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
+        const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
+        decode((const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, num_shared,
+               (T*)out, sequences, q_heads, kv, spec);
+    });
 }

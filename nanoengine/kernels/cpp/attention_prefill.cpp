@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 #include "attention_spec.h"
-#include "kv_tiles.h"
+#include "kv_int8.h"
 #include "product.h"
 
 constexpr size_t QUERY_ROWS = 96;
@@ -22,14 +22,15 @@ struct Work {
 static_assert(CHUNK <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors is at most one word for each token or dimension");
 
 // What one piece of work needs, unset.
-template <class T> struct Scratch {
+template <class T, class S> struct Scratch {
     Factors<T> queries, weights;
     std::unique_ptr<T[]> values;
+    Dequantized<T, S> keys;
     std::unique_ptr<float[]> scores, sums, most, totals;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows), weights(rows), values(new T[CHUNK * dim]), scores(new float[rows * CHUNK]), sums(new float[rows * dim]),
-          most(new float[rows]), totals(new float[rows]) {}
+        : queries(rows), weights(rows), values(new T[CHUNK * dim]), keys(CHUNK * dim), scores(new float[rows * CHUNK]),
+          sums(new float[rows * dim]), most(new float[rows]), totals(new float[rows]) {}
 };
 
 template <class T> static const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
@@ -69,9 +70,9 @@ static void softmax_row(const float* scores, size_t visible, size_t count, float
     total += sum(added);
 }
 
-template <class T>
-static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const Work& work, size_t history,
-                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<T>& scratch, T* out) {
+template <class T, class S>
+static void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_table, const Work& work, size_t history,
+                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<T, S>& scratch, T* out) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, rows = (work.last - work.first) * group;
     const size_t begin = spec.first_seen(history + work.first), end = history + work.last;  // tokens that the queries see
@@ -88,12 +89,18 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
         next = (start / CHUNK + 1) * CHUNK;
         const size_t tokens = std::min(next, end) - start, tiles = (tokens + TILE - 1) / TILE;
         const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
-        auto tile = [&](const T* cache, size_t i) {
+        auto tile = [&](const S* cache, size_t i) {
             return cache + kv.tile(block_table, start + std::min(i, tiles - 1) * TILE, work.head);
         };
+        auto key_tile = [&](size_t i) {
+            if constexpr (std::is_same_v<S, T>) return tile(k_cache, i);
+            else return scratch.keys.get() + std::min(i, tiles - 1) * TILE * dim;
+        };
+        if constexpr (!std::is_same_v<S, T>)
+            for (size_t i = 0; i < tiles; i++) dequantize_keys(tile(k_cache, i), dim, scratch.keys.get() + i * TILE * dim);
         for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
             Columns keys;
-            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
+            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(key_tile(i + group));
             product<T, FROM_CACHE>((int)rows, scratch.queries.row(0), keys, TILE, dim / n, scratch.scores.get() + i * TILE, CHUNK,
                                    false);
         }
@@ -111,7 +118,11 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
                         scratch.weights.row(row), scratch.most[row], scratch.totals[row], scratch.sums.get() + row * dim, dim);
         }
         // Values in one piece, zero where nothing was written or is seen: a weight of 0 does not make up for NaN.
-        for (size_t i = 0; i < tiles; i++) std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.get() + i * TILE * dim);
+        for (size_t i = 0; i < tiles; i++) {
+            T* to = scratch.values.get() + i * TILE * dim;
+            if constexpr (std::is_same_v<S, T>) std::copy_n(tile(v_cache, i), TILE * dim, to);
+            else dequantize_values(tile(v_cache, i), dim, to);
+        }
         auto clear = [&](size_t from, size_t to) {
             for (size_t t = from; t < to; t++)
                 for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
@@ -129,8 +140,8 @@ static void attend(const T* q, const T* k_cache, const T* v_cache, const int32_t
     }
 }
 
-template <class T>
-static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_tables, size_t table_stride,
+template <class T, class S>
+static void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_tables, size_t table_stride,
                     const int32_t* query_start, const int32_t* seq_lens, T* out, size_t sequences, size_t q_heads, KVTiles kv,
                     const AttentionSpec& spec) {
     const size_t group = q_heads / kv.heads, queries = std::max<size_t>(1, QUERY_ROWS / group);
@@ -149,7 +160,7 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
 #pragma omp parallel
     {
-        Scratch<T> scratch(queries * group, kv.head_dim);
+        Scratch<T, S> scratch(queries * group, kv.head_dim);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < works.size(); i++) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
@@ -160,17 +171,15 @@ static void prefill(const T* q, const T* k_cache, const T* v_cache, const int32_
 }
 
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride].
-extern "C" void attention_prefill(int dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
+extern "C" void attention_prefill(int dtype, int cache_dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                   size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, void* out,
                                   size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                   size_t block_stride, float scale, float soft_cap, size_t window, size_t chunk,
                                   const float* sinks) {
-    const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
     const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
-    if (dtype == FLOAT32)
-        prefill((const f32*)q, (const f32*)k_cache, (const f32*)v_cache, block_tables, table_stride, query_start, seq_lens,
-                (f32*)out, sequences, q_heads, kv, spec);
-    else
-        prefill((const bf16*)q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, table_stride, query_start, seq_lens,
-                (bf16*)out, sequences, q_heads, kv, spec);
+    with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
+        const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
+        prefill((const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, (T*)out,
+                sequences, q_heads, kv, spec);
+    });
 }

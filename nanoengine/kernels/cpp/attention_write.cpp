@@ -2,7 +2,7 @@
 // the write of K and V into the cache. Norms, rotation and q may each be missing.
 #include <algorithm>
 #include <cmath>
-#include "kv_tiles.h"
+#include "kv_int8.h"
 
 // x / rms(x) * weight, then the rotation of the pairs (x[i], x[i + head_dim / 2]) by the token's angles; what is null is left out.
 template <class T>
@@ -40,10 +40,20 @@ template <class T> struct Projected {
     size_t stride;
 };
 
-template <class T>
+// Elements of a row of a head as the cache has them; they may be put into `room`. A scale goes to its place in the tile.
+template <class T, class S> static const S* stored(const T* row, const KVTiles& kv, size_t offset, S* tile, S* room) {
+    if constexpr (std::is_same_v<S, T>) {
+        return row;
+    } else {
+        store(tile + TILE * kv.head_dim + offset * sizeof(float), quantize(row, kv.head_dim, room));
+        return room;
+    }
+}
+
+template <class T, class S>
 static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
-                  const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, T* k_cache,
-                  T* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
+                  const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, S* k_cache,
+                  S* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t dim = kv.head_dim, group = q_heads / kv.heads;
     const size_t run = tokens < 4 * TILE ? 1 : TILE;  // neighbouring tokens write the same lines of a tile
@@ -54,8 +64,8 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q
             const bool written = slots[token] >= 0;
             const size_t slot = written ? slots[token] : 0, offset = slot % TILE;
             const size_t tile = kv.tile(slot / kv.block_size, slot % kv.block_size, head);
-            T *k_tile = k_cache + tile, *v_tile = v_cache + tile;
-            T* v_row = v_tile + offset / n * dim * n;
+            S *k_tile = k_cache + tile, *v_tile = v_cache + tile;
+            S* v_row = v_tile + offset / n * dim * n;
             if (written) {  // a token's K is in many lines: ask for all of them before the first is written
                 for (size_t i = 0; i < dim / n; i++) __builtin_prefetch(k_tile + i * TILE * n, 1);
                 for (size_t i = 0; i < dim / TILE; i++) __builtin_prefetch(v_row + i * TILE * n, 1);
@@ -66,10 +76,12 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q
                 norm_and_rotate(q.heads + token * q.stride + h * dim, q_weight, eps, cosine, sine, dim,
                                 q_out + (token * q_heads + h) * dim);
             if (!written) continue;
-            T key[MAX_HEAD_DIM];
-            norm_and_rotate(k.heads + token * k.stride + head * dim, k_weight, eps, cosine, sine, dim, key);
-            for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, 4);
-            const T* value = v.heads + token * v.stride + head * dim;
+            T rotated[MAX_HEAD_DIM];
+            S room[MAX_HEAD_DIM];
+            norm_and_rotate(k.heads + token * k.stride + head * dim, k_weight, eps, cosine, sine, dim, rotated);
+            const S* key = stored(rotated, kv, offset, k_tile, room);
+            for (size_t i = 0; i < dim; i += n) std::memcpy(k_tile + (i / n * TILE + offset) * n, key + i, n * sizeof(S));
+            const S* value = stored(v.heads + token * v.stride + head * dim, kv, offset, v_tile, room);
             for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
         }
     }
@@ -78,16 +90,14 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q
 // q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null: q_weight
 // and k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads
 // is 0.
-extern "C" void attention_write(int dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
+extern "C" void attention_write(int dtype, int cache_dtype, const void* q, size_t q_stride, const void* k, size_t k_stride, const void* v,
                                 size_t v_stride, const float* q_weight, const float* k_weight, float eps, const float* cosines,
                                 const float* sines, size_t angle_stride, const int64_t* slots, void* q_out, void* k_cache,
                                 void* v_cache, size_t tokens, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                 size_t block_stride) {
-    const KVTiles kv{kv_heads, head_dim, block_size, block_stride};
-    auto write_as = [&]<class T>(T*) {
-        write<T>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, q_weight, k_weight,
-                 eps, cosines, sines, angle_stride, slots, (T*)q_out, (T*)k_cache, (T*)v_cache, tokens, q_heads, kv);
-    };
-    if (dtype == FLOAT32) write_as((f32*)nullptr);
-    else write_as((bf16*)nullptr);
+    with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
+        const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
+        write<T, S>({(const T*)q, q_stride}, {(const T*)k, k_stride}, {(const T*)v, v_stride}, q_weight, k_weight,
+                    eps, cosines, sines, angle_stride, slots, (T*)q_out, (S*)k_cache, (S*)v_cache, tokens, q_heads, kv);
+    });
 }

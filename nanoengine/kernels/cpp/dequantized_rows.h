@@ -26,9 +26,9 @@ static NOINLINE void dequantize_cells(Cells<BITS, true> cells, size_t count, con
 static void dequantize_panel(const QuantizedPanel& panel, size_t inputs, size_t cell, size_t count, float* to) {
     const Format format = Format::of(panel.code);
     Scales scales;
-    scales.read(format, panel.strips, format.strip_bytes(inputs), cell, count);
+    scales.read(format, panel.at, cell, count);
     with_bits(format.bits, [&]<int BITS>() {
-        const Cells<BITS, true> packed{panel.strips + format.cells_at(inputs) + cell * format.cell_bytes(), format.strip_bytes(inputs)};
+        const Cells<BITS, true> packed{panel.at + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
         dequantize_cells(packed, count, scales, format.zero(), format.has_minimums(), to);
     });
 }

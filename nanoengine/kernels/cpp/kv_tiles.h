@@ -11,11 +11,13 @@ constexpr size_t TILE = 16;  // tokens
 constexpr size_t MAX_HEAD_DIM = 256;
 
 struct KVTiles {
-    size_t heads, head_dim, block_size, block_stride;  // the last in elements: other layers may lie between two blocks
+    size_t heads, head_dim, block_size;
+    size_t block_stride;  // in elements: other layers may lie between two blocks
+    size_t scale_size;    // elements of a tile for each of its tokens, behind those of `head_dim`
 
     // Elements before the tile with tokens [offset, offset + 16) of a block.
     INLINE size_t tile(size_t block, size_t offset, size_t head) const {
-        return block * block_stride + (offset / TILE * heads + head) * TILE * head_dim;
+        return block * block_stride + (offset / TILE * heads + head) * TILE * (head_dim + scale_size);
     }
 
     // The same for the tile that starts with a sequence's token `position`.

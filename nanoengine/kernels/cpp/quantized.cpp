@@ -6,18 +6,18 @@
 // The numbers of one output: cell by cell, with the dwords of the others in its lines left alone.
 template <class T> static void embed_row(const QuantizedPanel& panel, size_t output, size_t inputs, T* out) {
     const Format format = Format::of(panel.code);
-    const size_t strip = output / GROUP, cells = round_up(inputs, CELL) / CELL, at = output % GROUP * 4;
-    const uint8_t* lines = panel.strips + strip * format.strip_bytes(inputs) + format.cells_at(inputs);
+    const size_t side = output / GROUP, cells = round_up(inputs, CELL) / CELL, at = output % GROUP * 4;
+    const uint8_t* lines = panel.at + format.cells_at(inputs);
     Scales scales;
     for (size_t first = 0; first < cells; first += CHUNK_CELLS) {
         const size_t count = std::min(CHUNK_CELLS, cells - first);
-        scales.read(format, panel.strips, format.strip_bytes(inputs), first, count);
+        scales.read(format, panel.at, first, count);
         for (size_t cell = 0; cell < count; cell++) {
             float values[CELL];
             with_bits(format.bits, [&]<int BITS>() {
 #pragma GCC unroll 8
                 for (int d = 0; d < CELL_DWORDS; d++) {
-                    const uint32_t packed = numbers<BITS, uint32_t>(lines + (first + cell) * format.cell_bytes(), d, at);
+                    const uint32_t packed = numbers<BITS, uint32_t>(lines + ((first + cell) * STRIPS + side) * format.cell_bytes(), d, at);
                     const float scale = scales.scales[BITS == 6 ? 2 * cell + d / 4 : cell][output];
                     for (int b = 0; b < 4; b++) {
                         const int byte = packed >> 8 * b & 0xff, number = BITS == 8 && SIGN ? (int8_t)byte : byte;
@@ -74,6 +74,9 @@ void quantized_gated_linear(int dtype, int exact, int activation, const void* x,
         gated_linear((Activation)activation, input, Quantized<RowsOf, T>{table, panels, 2 * size}, (T*)out);
     });
 }
+
+// What whole numbers are multiplied with, for people.
+const char* quantized_instruction() { return DOT_OF_BYTES; }
 
 void quantized_embed(int dtype, const int64_t* ids, const QuantizedPanel* table, size_t panels, void* out, size_t rows, size_t inputs) {
     if (dtype == FLOAT32) embed(ids, table, panels, (f32*)out, rows, inputs);

@@ -1,8 +1,9 @@
 // How quantized weights lie in memory, and how they are read back.
 //
-// W [outputs][inputs] is cut into panels of COLUMNS outputs, these into strips of 16, and inputs into cells of 32. A strip begins with
-// the scales of all its spans of inputs; then come its cells, each a few lines of 64 bytes. A line is a dword for each of the 16
-// outputs, a dword the numbers of four neighbouring inputs, as integer dot products take them:
+// W [outputs][inputs] is cut into panels of COLUMNS outputs, these into strips of 16, and inputs into cells of 32. A panel begins with
+// the headers of its spans of inputs, one for each strip, which hold scales; then come its cells, one for each strip, too: it is read
+// in a single stream. A cell is a few lines of 64 bytes. A line is a dword for each of the 16 outputs, a dword the numbers of four
+// neighbouring inputs, as integer dot products take them:
 //
 //   4 bits: line j of four has dword j in the lower halves of its bytes, and dword 4 + j in the upper ones
 //   5 bits: the same, and a line with the fifth bits: bit d of byte b is that of number b of dword d
@@ -15,7 +16,7 @@
 #endif
 
 constexpr size_t CELL = 32, CHUNK_CELLS = 8, CHUNK = CELL * CHUNK_CELLS;  // inputs, cells, inputs
-constexpr size_t LINE_BYTES = 64;
+constexpr size_t LINE_BYTES = 64, STRIPS = COLUMNS / GROUP;
 constexpr int CELL_DWORDS = CELL / 4;
 
 // Numbers of 8 bits are stored as the dot product takes them: without a sign, or with one.
@@ -42,7 +43,7 @@ struct Format {
     }
     size_t scale_bytes() const { return GROUP * (scale == OF_FLOAT32 ? 4 : 2); }
     size_t cell_bytes() const { return bits * LINE_BYTES; }
-    size_t header_bytes() const {  // of a span
+    size_t header_bytes() const {  // of a span and a strip
         const size_t cells = span / CELL;
         switch (extra) {
             case MINIMUM: return 2 * scale_bytes();
@@ -52,17 +53,18 @@ struct Format {
             default: return scale_bytes();
         }
     }
-    size_t cells_at(size_t inputs) const { return round_up(round_up(inputs, span) / span * header_bytes(), LINE_BYTES); }
-    size_t strip_bytes(size_t inputs) const { return cells_at(inputs) + round_up(inputs, CELL) / CELL * cell_bytes(); }
+    // Where in a panel the cells begin, and where the panel ends.
+    size_t cells_at(size_t inputs) const { return round_up(round_up(inputs, span) / span * STRIPS * header_bytes(), LINE_BYTES); }
+    size_t panel_bytes(size_t inputs) const { return cells_at(inputs) + round_up(inputs, CELL) / CELL * STRIPS * cell_bytes(); }
     bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
     // What is subtracted from all numbers.
     int zero() const { return has_minimums() || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
     int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
 };
 
-// Some outputs of a weight, as callers pass them: where their strips are, in what format, the first of them, and how many there are.
+// A panel as callers pass it: where it is, in what format, its first output, and how many outputs there are.
 struct QuantizedPanel {
-    const uint8_t* strips;
+    const uint8_t* at;
     int64_t code, first, columns;
 };
 
@@ -112,13 +114,13 @@ struct Scales {
     alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[2 * CHUNK_CELLS][COLUMNS];
 
     // Of the cells [first, first + count) of a panel.
-    void read(const Format& format, const uint8_t* strips, size_t strip_bytes, size_t first, size_t count) {
+    void read(const Format& format, const uint8_t* panel, size_t first, size_t count) {
         switch (format.extra) {
-            case PLAIN: return read_as<PLAIN>(format, strips, strip_bytes, first, count);
-            case MINIMUM: return read_as<MINIMUM>(format, strips, strip_bytes, first, count);
-            case ZERO_POINT: return read_as<ZERO_POINT>(format, strips, strip_bytes, first, count);
-            case CELL_FACTORS: return read_as<CELL_FACTORS>(format, strips, strip_bytes, first, count);
-            case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, strips, strip_bytes, first, count);
+            case PLAIN: return read_as<PLAIN>(format, panel, first, count);
+            case MINIMUM: return read_as<MINIMUM>(format, panel, first, count);
+            case ZERO_POINT: return read_as<ZERO_POINT>(format, panel, first, count);
+            case CELL_FACTORS: return read_as<CELL_FACTORS>(format, panel, first, count);
+            case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, panel, first, count);
         }
     }
 
@@ -131,13 +133,13 @@ struct Scales {
 
 private:
     template <Extra EXTRA>
-    NOINLINE void read_as(const Format& format, const uint8_t* strips, size_t strip_bytes, size_t first, size_t count) {
+    NOINLINE void read_as(const Format& format, const uint8_t* panel, size_t first, size_t count) {
         const size_t cells = format.span / CELL, header = format.header_bytes(), width = format.scale_bytes();
         const float byte_zero = format.bits == 8 ? SIGN : 0;
-        for (size_t strip = 0; strip < COLUMNS / GROUP; strip++) {
-            const uint8_t* at = strips + strip * strip_bytes + first / cells * header;
+        for (size_t strip = 0; strip < STRIPS; strip++) {
+            const uint8_t* at = panel + (first / cells * STRIPS + strip) * header;
             for (size_t i = 0, within = first % cells; i < count; i++) {
-                if (within == cells) within = 0, at += header;
+                if (within == cells) within = 0, at += STRIPS * header;
                 const uint8_t *second = at + width, *factors = at + 2 * width;
 #pragma GCC unroll 4
                 for (size_t o = 0; o < GROUP; o += LANES) {

@@ -97,21 +97,21 @@ struct Q6_K {
     }
 };
 
-template <class F> static void pack_blocks(const uint8_t* blocks, uint8_t* strips, size_t rows, size_t inputs) {
+template <class F> static void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
-    const size_t row_blocks = inputs / F::VALUES, strip_bytes = format.strip_bytes(inputs), header = format.header_bytes();
+    const size_t row_blocks = inputs / F::VALUES, header = format.header_bytes(), cell = format.cell_bytes();
 #pragma omp parallel for schedule(static)
     for (size_t strip = 0; strip < round_up(rows, GROUP) / GROUP; strip++) {
-        uint8_t *headers = strips + strip * strip_bytes, *cells = headers + format.cells_at(inputs);
-        const size_t count = std::min<size_t>(GROUP, rows - strip * GROUP);
+        uint8_t *headers = panels + strip / STRIPS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
+        const size_t side = strip % STRIPS, count = std::min<size_t>(GROUP, rows - strip * GROUP);
         for (size_t i = 0; i < row_blocks; i++)
             for (size_t o = 0; o < count; o++) {
                 const uint8_t* block = blocks + ((strip * GROUP + o) * row_blocks + i) * F::BYTES;
-                F::header(block, headers + i * header, o);
+                F::header(block, headers + (i * STRIPS + side) * header, o);
                 for (int run = 0; run < F::VALUES / (int)CELL; run++) {
                     uint8_t numbers[CELL];
                     F::read(block, run, numbers);
-                    put_numbers<F::BITS>(cells + (i * (F::VALUES / CELL) + run) * format.cell_bytes(), o, numbers);
+                    put_numbers<F::BITS>(cells + ((i * (F::VALUES / CELL) + run) * STRIPS + side) * cell, o, numbers);
                 }
             }
     }
@@ -121,41 +121,41 @@ extern "C" {
 
 // Bytes that outputs take in a format; those of the padding must be zero.
 size_t quantized_size(int64_t code, size_t outputs, size_t inputs) {
-    return round_up(outputs, COLUMNS) / GROUP * Format::of(code).strip_bytes(inputs);
+    return round_up(outputs, COLUMNS) / COLUMNS * Format::of(code).panel_bytes(inputs);
 }
 
-// Put `rows` rows of blocks, of the format that the caller numbers so, into strips.
-void quantized_pack_blocks(int format, const uint8_t* blocks, uint8_t* strips, size_t rows, size_t inputs) {
+// Put `rows` rows of blocks, of the format that the caller numbers so, into panels.
+void quantized_pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     switch (format) {
-        case 0: return pack_blocks<Q4_0>(blocks, strips, rows, inputs);
-        case 1: return pack_blocks<Q4_1>(blocks, strips, rows, inputs);
-        case 2: return pack_blocks<Q5_0>(blocks, strips, rows, inputs);
-        case 3: return pack_blocks<Q5_1>(blocks, strips, rows, inputs);
-        case 4: return pack_blocks<Q8_0>(blocks, strips, rows, inputs);
-        case 5: return pack_blocks<Runs<false>>(blocks, strips, rows, inputs);
-        case 6: return pack_blocks<Runs<true>>(blocks, strips, rows, inputs);
-        case 7: return pack_blocks<Q6_K>(blocks, strips, rows, inputs);
+        case 0: return pack_blocks<Q4_0>(blocks, panels, rows, inputs);
+        case 1: return pack_blocks<Q4_1>(blocks, panels, rows, inputs);
+        case 2: return pack_blocks<Q5_0>(blocks, panels, rows, inputs);
+        case 3: return pack_blocks<Q5_1>(blocks, panels, rows, inputs);
+        case 4: return pack_blocks<Q8_0>(blocks, panels, rows, inputs);
+        case 5: return pack_blocks<Runs<false>>(blocks, panels, rows, inputs);
+        case 6: return pack_blocks<Runs<true>>(blocks, panels, rows, inputs);
+        case 7: return pack_blocks<Q6_K>(blocks, panels, rows, inputs);
     }
 }
 
-// Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into strips.
-void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* strips, size_t rows,
+// Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into panels.
+void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels, size_t rows,
                            size_t inputs) {
     const Format format = Format::of(code);
     const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++) {
-        uint8_t *headers = strips + row / GROUP * format.strip_bytes(inputs), *cells = headers + format.cells_at(inputs);
-        const size_t output = row % GROUP;
+        uint8_t *headers = panels + row / COLUMNS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
+        const size_t side = row % COLUMNS / GROUP, output = row % GROUP;
         for (size_t i = 0; i < spans; i++) {
-            uint8_t* header = headers + i * format.header_bytes();
+            uint8_t* header = headers + (i * STRIPS + side) * format.header_bytes();
             std::memcpy(header + output * width, scales + (row * spans + i) * width, width);
             if (zeros) header[format.scale_bytes() + output] = zeros[row * spans + i];
         }
         for (size_t first = 0; first < inputs; first += CELL) {
             uint8_t cell[CELL] = {};
             std::copy_n(numbers + row * inputs + first, std::min(CELL, inputs - first), cell);
-            uint8_t* to = cells + first / CELL * format.cell_bytes();
+            uint8_t* to = cells + (first / CELL * STRIPS + side) * format.cell_bytes();
             if (format.bits == 4) put_numbers<4>(to, output, cell);
             else put_numbers<8>(to, output, cell);
         }

@@ -14,25 +14,25 @@
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)numbers, (__m512i)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "vpdpbusd"
 #elif defined(__AVXVNNI__)
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)numbers, (__m256i)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "vpdpbusd"
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)numbers, (int8x16_t)x);
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "sdot"
 #elif !defined(__AVX2__)
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
 #pragma GCC unroll 4
     for (int b = 0; b < 32; b += 8) sum += ((Ints)(numbers << (24 - b)) >> 24) * ((Ints)(x << (24 - b)) >> 24);
     return sum;
 }
-#define DOT_OF_BYTES
+#define DOT_OF_BYTES "products of 32 bits"
 #endif
 
 // A sum of products of numbers of so many bits with bytes of x, of a cell or half of one.
@@ -42,6 +42,7 @@ template <int BITS> struct Products {
     INLINE void add(int, Dwords numbers, uint32_t x) { total = dot_bytes(total, numbers, splat(x)); }
 };
 #else
+#define DOT_OF_BYTES "vpmaddubsw"
 // AVX2 multiplies bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot overflow.
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 template <int BITS> struct Products {
@@ -101,26 +102,23 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     chunk.sums[cell] = scale * (totals[0] + totals[1]);
 }
 
-// Where the numbers of some cells are: in the strips of a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
+constexpr size_t AHEAD = 4096;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
+
+// Where the numbers of some cells are: in a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
 template <int BITS, bool PACKED> struct Cells {
     const uint8_t* at;
-    size_t strip_bytes;
 
     INLINE Dwords load_numbers(size_t cell, int d, int v) const {
-        if (PACKED) return numbers<BITS, Dwords>(at + strip_of(v) * strip_bytes + cell * BITS * LINE_BYTES, d, at_of(v));
+        if (PACKED) return numbers<BITS, Dwords>(at + (cell * STRIPS + strip_of(v)) * BITS * LINE_BYTES, d, at_of(v));
         return load<Dwords>(at + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords));
     }
     INLINE void ask_for(size_t cell) const {  // some cells ahead of those that are read
         if (!PACKED) return;
-        constexpr size_t AHEAD = 4096 / (BITS * LINE_BYTES) + 1;
-#pragma GCC unroll 2
-        for (int strip = 0; strip < COLUMNS / GROUP; strip++)
-#pragma GCC unroll 8
-            for (int line = 0; line < BITS; line++)
-                __builtin_prefetch(at + strip * strip_bytes + (cell + AHEAD) * BITS * LINE_BYTES + line * LINE_BYTES);
+        constexpr size_t BYTES = STRIPS * BITS * LINE_BYTES;
+#pragma GCC unroll 16
+        for (size_t line = 0; line < BYTES; line += LINE_BYTES) __builtin_prefetch(at + cell * BYTES + AHEAD + line, 0, 2);
     }
 };
-
 // A chunk of some rows times `count` cells of a panel: out[m][column] = (add ? out : 0) + their products.
 template <int BITS, bool PACKED> struct Task {
     const RowChunk* x;
@@ -234,19 +232,18 @@ template <class T> struct RoundedRows {
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
     void multiply(size_t first, size_t count, const QuantizedPanel& panel, float (*sums)[PANEL]) {
         const Format format = Format::of(panel.code);
-        with_bits(format.bits, [&]<int BITS>() { multiply_by<BITS>(first, count, format, panel.strips, sums); });
+        with_bits(format.bits, [&]<int BITS>() { multiply_by<BITS>(first, count, format, panel.at, sums); });
     }
 
 private:
     template <int BITS>
-    void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* strips, float (*sums)[PANEL]) {
-        const size_t strip_bytes = format.strip_bytes(inputs);
+    void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* panel, float (*sums)[PANEL]) {
         const bool has_offsets = format.has_minimums() || format.zero();
         Scales scales;
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
-            scales.read(format, strips, strip_bytes, cell, cells);
-            const Cells<BITS, true> packed{strips + format.cells_at(inputs) + cell * format.cell_bytes(), strip_bytes};
+            scales.read(format, panel, cell, cells);
+            const Cells<BITS, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
             const RowChunk* x = &data[chunk * rows + first];
             if (const int zero = format.zero()) scales.center(zero, cells * format.scales_per_cell());
             auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
@@ -261,7 +258,7 @@ private:
             const size_t calls = round_up(count, MOST_ROWS) / MOST_ROWS;  // of about as many rows each: few rows are slow ones
             for (size_t i = 0; i < calls; i++) {
                 const size_t row = count * i / calls, end = count * (i + 1) / calls;
-                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers, 0}, row));
+                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers}, row));
             }
         }
     }

@@ -228,7 +228,7 @@ def _constants(
     bits, groups, has_zeros = form
     norm_depth = 1024
     if bits and has_gate:  # two tiles are unpacked in registers
-        tile, depth, norm_depth = 16, min(depth, 16 * bits), 512
+        tile, depth, norm_depth = 16, min(depth, 16 * bits), 256
     halves = 2 if bits == 4 else 1
     width = triton.next_power_of_2(inputs)
     depth = min(depth, max(16 * halves, width)) // halves

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton.kv_int8 import check_scales
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -54,8 +56,13 @@ def aligned(q: Tensor) -> Tensor:
     return q.clone(memory_format=torch.contiguous_format) if ragged else q
 
 
-def cache_strides(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int]:
+def cache_strides(
+    k_cache: Tensor, v_cache: Tensor, k_scales: Tensor | None = None, v_scales: Tensor | None = None
+) -> tuple[int, int, int]:
     """How many elements apart are blocks, slots and heads, in K and in V.
+
+    Args:
+        k_scales, v_scales: of an int8 cache.
 
     Raises:
         ValueError: K and V differ in it, or a head of a token is not in one piece that starts at a multiple of 16 bytes.
@@ -67,4 +74,7 @@ def cache_strides(k_cache: Tensor, v_cache: Tensor) -> tuple[int, int, int]:
         raise ValueError(f"a cache of strides {strides} does not hold every head of a token at a multiple of 16 bytes")
     if k_cache.data_ptr() % 16 or v_cache.data_ptr() % 16:
         raise ValueError("a cache does not start at a multiple of 16 bytes")
+    if k_scales is not None and v_scales is not None:
+        check_scales(k_cache, k_scales)
+        check_scales(v_cache, v_scales)
     return strides[0], strides[1], strides[2]

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Split, Workspace, combine, part_size, split
@@ -51,6 +52,8 @@ def _decode_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor | None,
+    v_scales: tl.tensor | None,
     block_tables: tl.tensor,
     query_start_loc: tl.tensor | None,
     seq_lens: tl.tensor,
@@ -96,6 +99,7 @@ def _decode_kernel(
     HEAD_LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     LOTS: tl.constexpr = HEAD_LOTS * ((QUERIES + TOKENS - 1) // TOKENS)
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
     kv_head = tl.program_id(0) // LOTS
     first_head = tl.program_id(0) % HEAD_LOTS * HEADS
     first_query = tl.program_id(0) % LOTS // HEAD_LOTS * TOKENS
@@ -132,12 +136,15 @@ def _decode_kernel(
     q_place = head.to(tl.int64) * q_head_stride
     if QUERIES > 1:
         q_place += token_of * q_token_stride
-    q_place = tl.multiple_of(q_place, ALIGNED)[:, None] + dim[None, :]
+    q_place = tl.multiple_of(q_place, Q_ALIGNED)[:, None] + dim[None, :]
     query = tl.load(q_start + q_place, mask=exists[:, None], other=0.0)
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
     table = block_tables + seq * table_stride
+    if k_scales is not None:
+        k_scales += head_start // NUMBERS_IN_SCALE
+        v_scales += head_start // NUMBERS_IN_SCALE
 
     # Of several tokens, the earlier ones may see nothing of a tile: then there is no score, and no weight.
     highest = tl.full([ROWS], LOWEST if QUERIES > 1 else float("-inf"), tl.float32)
@@ -165,6 +172,10 @@ def _decode_kernel(
         place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
         k = tl.load(k_head + place)
         v = tl.load(v_head + place)
+        if k_scales is not None:
+            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
         scores = tl.where(visible, capped(scores, SOFT_CAP), float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))  # finite: LOWEST, or a tile holds at least one token
@@ -210,6 +221,8 @@ def paged_decode(
     tuning: Tuning = DEFAULTS,
     num_sms: int | None = None,
     *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     query_start_loc: Tensor | None = None,
     max_query_len: int = 1,
     window: int | None = None,
@@ -228,7 +241,7 @@ def paged_decode(
 
     Args:
         q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the last tokens of all sequences.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q, with the same strides: see
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
             `paged_cache.cache_strides`. A block_size is a power of two. The last tokens are in it.
         block_tables: [num_seqs, width] int32, rows may have gaps.
         seq_lens: [num_seqs] int32, the last tokens included; if it is 0, results of that sequence are zeros.
@@ -236,6 +249,7 @@ def paged_decode(
         workspace: of the engine; no other launch may use it at the same time.
         tuning: how 16-bit numbers are computed.
         num_sms: multiprocessors of the device, if they are not to be asked for.
+        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         query_start_loc: [num_seqs + 1] int32: the last tokens of sequence i are [start[i], start[i + 1]), or none. It is not
             read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of sequence i.
         max_query_len: of all sequences, or more. Only a sequence of length 0 may have more tokens; those may get anything.
@@ -256,7 +270,7 @@ def paged_decode(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not len(q):
         return out
-    tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning)
+    tile, num_warps, num_stages = _shape(q.dtype, head_dim, tuning, int8=k_scales is not None)
     group = num_heads // num_kv_heads
     max_query_len = max_query_len if len(q) == num_seqs else max(max_query_len, 2)  # some may have none
     constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.dependent_launch)
@@ -276,13 +290,15 @@ def paged_decode(
         q,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         block_tables,
         query_start_loc if queries > 1 else None,
         seq_lens,
         sinks,
         scale * math.log2(math.e),
         *q.stride()[:2],
-        *cache_strides(k_cache, v_cache),
+        *cache_strides(k_cache, v_cache, k_scales, v_scales),
         block_tables.stride(0),
         *cut,
         **constants,
@@ -296,13 +312,14 @@ def paged_decode(
     return out
 
 
-def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning) -> tuple[int, int, int]:
+def _shape(dtype: torch.dtype, head_dim: int, tuning: Tuning, *, int8: bool = False) -> tuple[int, int, int]:
     """Tokens in a tile, warps and stages. `tuning` means heads of 128; others have tiles of as many bytes, if they can.
 
-    float32 is multiplied without tensor cores, to be exact: it wants threads, and does not wait for memory.
+    float32 is multiplied without tensor cores, to be exact: it wants threads, and does not wait for memory. What is dequantized
+    for it takes so many registers that there are none for another tile.
     """
     if dtype is torch.float32:
-        return 16, 8, 3
+        return 16, 8, 1 if int8 else 3
     tile = max(16, min(tuning.decode_tile * 128 // head_dim, STEP))  # 16 is the least that tensor cores sum over
     return tile, tuning.decode_warps, tuning.decode_stages
 
@@ -358,6 +375,14 @@ def launches() -> list[Launch]:
         *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True) for queries in (1, 4)),
         *(_launch(torch.float32, head_dim, 2, queries) for head_dim in (64, 128, 256) for queries in (1, 16)),
         *(_launch(torch.float32, 128, 2, queries, WINDOW=4096, sinks=True, SOFT_CAP=50.0) for queries in (1, 16)),
+        *(_launch(torch.bfloat16, 128, 4, queries, tuning, int8=True) for queries in (1, 8) for tuning in tunings),
+        *(_launch(torch.bfloat16, head_dim, 4, queries, int8=True) for head_dim in (64, 256) for queries in (1, 8)),
+        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True, int8=True) for queries in (1, 4)),
+        *(
+            _launch(dtype, 128, 2, queries, int8=True)
+            for dtype in (torch.float16, torch.float32)
+            for queries in (1, 16)
+        ),
     ]
 
 
@@ -369,10 +394,11 @@ def _launch(
     tuning: Tuning = DEFAULTS,
     *,
     sinks: bool = False,
+    int8: bool = False,
     **asked: float,
 ) -> Launch:
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning)
+    shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning, int8=int8)
     sizes = _constants(group, queries, head_dim, 16, tile, num_warps, tuning.dependent_launch)
     constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
     strides = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
@@ -380,7 +406,9 @@ def _launch(
         "out": f"*{type_name}",
         **dict.fromkeys(("results", "log_sums"), "*fp32"),
         "arrivals": "*i32",
-        **dict.fromkeys(("q", "k_cache", "v_cache"), f"*{type_name}"),
+        "q": f"*{type_name}",
+        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
+        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
         "block_tables": "*i32",
         "query_start_loc": "*i32" if queries > 1 else "constexpr",
         "seq_lens": "*i32",
@@ -392,7 +420,8 @@ def _launch(
     name = f"paged_decode {type_name} {head_dim} group {group} queries {queries} {shape}"
     name += " dependent" * tuning.dependent_launch
     name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
-    nothing = {"query_start_loc": queries == 1, "sinks": not sinks}
+    name += " int8" * int8
+    nothing = {"query_start_loc": queries == 1, "sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
     known = constants | {name: None for name, missing in nothing.items() if missing}
     least = 90 if tuning.dependent_launch else 80
     return Launch(name, _decode_kernel, signature, known, num_warps, num_stages, least_capability=least)

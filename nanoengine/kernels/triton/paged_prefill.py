@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
 from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 
@@ -30,6 +31,8 @@ def _walk(
     end: tl.tensor,
     k_head: tl.tensor,
     v_head: tl.tensor,
+    k_scales: tl.tensor | None,
+    v_scales: tl.tensor | None,
     table: tl.tensor,
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
@@ -44,7 +47,7 @@ def _walk(
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
-    ALIGNED: tl.constexpr = 16 // (query.dtype.primitive_bitwidth // 8)
+    ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, HEAD_DIM)
     # In shared memory are, in turn, the block ids of a tile, K and V: the compiler's pipeline runs over all three, and a
     # loop of 5 stages has two tiles there.
@@ -59,6 +62,10 @@ def _walk(
         place = tl.multiple_of(block * block_stride + token % BLOCK_SIZE * slot_stride, ALIGNED)[:, None] + dim[None, :]
         k = tl.load(k_head + place)
         v = tl.load(v_head + place)
+        if k_scales is not None:
+            scale_place = block * (block_stride // NUMBERS_IN_SCALE) + token % BLOCK_SIZE
+            k = dequantized(k, tl.load(k_scales + scale_place), query.dtype)
+            v = dequantized(v, tl.load(v_scales + scale_place), query.dtype)
         scores = dot(query, tl.trans(k), tl.zeros([ROWS, TILE], tl.float32)) * scale
         scores = capped(scores, SOFT_CAP)
         if MASKED:
@@ -82,6 +89,8 @@ def _prefill_kernel(
     q: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor | None,
+    v_scales: tl.tensor | None,
     block_tables: tl.tensor,
     query_start_loc: tl.tensor,
     seq_lens: tl.tensor,
@@ -109,6 +118,7 @@ def _prefill_kernel(
     """
     LOTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     ALIGNED: tl.constexpr = 16 // (k_cache.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
+    Q_ALIGNED: tl.constexpr = 16 // (q.dtype.element_ty.primitive_bitwidth // 8)
     TOKENS: tl.constexpr = ROWS // HEADS
     kv_head = tl.program_id(0) // LOTS
     seq = tl.program_id(1).to(tl.int64)
@@ -127,12 +137,15 @@ def _prefill_kernel(
     q_start = tl.multiple_of(q + start.to(tl.int64) * q_token_stride, 16)
     q_token = tl.minimum(token, query_len - 1)  # rows beyond the last token or head repeat it, and are not stored
     q_head = kv_head * GROUP + tl.minimum(in_group, GROUP - 1)
-    q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, ALIGNED)
+    q_place = tl.multiple_of(q_token.to(tl.int64) * q_token_stride + q_head * q_head_stride, Q_ALIGNED)
     query = tl.load(q_start + q_place[:, None] + dim[None, :])
     head_start = tl.multiple_of(kv_head.to(tl.int64) * kv_head_stride, ALIGNED)
     k_head = tl.multiple_of(k_cache + head_start, 16)
     v_head = tl.multiple_of(v_cache + head_start, 16)
     table = block_tables + seq * table_stride
+    if k_scales is not None:
+        k_scales += head_start // NUMBERS_IN_SCALE
+        v_scales += head_start // NUMBERS_IN_SCALE
 
     history = seq_len - query_len
     position = history + q_token
@@ -149,7 +162,8 @@ def _prefill_kernel(
         lost = first_seen(seen - 1, WINDOW, CHUNK) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
         acc, total, highest = _walk(
-            acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, table, block_stride, slot_stride, scale,
+            acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,
+            v_scales, table, block_stride, slot_stride, scale,
             HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
         )  # fmt: skip
         first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
@@ -157,11 +171,13 @@ def _prefill_kernel(
         seen_by_all = 0
         first_masked = tl.maximum(history + first + 1, 0) // TILE * TILE
     acc, total, highest = _walk(
-        acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, table, block_stride, slot_stride, scale,
+        acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, k_scales,
+        v_scales, table, block_stride, slot_stride, scale,
         HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, False,
     )  # fmt: skip
     acc, total, highest = _walk(
-        acc, total, highest, query, position, first_masked, seen, k_head, v_head, table, block_stride, slot_stride, scale,
+        acc, total, highest, query, position, first_masked, seen, k_head, v_head, k_scales,
+        v_scales, table, block_stride, slot_stride, scale,
         HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
@@ -181,6 +197,8 @@ def paged_prefill(
     max_query_len: int,
     scale: float,
     *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     window: int | None = None,
     chunk: int | None = None,
     sinks: Tensor | None = None,
@@ -192,13 +210,14 @@ def paged_prefill(
 
     Args:
         q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the new tokens of all sequences.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q, with the same strides: see
+        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
             `paged_cache.cache_strides`. A block_size is a power of two. The new tokens are in it.
         block_tables: [num_seqs, width] int32, rows may have gaps.
         query_start_loc: [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1]).
         seq_lens: [num_seqs] int32, new tokens included; if it is 0, the results of that sequence are zeros.
         max_query_len: of all sequences, or more.
         scale: factor of the scores, before the softmax.
+        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
@@ -212,20 +231,22 @@ def paged_prefill(
     """
     num_tokens, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
-    strides = cache_strides(k_cache, v_cache)
+    strides = cache_strides(k_cache, v_cache, k_scales, v_scales)
     q = aligned(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
     group = num_heads // num_kv_heads
     heads = min(triton.next_power_of_2(group), MOST_HEADS)
-    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim)
+    rows, tile, num_warps, num_stages = _shape(q.dtype, head_dim, int8=k_scales is not None)
     grid = (num_kv_heads * triton.cdiv(group, heads), len(seq_lens), triton.cdiv(max_query_len, rows // heads))
     _prefill_kernel[grid](
         out,
         q,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         block_tables,
         query_start_loc,
         seq_lens,
@@ -249,14 +270,17 @@ def paged_prefill(
     return out
 
 
-def _shape(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
+def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, int, int]:
     """Rows and tokens in a tile, warps and stages: what fits the 163 KB of shared memory of an A100, without spills.
 
     float32 is multiplied without tensor cores, to be exact; its small tiles are for the compiler, which unrolls all of one.
+    An int8 tile passes through registers on its way: there is room for fewer rows, and in float32 for no tile ahead of its turn.
     """
     if dtype is torch.float32:
-        return 32, 16, 8, 3
-    return (128, 64, 8, 5) if head_dim <= 128 else (64, 32, 8, 5)
+        return 32, 16, 8, 1 if int8 else 3
+    if head_dim > 128:
+        return 64, 32, 8, 5
+    return 64 if int8 else 128, 64, 8, 5
 
 
 def launches() -> list[Launch]:
@@ -270,18 +294,25 @@ def launches() -> list[Launch]:
         _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
         _launch(torch.bfloat16, 128, group=5, CHUNK=8192),
         _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
+        *(_launch(torch.bfloat16, head_dim, int8=True) for head_dim in (64, 128, 256)),
+        *(_launch(dtype, 128, int8=True) for dtype in (torch.float16, torch.float32)),
+        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True, int8=True),
     ]
 
 
-def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = False, **asked: float) -> Launch:
+def _launch(
+    dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = False, int8: bool = False, **asked: float
+) -> Launch:
     integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    rows, tile, num_warps, num_stages = _shape(dtype, head_dim)
+    rows, tile, num_warps, num_stages = _shape(dtype, head_dim, int8=int8)
     heads = triton.next_power_of_2(group)
     sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
     constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
     signature = {
-        **dict.fromkeys(("out", "q", "k_cache", "v_cache"), f"*{type_name}"),
+        **dict.fromkeys(("out", "q"), f"*{type_name}"),
+        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
+        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
         **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
         "sinks": "*fp32" if sinks else "constexpr",
         "scale": "fp32",
@@ -289,6 +320,7 @@ def _launch(dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = 
         **dict.fromkeys(constants, "constexpr"),
     }
     name = f"paged_prefill {type_name} {head_dim} group {group}"
-    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
-    known = constants if sinks else constants | {"sinks": None}
+    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks + " int8" * int8
+    nothing = {"sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
+    known = constants | {name: None for name, missing in nothing.items() if missing}
     return Launch(name, _prefill_kernel, signature, known, num_warps, num_stages)

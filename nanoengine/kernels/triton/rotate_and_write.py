@@ -10,10 +10,41 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
 from nanoengine.kernels.triton.launch import Launch
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
+
+
+@triton.jit
+def _store(
+    cache: tl.tensor,
+    scales: tl.tensor | None,
+    block: tl.tensor,
+    place: tl.tensor,
+    head: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    written: tl.tensor,
+    dtype: tl.constexpr,
+    HALF: tl.constexpr,
+) -> None:
+    """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if 8 bits are kept of it."""
+    head = head.to(tl.int64)[:, None]
+    target = cache + block * block_stride + place * slot_stride + head * head_stride + tl.arange(0, HALF)[None, :]
+    first, second = first.to(dtype), second.to(dtype)
+    if scales is not None:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        scale = tl.maximum(scale_of(first), scale_of(second), propagate_nan=tl.PropagateNan.ALL)
+        first, second = quantized(first, scale), quantized(second, scale)
+        scale_place = (block * block_stride + head * head_stride) // NUMBERS_IN_SCALE + place
+        tl.store(scales + scale_place, scale[:, None], mask=written)
+    tl.store(target, first, mask=written)
+    tl.store(target + HALF, second, mask=written)
 
 
 @triton.jit
@@ -28,6 +59,8 @@ def _rotate_and_write_kernel(
     q_out: tl.tensor,
     k_cache: tl.tensor,
     v_cache: tl.tensor,
+    k_scales: tl.tensor | None,
+    v_scales: tl.tensor | None,
     num_heads: tl.tensor,
     num_kv_heads: tl.tensor,
     qkv_stride: tl.tensor,
@@ -72,10 +105,10 @@ def _rotate_and_write_kernel(
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
     written = (head < tl.where(slot < 0, 0, count))[:, None]
     if is_v:
-        target = v_cache + block * v_block_stride + place * v_slot_stride
-        target = target + head.to(tl.int64)[:, None] * v_head_stride + pair[None, :]
-        tl.store(target, first.to(v_cache.dtype.element_ty), mask=written)
-        tl.store(target + HALF, second.to(v_cache.dtype.element_ty), mask=written)
+        _store(
+            v_cache, v_scales, block, place, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
+            qkv.dtype.element_ty, HALF,
+        )  # fmt: skip
     else:
         if NORM:
             square = tl.sum(first * first + second * second, axis=1) / HEAD_DIM
@@ -92,10 +125,10 @@ def _rotate_and_write_kernel(
             tl.store(target, first.to(q_out.dtype.element_ty), mask=mask)
             tl.store(target + HALF, second.to(q_out.dtype.element_ty), mask=mask)
         else:
-            target = k_cache + block * k_block_stride + place * k_slot_stride
-            target = target + head.to(tl.int64)[:, None] * k_head_stride + pair[None, :]
-            tl.store(target, first.to(k_cache.dtype.element_ty), mask=written)
-            tl.store(target + HALF, second.to(k_cache.dtype.element_ty), mask=written)
+            _store(
+                k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
+                qkv.dtype.element_ty, HALF,
+            )  # fmt: skip
 
 
 def rotate_and_write(
@@ -109,6 +142,8 @@ def rotate_and_write(
     v_cache: Tensor,
     slot_mapping: Tensor,
     *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Norm and rotate the heads of q and k, write k and v to the cache, and return q.
@@ -123,6 +158,7 @@ def rotate_and_write(
         cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles; without both there is no rotation.
         k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
+        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
 
     Returns:
@@ -134,6 +170,9 @@ def rotate_and_write(
     assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
     assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
+    if k_scales is not None and v_scales is not None:
+        check_scales(k_cache, k_scales)
+        check_scales(v_cache, v_scales)
     angle_stride = 0
     if cos is not None and sin is not None:
         assert cos.stride(2) == sin.stride(2) == 1
@@ -155,6 +194,8 @@ def rotate_and_write(
         q,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         num_heads,
         num_kv_heads,
         qkv.stride(0),
@@ -179,7 +220,7 @@ def launches() -> list[Launch]:
     return [
         Launch(
             name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}"
-            f"{', dependent' * dependent}",
+            f"{', dependent' * dependent}{', int8' * int8}",
             kernel=_rotate_and_write_kernel,
             signature={
                 "qkv": f"*{dtype}",
@@ -187,7 +228,9 @@ def launches() -> list[Launch]:
                 "eps": "fp32",
                 **dict.fromkeys(("cos", "sin"), "*fp32"),
                 "slots": "*i64",
-                **dict.fromkeys(("q_out", "k_cache", "v_cache"), f"*{dtype}"),
+                "q_out": f"*{dtype}",
+                **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{dtype}"),
+                **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
                 **dict.fromkeys(("num_heads", "num_kv_heads", "qkv_stride", "angle_stride"), "i32"),
                 **dict.fromkeys(strides, "i32"),
                 **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE", "DEPENDENT"), "constexpr"),
@@ -199,16 +242,18 @@ def launches() -> list[Launch]:
                 "NORM": norm,
                 "ROTATE": rotate,
                 "DEPENDENT": dependent,
+                **({} if int8 else {"k_scales": None, "v_scales": None}),
             },
             num_warps=_num_warps(4 if dtype == "fp32" else 2),
             least_capability=90 if dependent else 80,
         )
         for dtype in ("bf16", "fp16", "fp32")
         for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256))
-        for norm, rotate, dependent in (
-            (True, True, False),
+        for norm, rotate, dependent, int8 in (
+            (True, True, False, False),
+            (True, True, False, True),
             *(
-                ((False, True, False), (True, False, False), (True, True, True))
+                ((False, True, False, False), (True, False, False, False), (True, True, True, False))
                 if (dtype, head_dim) == ("bf16", 128)
                 else ()
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,13 @@ class LateWeight:
         if self._content is None:
             self._content = self._unset()
         return self._content
+
+    def formats(self) -> Mapping[str, int]:
+        content = self.content
+        if isinstance(content, RowMajor):
+            return content.formats()
+        format = "fp8" if isinstance(content, Float8Rows) else f"int{content.bits}"
+        return {format: sum(part.nbytes for part in vars(content).values() if isinstance(part, Tensor))}
 
     def rows(self, first: int, count: int) -> LateRows:
         return LateRows(self, first, count)
