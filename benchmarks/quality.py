@@ -8,7 +8,7 @@ kl_nats          mean over all places of KL(reference || way), in nats
 kl_p99_nats      one place in a hundred has more
 perplexity       of the text itself; up_percent: above that of the reference, give or take up_error_percent (its standard error)
 same_top_share   of places where the likeliest token is that of the reference
-weights_mib      of all weights in memory
+weights_mib      of all matrices in memory
 
 Weights of a way are "stored": as the checkpoint has them; int8, int4, int4-128: as the engine's option `quantization` makes them;
 a format of ggml: as benchmarks/block_encoder.py rounds to it, which is worse than llama.cpp does. Weights that a file has
@@ -204,26 +204,8 @@ class AsNumbers:
 
 
 def weight_bytes(model: Decoder) -> int:
-    """Of all tensors behind a model's places, each storage once."""
-    places = model.checkpoint_tensors()
-    storages: dict[int, int] = {}
-    seen: set[int] = set()
-    waiting: list[Any] = [places]
-    while waiting:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, Tensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(item, Mapping):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
-        elif hasattr(item, "__dict__"):
-            waiting += vars(item).values()
-    return sum(storages.values())
+    """Of all matrices, in memory."""
+    return sum(sum(matrix.formats().values()) for matrix in model.matrices)
 
 
 # ---- comparing
