@@ -3,32 +3,36 @@
 #include "experts.h"
 #include "linear.h"
 
-// The numbers of one output: cell by cell, with the dwords of the others in its lines left alone.
+// The numbers of one output in a cell; the dwords of the others in its lines are left alone.
+template <int BITS>
+static NOINLINE void read_output(const uint8_t* lines, size_t at, const float (*scales)[COLUMNS], const float* offset, int zero, float* to) {
+#pragma GCC unroll 8
+    for (int d = 0; d < CELL_DWORDS; d++) {
+        const uint32_t packed = numbers<BITS, uint32_t>(lines, d, at);
+        const float scale = scales[BITS == 6 ? d / 4 : 0][0];
+        for (int b = 0; b < 4; b++) {
+            const int byte = packed >> 8 * b & 0xff, number = BITS == 8 && SIGN ? (int8_t)byte : byte;
+            const float value = (float)(number - zero) * scale;
+            to[4 * d + b] = offset ? value + *offset : value;
+        }
+    }
+}
+
 template <class T> static void embed_row(const QuantizedPanel& panel, size_t output, size_t inputs, T* out) {
     const Format format = Format::of(panel.code);
-    const size_t side = output / GROUP, cells = round_up(inputs, CELL) / CELL, at = output % GROUP * 4;
-    const uint8_t* lines = panel.at + format.cells_at(inputs);
+    const size_t side = output / GROUP, cells = round_up(inputs, CELL) / CELL;
+    const uint8_t* lines = panel.at + format.cells_at(inputs) + side * format.cell_bytes();
     Scales scales;
-    for (size_t first = 0; first < cells; first += CHUNK_CELLS) {
-        const size_t count = std::min(CHUNK_CELLS, cells - first);
-        scales.read(format, panel.at, first, count);
-        for (size_t cell = 0; cell < count; cell++) {
-            float values[CELL];
-            with_bits(format.bits, [&]<int BITS>() {
-#pragma GCC unroll 8
-                for (int d = 0; d < CELL_DWORDS; d++) {
-                    const uint32_t packed = numbers<BITS, uint32_t>(lines + ((first + cell) * STRIPS + side) * format.cell_bytes(), d, at);
-                    const float scale = scales.scales[BITS == 6 ? 2 * cell + d / 4 : cell][output];
-                    for (int b = 0; b < 4; b++) {
-                        const int byte = packed >> 8 * b & 0xff, number = BITS == 8 && SIGN ? (int8_t)byte : byte;
-                        const float value = (float)(number - format.zero()) * scale;
-                        values[4 * d + b] = format.has_minimums() ? value + scales.offsets[cell][output] : value;
-                    }
-                }
-            });
-            const size_t from = (first + cell) * CELL;
-            copy_elements(values, std::min(CELL, inputs - from), out + from);
-        }
+    std::vector<float> values(CELL);
+    for (size_t cell = 0; cell < cells; cell++) {
+        const size_t i = cell % CHUNK_CELLS;
+        if (i == 0) scales.read(format, panel.at, cell, std::min(CHUNK_CELLS, cells - cell));
+        with_bits(format.bits, [&]<int BITS>() {
+            const auto* scale = reinterpret_cast<const float(*)[COLUMNS]>(&scales.scales[i * format.scales_per_cell()][output]);
+            const float* offset = format.has_minimums() ? &scales.offsets[i][output] : nullptr;
+            read_output<BITS>(lines + cell * STRIPS * format.cell_bytes(), output % GROUP * 4, scale, offset, format.zero(), values.data());
+        });
+        copy_elements(values.data(), std::min(CELL, inputs - cell * CELL), out + cell * CELL);
     }
 }
 

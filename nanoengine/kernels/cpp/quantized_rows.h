@@ -87,7 +87,7 @@ template <int BITS> struct Products {
 };
 #endif
 
-constexpr int MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 4 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
+constexpr int MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
 constexpr int MOST_PACKED = MOST_ROWS < 4 ? MOST_ROWS : 4;  // more are multiplied with unpacked numbers
 
 // A chunk of a row: bytes, the scale of each cell, and what the bytes of a cell, and of each of its halves, stand for in sum.
