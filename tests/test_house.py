@@ -72,7 +72,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_every_module_of_the_engine_has_its_tests() -> None:
-    for folder in ("engine", "engine/kv", "runner", "models", "layers", "kernels", "attention", "gguf"):
+    for folder in ("engine", "engine/kv", "runner", "models", "layers", "kernels", "attention", "gguf", "quantization"):
         modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - {"__init__"}
         tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
         assert modules <= tests, f"{folder}: no tests for {sorted(modules - tests)}"

@@ -154,6 +154,8 @@ class AttentionBackend(Protocol):
     capturable: bool
     """Whether a CUDA graph can record a batch of decodes: it never waits for the device, and launches the same whatever it
     holds."""
+    reads_shared_once: bool
+    """Whether it heeds `Runs.num_shared`, so that a step in which sequences share blocks is better not recorded."""
     captures_prompts: bool
     """Whether it can record chunks, too: of their lengths, it looks at those on the device, and at bounds that the host gives."""
     quantizes: bool

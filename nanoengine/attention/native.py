@@ -25,8 +25,9 @@ class NativeAttention(TwoKernels):
 
     name = "native"
     description = "paged decode and prefill kernels"
-    capturable = False
+    capturable = True
     captures_prompts = False
+    reads_shared_once = True
     features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = True
     quantizes = True

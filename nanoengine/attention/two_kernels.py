@@ -17,6 +17,7 @@ class TwoKernels(ABC):
     """
 
     features: frozenset[str] = frozenset()
+    reads_shared_once = False
 
     @abstractmethod
     def decode(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from threading import get_ident
 from types import SimpleNamespace
+from typing import Any
 
 from nanoengine.kernels.libraries import load_libraries
 
@@ -73,3 +77,24 @@ def c_functions() -> SimpleNamespace:
         function.restype = RESULTS.get(name)
         setattr(functions, name, function)
     return functions
+
+
+@contextmanager
+def recorded_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[None]:
+    """Report every call that this thread makes meanwhile, as one that can be made again while its tensors live."""
+    functions, thread = c_functions(), get_ident()
+    originals = dict(vars(functions))
+
+    def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if get_ident() == thread:
+                report(partial(function, *arguments))
+            return function(*arguments)
+
+        return call
+
+    vars(functions).update({name: reporting(function) for name, function in originals.items()})
+    try:
+        yield
+    finally:
+        vars(functions).update(originals)

@@ -24,7 +24,7 @@ class NativeKernels:
     """
 
     name = "native"
-    capturable = False
+    capturable = True
 
     def __init__(self, *, exact: bool = False) -> None:
         self.exact = exact

@@ -1,4 +1,5 @@
-"""CUDA graphs of steps: one for each of some sizes; a step runs in the smallest that holds it, filled up with padding.
+"""Recordings of steps (on a GPU: CUDA graphs), one for each of some sizes; a step runs in the smallest that holds it, filled up
+with padding.
 
 Recorded are decodes, by how many sequences there are; decodes with drafts, by how many sequences and the most tokens of one; and
 prompts that are computed alone, by how many tokens they have.
@@ -26,6 +27,10 @@ def bucket_sizes(max_size: int) -> list[int]:
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, max_size, 128)]
     return [size for size in sizes if size < max_size] + [max_size]
 
+
+MOST_ON_CPU = 8
+"""Sequences in a recorded step on a CPU, where every size is recorded: in larger ones, what is around the kernels is little, and
+what they make, which is kept, is much."""
 
 PROMPT_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
@@ -77,6 +82,7 @@ class RecordedSteps(Generic[Size]):
         prepare: puts the numbers of a step that is all padding where `run` finds them.
         run: a step of some size up to its end, on tensors that stay where they are; returns the logits.
         name: of the kind, for a bar; None shows none.
+        at_once: record all sizes now; otherwise each when it first comes.
     """
 
     def __init__(
@@ -88,6 +94,7 @@ class RecordedSteps(Generic[Size]):
         name: str | None = None,
         *,
         choose: Callable[[Size, list[Size]], Size | None],
+        at_once: bool = True,
     ):
         self.buckets: list[Size] = buckets
         self._choose: Callable[[Size, list[Size]], Size | None] = choose
@@ -96,6 +103,8 @@ class RecordedSteps(Generic[Size]):
         self._run: Callable[[Size], Tensor] = run
         self._steps: dict[Size, Callable[[], Tensor]] = {}
         # The largest first: the memory that it takes does for the others.
+        if not at_once:
+            return
         with stage(f"Recording CUDA graphs of {name}", len(buckets), "graph", shown=name is not None) as advance:
             for size in buckets[::-1]:
                 self.record(size)
@@ -103,14 +112,19 @@ class RecordedSteps(Generic[Size]):
 
     def record(self, size: Size) -> None:
         self._prepare(size)
-        self._steps[size] = self._recorder.record(partial(self._run, size))
+        self._record(size)
 
     def bucket_for(self, size: Size) -> Size | None:
         return self._choose(size, self.buckets)
 
     def replay(self, size: Size) -> Tensor:
         """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
+        if size not in self._steps:
+            self._record(size)
         return self._steps[size]()
+
+    def _record(self, size: Size) -> None:
+        self._steps[size] = self._recorder.record(partial(self._run, size))
 
 
 @dataclass

@@ -181,7 +181,7 @@ class ModelRunner:
 
     def _replay(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
         """The logits of a step that was recorded, and its numbers; None for any other."""
-        if self.graphs is None:
+        if self.graphs is None or (self.backend.reads_shared_once and any(plan.num_common_blocks)):
             return None
         if plan.drafted and not plan.chunks:
             size = len(plan.decodes.rows) + len(plan.drafted), max(run.num_new for run in plan.drafted)

@@ -34,6 +34,7 @@ from nanoengine.quantization.at_load import quantizer
 from nanoengine.runner.draft_model import DraftModel
 from nanoengine.runner.graphs import (
     DRAFTED_TOKENS,
+    MOST_ON_CPU,
     Graphs,
     RecordedSteps,
     bucket_for,
@@ -157,7 +158,7 @@ class Startup:
         if self.uses_graphs:
             try:
                 prompts = self._prompt_sizes(self.pool.max_model_len)
-                runner.graphs = self._record(runner, bucket_sizes(self.num_rows), self._drafted_sizes(), prompts)
+                runner.graphs = self._record(runner, self._decode_sizes(), self._drafted_sizes(), prompts)
             except torch.OutOfMemoryError as error:
                 raise KVCacheTooSmall(
                     "the CUDA graphs do not fit beside the KV pool: lower gpu_memory_utilization, kv_cache_memory, num_kv_blocks "
@@ -203,7 +204,8 @@ class Startup:
         passed_over = f"; not {self.passed_over}" if self.passed_over else ""
         steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
         guesses = f"speculation: {config.speculation}; " if config.speculation else ""
-        graphs = "no CUDA graphs" if runner.graphs is None else f"{len(runner.graphs)} CUDA graphs"
+        kind = "CUDA graphs" if self.device.type == "cuda" else "recorded steps"
+        graphs = f"no {kind}" if runner.graphs is None else f"{len(runner.graphs)} {kind}"
         int8 = " of int8" if self.kv_dtype is torch.int8 else ""
         host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
         disk = f"KV on disk: {config.kv_disk_path}; " if config.kv_disk_path else ""
@@ -354,15 +356,20 @@ class Startup:
             prepare: Callable[[Any], None],
             run: Callable[[Any], Tensor],
         ) -> RecordedSteps[Any]:
-            return RecordedSteps(
-                recorder, sizes, prepare, run, name if self.use_tqdm and sizes else None, choose=choose
-            )
+            shown = name if self.use_tqdm and sizes else None
+            at_once = self.device.type == "cuda"
+            return RecordedSteps(recorder, sizes, prepare, run, shown, choose=choose, at_once=at_once)
 
         return Graphs(
             prompts=steps("prompts", prompts, bucket_for, runner.prepare_prompt, runner.prompt_logits),
             drafted=steps("drafts", drafted, drafted_bucket_for, runner.prepare_drafted, runner.drafted_logits),
             decodes=steps("decodes", decodes, bucket_for, runner.prepare_decodes, runner.decode_logits),
         )
+
+    def _decode_sizes(self) -> list[int]:
+        if self.device.type == "cuda":
+            return bucket_sizes(self.num_rows)
+        return list(range(1, min(self.num_rows, MOST_ON_CPU) + 1))
 
     def _prompt_sizes(self, max_len: int) -> list[int]:
         return prompt_sizes(self.config.max_num_batched_tokens, max_len) if self.backend.captures_prompts else []
@@ -423,7 +430,7 @@ class Startup:
         kinds: tuple[tuple[RecordedSteps[Any], list[Any]], ...] = (
             (graphs.prompts, self._prompt_sizes(max_len)),
             (graphs.drafted, self._drafted_sizes()),
-            (graphs.decodes, bucket_sizes(self.num_rows)),
+            (graphs.decodes, self._decode_sizes()),
         )
         for steps, sizes in (kind for kind in kinds if kind[1]):
             torch.cuda.empty_cache()

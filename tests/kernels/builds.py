@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,12 +16,15 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention, head_dim_of
+from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import SIGNATURES
 from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.native_operations import CACHE_DTYPES
+from nanoengine.kernels.native_operations import CACHE_DTYPES, QUANTIZED
+from nanoengine.kernels.native_weights import new_segment
+from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 from tests.kernels.mixtures import Mixture
 
 
@@ -64,6 +67,15 @@ def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()
             if path.suffix == ".h" or path.stem in names:
                 shutil.copy(path, sources)
     return compile_all(sources, compiler(), flags, folder / "libraries")
+
+
+class QuantizedTable(NamedTuple):
+    """The table of a quantized matrix, and what it points to."""
+
+    panels: Tensor
+    memory: Tensor
+    outputs: int
+    inputs: int
 
 
 class Build:
@@ -120,6 +132,56 @@ class Build:
         sizes = *given.chosen.shape, *given.gate.shape
         biases = given.biases or (None,) * 3
         self.call("experts", *codes, given.x, *weights, *biases, given.chosen, given.factors, result, *sizes)
+        return result
+
+    def quantized(self, source: QuantizedTensor) -> QuantizedTable:
+        """A matrix in panels as this build cuts them."""
+        (outputs, inputs), width = source.shape, self.call("packed_size", DTYPES[torch.float32], 1, 1)
+        segment = new_segment(source)
+        assert segment is not None
+        memory = torch.zeros(self.call("quantized_size", segment.code, outputs, inputs), dtype=torch.uint8)
+        if isinstance(source, GGMLBlocks):
+            self.call("quantized_pack_blocks", QUANTIZED.index(source.type), source.data, memory, outputs, inputs)
+        else:
+            assert isinstance(source, Grouped)
+            numbers = source.numbers, source.scales, source.zeros
+            self.call("quantized_pack_groups", segment.code, *numbers, memory, outputs, inputs)
+        size = self.call("quantized_size", segment.code, width, inputs)
+        panels = [
+            (memory.data_ptr() + first // width * size, segment.code, first, min(width, outputs - first))
+            for first in range(0, outputs, width)
+        ]
+        return QuantizedTable(torch.tensor(panels), memory, outputs, inputs)
+
+    def quantized_linear(self, x: Tensor, weight: QuantizedTable, exact: bool) -> Tensor:
+        """In float32."""
+        result = torch.empty(len(x), weight.outputs)
+        codes, panels = (DTYPES[x.dtype], DTYPES[torch.float32], exact), (weight.panels, len(weight.panels))
+        sizes = len(x), weight.outputs, weight.inputs
+        self.call("quantized_linear", *codes, x, None, None, 0.0, *panels, None, result, *sizes)
+        return result
+
+    def quantized_gated_linear(self, x: Tensor, weight: QuantizedTable, exact: bool) -> Tensor:
+        """Of a weight whose halves match."""
+        size = weight.outputs // 2
+        result = torch.empty(len(x), size, dtype=x.dtype)
+        arguments = x, None, None, 0.0, weight.panels, len(weight.panels), result, len(x), size, weight.inputs
+        self.call("quantized_gated_linear", DTYPES[x.dtype], exact, ACTIVATIONS.index("silu"), *arguments)
+        return result
+
+    def quantized_embed(self, ids: Tensor, weight: QuantizedTable, dtype: torch.dtype) -> Tensor:
+        result = torch.empty(len(ids), weight.inputs, dtype=dtype)
+        panels = weight.panels, len(weight.panels)
+        self.call("quantized_embed", DTYPES[dtype], ids, *panels, result, *result.shape)
+        return result
+
+    def quantized_experts(self, given: Mixture, weights: Sequence[Sequence[QuantizedTable]], exact: bool) -> Tensor:
+        """With the gates, ups and downs of all experts in the place of the mixture's weights; without biases."""
+        result, codes = torch.empty_like(given.x), (DTYPES[given.x.dtype], exact, ACTIVATIONS.index(given.activation))
+        tables = [torch.cat([one.panels for one in values]) for values in weights]
+        inner = given.x, *tables, None, None, None, given.chosen, given.factors, result
+        sizes = *given.chosen.shape, len(weights[0]), weights[0][0].outputs, weights[0][0].inputs
+        self.call("quantized_experts", *codes, *inner, *sizes)
         return result
 
     def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:

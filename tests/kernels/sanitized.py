@@ -13,6 +13,7 @@ from tests.attention.paged import Heads, Pool, Sequences
 from tests.kernels import shapes
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES
+from tests.kernels.quantized_matrices import DIFFERENT
 
 
 def write_some(build: Build) -> None:
@@ -37,6 +38,8 @@ def main(vectors: Path, tiles: Path) -> None:
     for check in (shapes.check_embed, shapes.check_norm, shapes.check_gated, shapes.check_experts, shapes.check_draws):
         check(build)
     shapes.check_experts(in_tiles)
+    shapes.check_quantized(build)
+    shapes.check_quantized_experts(build, DIFFERENT[::3])
     write_some(build)
     for each in (build, in_tiles):
         shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])

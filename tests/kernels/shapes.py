@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 import torch
 
 from nanoengine.attention.backend import AttentionSpec
 from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.quantization.tensor import Grouped
 from tests.attention.int8_pools import assert_same, both_pools
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.kernels.builds import Build, BuildAttention
-from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, random
-from tests.kernels.mixtures import assert_mixture, mixture
+from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, gated, random
+from tests.kernels.mixtures import Mixture, assert_mixture, mixture
+from tests.kernels.quantized_matrices import DIFFERENT, Format, assert_numbers, assert_rounded, drawn
 
 EPS = 1e-6
 ROWS = [*range(1, 38), 47, 48, 49, 63, 64, 65, 70, 96, 97, 130]
@@ -81,6 +84,58 @@ def check_experts(build: Build) -> None:
             for activation in ACTIVATIONS:
                 given = mixture(rows, experts, per_row, hidden, size, dtype, activation=activation)
                 assert_mixture(build.experts(given), given)
+
+
+def check_quantized(build: Build, formats: Sequence[Format] = DIFFERENT) -> None:
+    """Exact and rounded products, numbers and gates; whole rows as a group may be of any length."""
+    for dtype, form in product(DTYPES, formats):
+        for outputs, inputs in ((33, 512), (16, 256), (40, 256 if form.group or not form.bits else 75)):
+            source = drawn(form, outputs, inputs)
+            weight, dense = build.quantized(source), source.dequantize(torch.float32)
+            ids = torch.tensor([outputs - 1, 0, 7, 0, 15])
+            assert_numbers(build.quantized_embed(ids, weight, dtype), form, source[ids])
+            together = build.quantized_linear(random(97, inputs, dtype=dtype), weight, False)
+            for rows in (1, 2, 3, 4, 5, 6, 13, 97):
+                x = random(97, inputs, dtype=dtype)[:rows]
+                assert_linear(build.quantized_linear(x, weight, True), x, dense, None)
+                result = build.quantized_linear(x, weight, False)
+                assert_rounded(result, x, source)
+                assert torch.equal(result, together[:rows])
+        source, x = drawn(form, 64, 256), random(7, 256, dtype=dtype) / 16
+        weight = build.quantized(source)
+        assert_gated(build.quantized_gated_linear(x, weight, True), x, source.dequantize(torch.float32))
+        rounded = build.quantized_linear(x, weight, False)
+        tolerance = 1e-5 if dtype is torch.float32 else 2.0**-7
+        found = build.quantized_gated_linear(x, weight, False).double()
+        torch.testing.assert_close(found, gated(*rounded.double().chunk(2, 1)), rtol=tolerance, atol=tolerance)
+
+
+def check_extremes(build: Build) -> None:
+    """No sum saturates: numbers at their ends, -128 among them, times activations at theirs."""
+    for number in (-128, 127):
+        numbers = torch.full((16, 256), number + 128, dtype=torch.uint8)
+        weights = Grouped(numbers, torch.ones(16, 1), None, 8), Grouped(numbers // 255 * 15, torch.ones(16, 1), None, 4)
+        for source, sign in product(weights, (-127.0, 127.0)):
+            x = torch.full((3, 256), sign)
+            expected = x @ source.dequantize(torch.float32).T
+            for exact in (True, False):
+                torch.testing.assert_close(
+                    build.quantized_linear(x, build.quantized(source), exact), expected, rtol=1e-5, atol=0
+                )
+
+
+def check_quantized_experts(build: Build, formats: Sequence[Format] = DIFFERENT) -> None:
+    """Rounded ones are near; they are as far off as their activations were rounded."""
+    for dtype, form in product(DTYPES, formats):
+        given = mixture(19, 3, 3, 256, 256, dtype)
+        sources = [[drawn(form, 256, 256, seed=10 * i + j) for j in range(3)] for i in range(3)]
+        dense = [torch.stack([one.dequantize(torch.float32) for one in values]) for values in sources]
+        exact = Mixture(given.x / 16, *dense, given.chosen, given.factors)
+        weights = [[build.quantized(one) for one in values] for values in sources]
+        expected = exact.exact()
+        for flag, tolerance in ((True, 2e-6 if dtype is torch.float32 else 2.0**-7), (False, 0.05)):
+            error = build.quantized_experts(exact, weights, flag).double() - expected
+            assert error.norm() <= tolerance * expected.norm()
 
 
 def check_draws(build: Build) -> None:

@@ -165,6 +165,15 @@ def test_experts_of_a_portable_build(portable: Build) -> None:
     shapes.check_experts(portable)
 
 
+def test_quantized_products_of_a_portable_build(portable: Build) -> None:
+    shapes.check_quantized(portable)
+    shapes.check_extremes(portable)
+
+
+def test_quantized_experts_of_a_portable_build(portable: Build) -> None:
+    shapes.check_quantized_experts(portable)
+
+
 def test_draws_of_a_portable_build(portable: Build) -> None:
     shapes.check_draws(portable)
 

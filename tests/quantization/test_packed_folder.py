@@ -223,7 +223,7 @@ def change(name: str, to: Callable[[Tensor], Tensor]) -> Edit:
         ("floats, a scale", change(f"{Q}.weight_scale", lambda t: t.expand(3)), rf"{Q}\.weight_scale .*is F32 \[3\]"),
         ("AWQ", change(f"{Q}.scales", lambda t: t.bool()), rf"{Q}\.scales .*is BOOL"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "edited",
 )
 def test_a_layer_that_does_not_fit_together_is_named(
     packed_in: Callable[..., Path], form: str, edit: Edit, message: str

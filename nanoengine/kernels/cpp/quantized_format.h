@@ -125,7 +125,7 @@ struct Scales {
     }
 
     // Let the offsets of the first `count` stand for a zero that all numbers have.
-    void center(int zero, size_t count) {
+    NOINLINE void center(int zero, size_t count) {
         for (size_t i = 0; i < count; i++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) store(offsets[i] + v * LANES, load<Floats>(scales[i] + v * LANES) * -(float)zero);

@@ -43,24 +43,45 @@ template <int BITS> struct Products {
 };
 #else
 #define DOT_OF_BYTES "vpmaddubsw"
-// AVX2 multiplies bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot overflow.
+// AVX2, and AVX-512 without VNNI, multiply bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot
+// overflow.
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
+#if defined(__AVX512F__)
+static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)); }
+static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm512_abs_epi8((__m512i)bytes); }
+static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
+    return (Dwords)_mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask((__m512i)bytes), __m512i{}, (__m512i)x);
+}
+#else
+static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)); }
+static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm256_abs_epi8((__m256i)bytes); }
+static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
+    return (Dwords)_mm256_sign_epi8((__m256i)x, (__m256i)bytes);
+}
+#endif
+// A sum that is known before what comes next: else the compiler makes trees of sums, whose parts find no registers.
+template <class V> static INLINE void in_order(V& sum) { asm volatile("" : "+v"(sum)); }
+
 template <int BITS> struct Products {
     static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;  // 8 * 2 * 15 * 127 < 2^15, and so on
     Ints total{};
     Shorts some{};
 
     INLINE void add(int d, Dwords numbers, uint32_t x) {
-        __m256i factors = (__m256i)splat(x), weights = (__m256i)numbers;
+        Dwords factors = splat(x);
         if (BITS == 8) {  // these have a sign, which moves to x
-            factors = _mm256_sign_epi8(factors, weights);
-            weights = _mm256_abs_epi8(weights);
+            factors = negate_where_negative(factors, numbers);
+            numbers = magnitudes(numbers);
         }
-        const Shorts products = (Shorts)_mm256_maddubs_epi16(weights, factors);
+        const Shorts products = multiply_bytes(numbers, factors);
         some = d % MOST == 0 ? products : some + products;
+        in_order(some);
         if (d % MOST == MOST - 1) {
-            const Ints sums = (Ints)_mm256_madd_epi16((__m256i)some, _mm256_set1_epi16(1));
+            const Ints sums = add_pairs(some);
             total = d < MOST ? sums : total + sums;
+            in_order(total);
         }
     }
 };
@@ -75,6 +96,8 @@ struct alignas(64) RowChunk {
     float scales[CHUNK_CELLS], sums[CHUNK_CELLS], half_sums[2 * CHUNK_CELLS];
 };
 
+constexpr float NOTHING = 0x1p-100f;  // a cell of no more than that is rounded to zeros: 127 / high could be infinite
+
 // x [CELL] as bytes. A cell with a number that is not finite has the scale NaN, so that all sums that it is part of are.
 static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     Floats highs{}, not_finite{};
@@ -84,7 +107,7 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
         not_finite += value * 0.0f;
     }
     const float high = largest(highs), doubt = sum(not_finite), scale = high / 127.0f + doubt;
-    const bool sound = doubt == 0.0f && high > 0.0f;
+    const bool sound = doubt == 0.0f && high > NOTHING;
     const float inverse = sound ? 127.0f / high : 0.0f;
     int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + cell * CELL;
     float totals[2];

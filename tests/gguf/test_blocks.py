@@ -1,0 +1,43 @@
+"""A matrix in blocks: its shape, its numbers, and some of its rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nanoengine.gguf.blocks import GGMLBlocks
+from nanoengine.gguf.quants import FUNCTIONS, SIZES, dequantize
+from nanoengine.kernels.native_operations import why_not
+from tests.gguf.test_quants import random_blocks
+
+REASON = why_not(torch.device("cpu"), torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+in_both_ways = pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_kernels)])
+
+
+def matrix(kind: str, native: bool) -> GGMLBlocks:
+    """[7, 3 blocks]"""
+    return GGMLBlocks(torch.from_numpy(random_blocks(kind, 21, seed=1)).view(7, -1), kind, native)
+
+
+@in_both_ways
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_numbers_are_those_of_its_blocks(kind: str, native: bool) -> None:
+    blocks = matrix(kind, native)
+    assert blocks.shape == (7, 3 * SIZES[kind][0])
+    assert blocks.format == kind
+    for dtype in (torch.float32, torch.bfloat16):
+        expected = dequantize(blocks.data.flatten(), kind, blocks.shape, dtype)
+        found = blocks.dequantize(dtype)
+        assert found.dtype == dtype
+        assert torch.equal(found, expected)
+
+
+@in_both_ways
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_rows_in_another_order(kind: str, native: bool) -> None:
+    blocks, rows = matrix(kind, native), torch.tensor([6, 0, 3, 3])
+    some = blocks[rows]
+    assert some.shape == (4, blocks.shape[1])
+    assert some.format == kind
+    assert torch.equal(some.dequantize(torch.float32), blocks.dequantize(torch.float32)[rows])

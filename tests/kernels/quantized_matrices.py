@@ -1,0 +1,141 @@
+"""Matrices in every format that native kernels multiply with as it is, and what their products are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.gguf.blocks import GGMLBlocks
+from nanoengine.gguf.quants import FUNCTIONS, SIZES
+from nanoengine.kernels.interface import Kernels, Weight
+from nanoengine.kernels.native_weights import NativeWeight
+from nanoengine.quantization.tensor import Grouped, QuantizedTensor
+from tests.kernels.formulas import SMALLEST
+
+CELL = 32
+"""Activations that are rounded together."""
+
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where the float16 are in a block, if not one in its first two bytes."""
+
+ROUNDED = 4e-6
+"""Error of a rounded product: of its sum in float32, relative to what the largest number of the output would have made of it."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One that `drawn` can draw; a group of 0 is a whole row."""
+
+    name: str
+    bits: int = 0
+    group: int = 0
+    zeros: bool = False
+    scales: torch.dtype = torch.float16
+
+    @property
+    def unit(self) -> int:
+        """Inputs are a multiple of it."""
+        return SIZES[self.name][0] if self.name in FUNCTIONS else self.group or 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _grouped(bits: int, group: int, zeros: bool, scales: torch.dtype) -> Format:
+    size = f"groups of {group}" if group else "rows"
+    name = f"int{bits}, {size}, {str(scales).removeprefix('torch.')}{', zeros' if zeros else ''}"
+    return Format(name, bits, group, zeros, scales)
+
+
+SCALES = (torch.float16, torch.bfloat16, torch.float32)
+BLOCKS = [Format(name) for name in FUNCTIONS]
+GROUPS = [_grouped(4, group, zeros, dtype) for group in (32, 64, 128) for zeros in (False, True) for dtype in SCALES]
+GROUPS += [_grouped(8, 0, False, dtype) for dtype in SCALES]
+GROUPS += [_grouped(8, group, zeros, torch.float16) for group in (32, 128) for zeros in (False, True)]
+GROUPS += [_grouped(4, 0, True, torch.float16), _grouped(8, 0, True, torch.float32)]
+FORMATS = [*BLOCKS, *GROUPS]
+DIFFERENT = [*BLOCKS, GROUPS[0], GROUPS[4], GROUPS[17], GROUPS[18], GROUPS[22]]
+"""One of each way in which kernels read them."""
+
+
+def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTensor:
+    """Any numbers, with scales that make them of about the same size in every format."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def bytes_below(end: int, *shape: int) -> Tensor:
+        return torch.randint(0, end, shape, dtype=torch.uint8, generator=generator)
+
+    def sizes(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator) + 0.1
+
+    if form.bits:
+        shape = outputs, inputs // form.group if form.group else 1
+        zeros = bytes_below(1 << form.bits, *shape) if form.zeros else None
+        scales = (sizes(*shape) / (1 << form.bits)).to(form.scales)
+        return Grouped(bytes_below(1 << form.bits, outputs, inputs), scales, zeros, form.bits)
+    values, nbytes = SIZES[form.name]
+    data = bytes_below(256, outputs, inputs // values, nbytes)
+    factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096}.get(form.name, 16)
+    for at in HALVES.get(form.name, (0,)):
+        data[:, :, at : at + 2] = (sizes(outputs, inputs // values, 1) / factors).half().view(torch.uint8)
+    return GGMLBlocks(data.flatten(1), form.name, native=False)
+
+
+def weight_from(kernels: Kernels, *parts: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Weight:
+    """A weight of these parts, one below the other, the last one first; still quantized."""
+    outputs = sum(len_of(part) for part in parts)
+    weight = kernels.new_weight(outputs, parts[0].shape[1], dtype, torch.device("cpu"))
+    first = outputs
+    for part in reversed(parts):
+        first -= len_of(part)
+        weight.rows(first, len_of(part)).copy_quantized(part)
+    assert isinstance(weight, NativeWeight)
+    assert weight.is_quantized
+    return weight
+
+
+def len_of(source: QuantizedTensor) -> int:
+    return source.shape[0]
+
+
+def rounded(x: Tensor, fused: bool = True) -> Tensor:
+    """Activations as kernels round them, in float64: cells of 32 in 255 steps, the largest of a cell being 127 of them.
+
+    Args:
+        fused: a product is not rounded before it is rounded to a whole number, which may decide a tie.
+    """
+    cells = F.pad(x.float(), (0, -x.shape[1] % CELL)).unflatten(1, (-1, CELL))
+    high = cells.abs().amax(2, keepdim=True)
+    inverse = torch.where(high > 0, torch.full_like(high, 127) / high, 0)  # torch divides numbers otherwise
+    numbers = cells.double() * inverse.double() if fused else (cells * inverse).double()
+    assert numbers.abs().max() < 127.01
+    return (numbers.round() * (high / 127).double()).flatten(1)[:, : x.shape[1]]
+
+
+def assert_rounded(result: Tensor, x: Tensor, source: QuantizedTensor) -> None:
+    """float32 results are products of rounded activations."""
+    weight = source.dequantize(torch.float32).double()
+    values = 2 * weight.abs().amax(1)  # what numbers may be without their minimums and zeros
+    if isinstance(source, Grouped):
+        values = source.scales.double().amax(1) * (1 << source.bits)
+    errors = []
+    for factors in (rounded(x), rounded(x, fused=False)):  # some CPUs have fused products, some have not
+        allowed = ROUNDED * factors.abs().sum(1, keepdim=True) * values + SMALLEST
+        errors.append(((result.double() - factors @ weight.T).abs() / allowed).nan_to_num(torch.inf).max().item())
+    assert min(errors) <= 1, f"{min(errors):.3} times the error that is allowed"
+
+
+def assert_numbers(found: Tensor, form: Format, source: QuantizedTensor) -> None:
+    """To the bit; where a scale times a number below the zero rounds by itself, up to those roundings."""
+    numbers = source.dequantize(torch.float32)
+    if form.zeros and form.scales is torch.float32:
+        assert isinstance(source, Grouped)
+        allowed = (
+            source.scales.abs().amax() * (1 << form.bits) * (2.0**-22 if found.dtype is torch.float32 else 2.0**-8)
+        )
+        assert ((found.double() - numbers.double()).abs() <= allowed).all()
+    else:
+        assert torch.equal(found, numbers.to(found.dtype))
