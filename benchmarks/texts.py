@@ -28,8 +28,8 @@ def windows(kinds: list[str], tokenizer: ModelTokenizer, count: int, length: int
         for text in TEXTS[kind]():
             tokens = tokenizer.encode(text)[len(before) :]
             pieces += [before + tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
-        count = min(count, len(pieces))
-        found += [pieces[i * len(pieces) // count] for i in range(count)]
+        number = min(count, len(pieces))
+        found += [pieces[i * len(pieces) // number] for i in range(number)]
     return found
 
 

@@ -1,0 +1,107 @@
+"""`bench.py quality`: divergences are those of the definitions, logits those of transformers, and formats rank by bits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bench
+from benchmarks import quality, texts
+from benchmarks.quality import Comparison, Way, opened, weight_bytes
+from nanoengine.tokenizer import HFTokenizer
+from tests.support import reference_logits, reference_model, tiny_checkpoint
+
+TEXT = [7 * i % 256 for i in range(100)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows that blocks of 32 fill, and in one matrix of each layer blocks of 256."""
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
+    return tiny_checkpoint(tmp_path_factory.mktemp("quality"), **sizes)
+
+
+def test_logits_are_those_of_transformers(model: Path) -> None:
+    with opened(str(model), Way(), 128) as way:
+        first, again, short = way.logits(TEXT), way.logits(TEXT), way.logits(TEXT[:10])
+    torch.testing.assert_close(first, reference_logits(reference_model(model), TEXT)[:-1], rtol=1e-3, atol=2e-4)
+    assert torch.equal(first, again)
+    torch.testing.assert_close(short, first[:9])
+
+
+def test_figures_are_those_of_the_definitions() -> None:
+    torch.manual_seed(0)
+    ours, theirs, tokens = torch.randn(150, 9), torch.randn(150, 9), torch.randint(9, (151,)).tolist()
+    comparison = Comparison()
+    comparison.add(ours[:70], theirs[:70], tokens[:71])
+    comparison.add(ours[70:], theirs[70:], tokens[70:])
+    found = comparison.figures()
+    p, q = ours.softmax(1), theirs.softmax(1)
+    divergences = torch.nn.functional.kl_div(q.log(), p, reduction="none").sum(1)
+    assert found["kl_nats"] == pytest.approx(divergences.mean().item(), rel=1e-4)
+    assert found["kl_p99_nats"] == pytest.approx(divergences.quantile(0.99).item(), rel=1e-4)
+    perplexities = [
+        math.exp(torch.nn.functional.cross_entropy(logits, torch.tensor(tokens[1:])).item())
+        for logits in (ours, theirs)
+    ]
+    assert found["perplexity"] == pytest.approx(perplexities[1], rel=1e-4)
+    assert found["up_percent"] == pytest.approx(100 * (perplexities[1] / perplexities[0] - 1), rel=1e-3)
+    assert found["same_top_share"] == pytest.approx((ours.argmax(1) == theirs.argmax(1)).float().mean().item())
+
+
+def test_weights_are_what_a_way_says_and_take_so_many_bytes(model: Path) -> None:
+    found: dict[str, int] = {}
+    for weights in (quality.STORED, "int4", "Q4_0", "Q8_0"):
+        with opened(str(model), Way(weights), 128) as way:
+            found[weights] = weight_bytes(way.model)
+            count = sum(matrix.shape.numel() for matrix in way.model.matrices)
+    assert found[quality.STORED] >= 4 * count
+    if found["Q8_0"] < found[quality.STORED]:  # with kernels for it
+        assert 0.5 * count < found["Q4_0"] < 0.7 * count
+        assert 0.5 * count < found["int4"] < 0.7 * count
+        assert 1.0 * count < found["Q8_0"] < 1.2 * count
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert bench.main([str(argument) for argument in ("quality", *arguments)]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return result
+
+
+def test_quality(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
+    weights = ("stored", "Q8_0", "Q6_K", "Q5_0", "Q4_0", "int8", "int4")
+    options = ["--tokens", 128, "--window", 64, "--activations", "float32", "--save", tmp_path / "saved.json"]
+    result = run(capsys, "--model", model, "--weights", *weights, *options)
+    assert json.loads((tmp_path / "saved.json").read_text()) == result
+    assert (result["windows"], result["texts"]) == (2, ["code", "prose"])
+    figures = {row["case"]["weights"]: row["figures"] for row in result["rows"]}
+    losses = {name: figures[name]["kl_nats"]["median"] for name in weights}
+    assert losses["stored"] == figures["stored"]["up_percent"]["median"] == 0
+    assert figures["stored"]["same_top_share"]["median"] == 1
+    assert 0 < losses["Q8_0"] < losses["Q6_K"] < losses["Q5_0"] < losses["Q4_0"]
+    assert losses["int8"] < losses["Q6_K"]
+    assert losses["Q5_0"] < losses["int4"] < 2 * losses["Q4_0"]
+
+
+def test_options_are_those_of_all_ways_but_the_reference(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    options = ["--tokens", 64, "--window", 64, "--texts", "code", "--activations", "float32", "--weights", "stored"]
+    result = run(capsys, "--model", model, *options, "--option", "kv_cache_dtype=int8")
+    assert result["rows"][0]["figures"]["kl_nats"]["median"] > 0
+
+
+def test_fewer_tokens_than_a_window(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    assert bench.main(["quality", "--model", str(model), "--tokens", "100", "--window", "64"]) == 2
+    assert "--tokens is 100: one window of each text takes 128" in capsys.readouterr().err
+
+
+def test_windows_are_spread_over_the_texts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(texts.TEXTS, "code", lambda: iter(["abcdefg", "x", "hijklmnop"]))
+    monkeypatch.setitem(texts.TEXTS, "prose", lambda: iter(["ABCD"]))
+    tokenizer = HFTokenizer(model)
+    found = [tokenizer.decode(piece) for piece in texts.windows(["code", "prose"], tokenizer, 2, 3)]
+    assert found == ["abc", "hij", "ABC"]
