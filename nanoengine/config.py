@@ -56,7 +56,7 @@ class EngineConfig:
         quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
             inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
             activations to match). None: as in the files, which may be quantized themselves.
-        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 32, so that
+        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 16, so that
             products are sums of integers), "float32" (not rounded: the exact results of the stored weights), or "auto": int8
             where there are kernels for it.
         device: "cpu", "cuda", "cuda:1", or "auto": cuda if there is one.

@@ -82,7 +82,7 @@ class RecordedSteps(Generic[Size]):
         prepare: puts the numbers of a step that is all padding where `run` finds them.
         run: a step of some size up to its end, on tensors that stay where they are; returns the logits.
         name: of the kind, for a bar; None shows none.
-        at_once: record all sizes now; otherwise each when it first comes.
+        ahead: record all sizes now; otherwise each when it first comes.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class RecordedSteps(Generic[Size]):
         name: str | None = None,
         *,
         choose: Callable[[Size, list[Size]], Size | None],
-        at_once: bool = True,
+        ahead: bool = True,
     ):
         self.buckets: list[Size] = buckets
         self._choose: Callable[[Size, list[Size]], Size | None] = choose
-        self._recorder = recorder
+        self._recorder, self._ahead = recorder, ahead
         self._prepare: Callable[[Size], None] = prepare
         self._run: Callable[[Size], Tensor] = run
         self._steps: dict[Size, Callable[[], Tensor]] = {}
         # The largest first: the memory that it takes does for the others.
-        if not at_once:
+        if not ahead:
             return
         with stage(f"Recording CUDA graphs of {name}", len(buckets), "graph", shown=name is not None) as advance:
             for size in buckets[::-1]:
@@ -119,7 +119,7 @@ class RecordedSteps(Generic[Size]):
 
     def replay(self, size: Size) -> Tensor:
         """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
-        if size not in self._steps:
+        if size not in self._steps and not self._ahead:
             self._record(size)
         return self._steps[size]()
 

@@ -204,7 +204,7 @@ class Startup:
         passed_over = f"; not {self.passed_over}" if self.passed_over else ""
         steps = "overlapping steps" if self.max_steps_in_flight > 1 else "one step at a time"
         guesses = f"speculation: {config.speculation}; " if config.speculation else ""
-        kind = "CUDA graphs" if self.device.type == "cuda" else "recorded steps"
+        kind = "CUDA graphs" if self.stream.records_ahead else "recorded steps"
         graphs = f"no {kind}" if runner.graphs is None else f"{len(runner.graphs)} {kind}"
         int8 = " of int8" if self.kv_dtype is torch.int8 else ""
         host = f"{self.num_host_blocks} blocks in host memory; " if self.num_host_blocks else ""
@@ -357,8 +357,8 @@ class Startup:
             run: Callable[[Any], Tensor],
         ) -> RecordedSteps[Any]:
             shown = name if self.use_tqdm and sizes else None
-            at_once = self.device.type == "cuda"
-            return RecordedSteps(recorder, sizes, prepare, run, shown, choose=choose, at_once=at_once)
+            ahead = self.stream.records_ahead
+            return RecordedSteps(recorder, sizes, prepare, run, shown, choose=choose, ahead=ahead)
 
         return Graphs(
             prompts=steps("prompts", prompts, bucket_for, runner.prepare_prompt, runner.prompt_logits),
@@ -367,7 +367,7 @@ class Startup:
         )
 
     def _decode_sizes(self) -> list[int]:
-        if self.device.type == "cuda":
+        if self.stream.records_ahead:
             return bucket_sizes(self.num_rows)
         return list(range(1, min(self.num_rows, MOST_ON_CPU) + 1))
 

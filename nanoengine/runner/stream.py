@@ -29,6 +29,8 @@ class Stream(Protocol):
 
     torch_device: torch.device
     can_record: bool
+    records_ahead: bool
+    """Whether all steps are recorded before the first comes; otherwise each size when it does, which is no more work than it."""
 
     def run(self, work: Callable[[], object]) -> None:
         """Do some work after all that was given before. On a GPU `work` itself is called at once and only launches kernels."""
@@ -60,6 +62,7 @@ class CpuStream:
 
     torch_device = torch.device("cpu")
     can_record = True
+    records_ahead = False
 
     def run(self, work: Callable[[], object]) -> None:
         work()
@@ -86,6 +89,7 @@ class CudaStream:
     """
 
     can_record = True
+    records_ahead = True
 
     def __init__(self, torch_device: torch.device):
         self.torch_device = torch_device

@@ -15,7 +15,7 @@ from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 from tests.kernels.formulas import SMALLEST
 
-CELL = 32
+BLOCK = 16
 """Activations that are rounded together."""
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -102,15 +102,15 @@ def len_of(source: QuantizedTensor) -> int:
 
 
 def rounded(x: Tensor, fused: bool = True) -> Tensor:
-    """Activations as kernels round them, in float64: cells of 32 in 255 steps, the largest of a cell being 127 of them.
+    """Activations as kernels round them, in float64: blocks of 16 in 255 steps, the largest of a block being 127 of them.
 
     Args:
         fused: a product is not rounded before it is rounded to a whole number, which may decide a tie.
     """
-    cells = F.pad(x.float(), (0, -x.shape[1] % CELL)).unflatten(1, (-1, CELL))
-    high = cells.abs().amax(2, keepdim=True)
+    blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    high = blocks.abs().amax(2, keepdim=True)
     inverse = torch.where(high > 0, torch.full_like(high, 127) / high, 0)  # torch divides numbers otherwise
-    numbers = cells.double() * inverse.double() if fused else (cells * inverse).double()
+    numbers = blocks.double() * inverse.double() if fused else (blocks * inverse).double()
     assert numbers.abs().max() < 127.01
     return (numbers.round() * (high / 127).double()).flatten(1)[:, : x.shape[1]]
 

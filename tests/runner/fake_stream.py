@@ -31,6 +31,8 @@ class FakeStream:
 
     torch_device = torch.device("cpu")
 
+    records_ahead = True
+
     def __init__(self, *, can_record: bool = False, seed: int | None = None):
         self.can_record = can_record
         self.queue: deque[Callable[[], object]] = deque()

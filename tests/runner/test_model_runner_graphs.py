@@ -43,7 +43,7 @@ def test_every_size_of_a_decode_step_is_recorded(begin: MakeStartup, recordable:
 def test_recorded_steps_sample_the_same_tokens(
     make: MakeRunner, recordable: dict[str, Any], params: dict[str, Any]
 ) -> None:
-    right, runner = make(max_num_seqs=6, kernels="torch"), make(**recordable)
+    right, runner = make(max_num_seqs=6, kernels="torch", enforce_eager=True), make(**recordable)
     chains = [chain({row: TABLES[row] for row in rows}, 6, **params) for rows in ([0], [0, 2], [2, 0, 5])]
     expected = [[execute(right, plan).token_ids for plan in some] for some in chains]
     assert len({tuple(tokens) for some in expected for tokens in some}) > 5
@@ -53,7 +53,7 @@ def test_recorded_steps_sample_the_same_tokens(
 
 def test_recorded_steps_may_overlap(make: MakeRunner, recordable: dict[str, Any]) -> None:
     """They write their logits to one place: each step must sample from them before the next."""
-    right, runner = make(max_num_seqs=6, kernels="torch"), make(**recordable)
+    right, runner = make(max_num_seqs=6, kernels="torch", enforce_eager=True), make(**recordable)
     expected = [execute(right, plan).token_ids for plan in chain(TABLES, 6)]
     steps = [runner.launch(plan) for plan in chain(TABLES, 6)]
     assert steps[-1].result().token_ids == expected[-1]
@@ -95,7 +95,11 @@ WISHES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("params", WISHES.values(), ids=WISHES)
 def test_no_wish_leaves_the_recordings(make: MakeRunner, recordable: dict[str, Any], params: dict[str, Any]) -> None:
     """Nor does it change what others of the batch get."""
-    right, runner, plain = make(max_num_seqs=6, kernels="torch"), make(**recordable), make(max_num_seqs=6)
+    right, runner, plain = (
+        make(max_num_seqs=6, kernels="torch", enforce_eager=True),
+        make(**recordable),
+        make(max_num_seqs=6, enforce_eager=True),
+    )
     plans = chain(TABLES, 6)
     plans[0].started = [
         *(start(row, [50 + row], TABLES[row], **params) for row in (0, 2)),
@@ -115,7 +119,7 @@ def test_no_wish_leaves_the_recordings(make: MakeRunner, recordable: dict[str, A
 
 
 def test_masks_do_not_leave_the_recordings(make: MakeRunner, recordable: dict[str, Any]) -> None:
-    right, runner = make(max_num_seqs=6, kernels="torch"), make(**recordable)
+    right, runner = make(max_num_seqs=6, kernels="torch", enforce_eager=True), make(**recordable)
     plans = chain(TABLES, 6, temperature=3.0)
     plans[2].masks = [(2, EVEN[: -(-300 // 32) * 4])]
     plans[5].masks = [(2, None)]
@@ -139,7 +143,7 @@ def test_a_row_without_a_token_does_not_leave_the_recordings(make: MakeRunner, r
 
 
 def test_steps_with_chunks_are_not_recorded_ones(make: MakeRunner, recordable: dict[str, Any]) -> None:
-    runner, right = make(**recordable), make(max_num_seqs=6, kernels="torch")
+    runner, right = make(**recordable), make(max_num_seqs=6, kernels="torch", enforce_eager=True)
     mixed = StepPlan(started=[start(2, [1, 2, 3], TABLES[2])], decodes=decodes((0, 20)), chunks=[Chunk(2, 0, 3, (2,))])
     for plan in (prefill(20), mixed):
         assert_same(execute(runner, plan), execute(right, plan))

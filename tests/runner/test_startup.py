@@ -69,7 +69,7 @@ def test_the_start_up_line_says_what_runs_where_and_how(describe: Describe, fold
         f"cpu, {torch.get_num_threads()} threads",
         "kernels: torch (",
         "attention: torch (",
-        "no CUDA graphs",
+        "no recorded steps",
         "64 blocks x 16 tokens (num_kv_blocks)",
         "max_model_len 512",
         "one step at a time",
@@ -100,7 +100,7 @@ def test_the_start_up_line_says_why_an_attention_backend_was_passed_over(begin: 
     startup = begin()
     startup.passed_over = "fast: it is not here"
     runner = startup.build()
-    assert "; not fast: it is not here), no CUDA graphs" in startup.describe(runner)
+    assert "; not fast: it is not here), no recorded steps" in startup.describe(runner)
     runner.close()
 
 

@@ -59,10 +59,13 @@ def test_errors_on_a_cpu_are_raised_at_once() -> None:
     stream.event().wait()
 
 
-def test_a_cpu_records_nothing() -> None:
-    assert not CpuStream.can_record
-    with pytest.raises(NotImplementedError):
-        CpuStream().recorder()
+def test_a_cpu_records_steps_as_they_come() -> None:
+    assert CpuStream.can_record
+    assert not CpuStream.records_ahead
+    place = torch.ones(2)
+    replay = CpuStream().recorder().record(lambda: place * 2)
+    place.fill_(4)
+    assert replay().tolist() == [8, 8]
 
 
 @every_stream

@@ -15,7 +15,7 @@
 #include <immintrin.h>
 #endif
 
-constexpr size_t CELL = 32, CHUNK_CELLS = 8, CHUNK = CELL * CHUNK_CELLS;  // inputs, cells, inputs
+constexpr size_t CELL = 32, HALF = CELL / 2, CHUNK_CELLS = 8, CHUNK = CELL * CHUNK_CELLS;  // inputs, cells, inputs
 constexpr size_t LINE_BYTES = 64, STRIPS = COLUMNS / GROUP;
 constexpr int CELL_DWORDS = CELL / 4;
 

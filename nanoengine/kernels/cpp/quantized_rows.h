@@ -1,11 +1,11 @@
 // Rows of an input times quantized panels, in whole numbers.
 //
-// Activations are rounded to 8 bits, in cells of 32 that share a scale (absmax / 127). A cell's dot product is a sum of whole numbers,
-// and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
+// Activations are rounded to 8 bits; 16 of them, half a cell, share a scale (absmax / 127): with 32 they would lose twice as much. A
+// half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
 //
 //   sum w x = scale * s * sum number * q + (minimum - scale * zero) * s * sum q
 //
-// Sums over cells are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
+// Sums over halves are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
 #pragma once
 #include "quantized_format.h"
@@ -87,21 +87,21 @@ template <int BITS> struct Products {
 };
 #endif
 
-constexpr int MOST_ROWS = LANES == 16 ? 6 : LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
+constexpr int MOST_ROWS = LANES == 16 ? 4 : LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
 constexpr int MOST_PACKED = MOST_ROWS < 4 ? MOST_ROWS : 4;  // more are multiplied with unpacked numbers
 
-// A chunk of a row: bytes, the scale of each cell, and what the bytes of a cell, and of each of its halves, stand for in sum.
+// A chunk of a row: bytes, the scale of each half of a cell, and what the bytes of a cell, and of each half, stand for in sum.
 struct alignas(64) RowChunk {
     uint32_t bytes[CHUNK / 4];
-    float scales[CHUNK_CELLS], sums[CHUNK_CELLS], half_sums[2 * CHUNK_CELLS];
+    float scales[2 * CHUNK_CELLS], half_sums[2 * CHUNK_CELLS], sums[CHUNK_CELLS];
 };
 
 constexpr float NOTHING = 0x1p-100f;  // a cell of no more than that is rounded to zeros: 127 / high could be infinite
 
-// x [CELL] as bytes. A cell with a number that is not finite has the scale NaN, so that all sums that it is part of are.
-static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
-    Floats highs{}, not_finite{};
-    for (size_t i = 0; i < CELL; i += LANES) {
+// Half a cell of x as bytes. One with a number that is not finite has the scale NaN, so that all sums that it is part of are.
+static INLINE void round_half(const float* x, RowChunk& chunk, size_t half) {
+    Floats highs{}, not_finite{}, total{};
+    for (size_t i = 0; i < HALF; i += LANES) {
         const Floats value = load<Floats>(x + i);
         highs = max(highs, max(value, -value));
         not_finite += value * 0.0f;
@@ -109,20 +109,20 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     const float high = largest(highs), doubt = sum(not_finite), scale = high / 127.0f + doubt;
     const bool sound = doubt == 0.0f && high > NOTHING;
     const float inverse = sound ? 127.0f / high : 0.0f;
-    int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + cell * CELL;
-    float totals[2];
-    for (size_t half = 0; half < 2; half++) {
-        Floats total{};
-        for (size_t i = half * CELL / 2; i < (half + 1) * CELL / 2; i += LANES) {
-            const Floats shifted = (sound ? load<Floats>(x + i) * inverse : Floats{}) + 12582912.0f;  // 1.5 * 2^23: rounds
-            total += shifted - 12582912.0f;
-            store(bytes + i, __builtin_convertvector((Ints)as_bits(shifted) - 0x4b400000, SignedBytes));
-        }
-        totals[half] = sum(total);
-        chunk.half_sums[2 * cell + half] = scale * totals[half];
+    int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + half * HALF;
+    for (size_t i = 0; i < HALF; i += LANES) {
+        const Floats shifted = (sound ? load<Floats>(x + i) * inverse : Floats{}) + 12582912.0f;  // 1.5 * 2^23: rounds
+        total += shifted - 12582912.0f;
+        store(bytes + i, __builtin_convertvector((Ints)as_bits(shifted) - 0x4b400000, SignedBytes));
     }
-    chunk.scales[cell] = scale;
-    chunk.sums[cell] = scale * (totals[0] + totals[1]);
+    chunk.scales[half] = scale;
+    chunk.half_sums[half] = scale * sum(total);
+}
+
+// x [CELL] as bytes.
+static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
+    for (size_t half = 2 * cell; half < 2 * cell + 2; half++) round_half(x + half % 2 * HALF, chunk, half);
+    chunk.sums[cell] = chunk.half_sums[2 * cell] + chunk.half_sums[2 * cell + 1];
 }
 
 constexpr size_t AHEAD = 4096;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
@@ -159,8 +159,9 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
-    constexpr int PARTS = BITS == 6 ? 2 : 1, DEPTH = CELL_DWORDS / PARTS;  // of a cell, and dwords in each, with a scale of its own
-    constexpr bool HELD = 2 * M * WIDE + 4 <= REGISTERS;                   // the sums find registers, too
+    constexpr int DEPTH = CELL_DWORDS / 2;                     // dwords in a half of a cell
+    constexpr bool OWN_SCALES = BITS == 6;                     // of the halves' numbers
+    constexpr bool HELD = 3 * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
 #pragma GCC unroll 12
@@ -172,38 +173,46 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
         }
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
+        Floats both[M][WIDE];
 #pragma GCC unroll 2
-        for (int part = 0; part < PARTS; part++) {
+        for (int half = 0; half < 2; half++) {
             Products<BITS> products[M][WIDE];
 #pragma GCC unroll 8
             for (int d = 0; d < DEPTH; d++) {
                 Dwords numbers[WIDE];
 #pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, part * DEPTH + d, v);
+                for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
 #pragma GCC unroll 12
                 for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                     for (int v = 0; v < WIDE; v++)
-                        products[m][v].add(d, numbers[v], x[m].bytes[cell * CELL_DWORDS + part * DEPTH + d]);
+                        products[m][v].add(d, numbers[v], x[m].bytes[cell * CELL_DWORDS + half * DEPTH + d]);
             }
 #pragma GCC unroll 12
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    const Floats total = __builtin_convertvector(products[m][v].total, Floats);
-                    const Floats scaled = total * load<Floats>(scales.scales[PARTS * cell + part] + v * LANES);
-                    if (HELD) held[m][v] += scaled * x[m].scales[cell];
-                    else store(row(m, v), load<Floats>(row(m, v)) + scaled * x[m].scales[cell]);
+                    Floats total = __builtin_convertvector(products[m][v].total, Floats);
+                    if (OWN_SCALES) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
+                    both[m][v] = half ? both[m][v] + total * x[m].scales[2 * cell + half] : total * x[m].scales[2 * cell];
                 }
         }
+#pragma GCC unroll 12
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) {
+                const Floats scaled = OWN_SCALES ? both[m][v] : both[m][v] * load<Floats>(scales.scales[cell] + v * LANES);
+                if (HELD) held[m][v] += scaled;
+                else store(row(m, v), load<Floats>(row(m, v)) + scaled);
+            }
     }
 #pragma GCC unroll 12
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            for (size_t i = 0; task.has_offsets && i < PARTS * count; i++)
-                sum += load<Floats>(scales.offsets[i] + v * LANES) * (PARTS == 2 ? x[m].half_sums[i] : x[m].sums[i]);
+            for (size_t i = 0; task.has_offsets && i < (OWN_SCALES ? 2 : 1) * count; i++)
+                sum += load<Floats>(scales.offsets[i] + v * LANES) * (OWN_SCALES ? x[m].half_sums[i] : x[m].sums[i]);
             store(row(m, v), sum);
         }
 }

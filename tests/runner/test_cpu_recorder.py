@@ -1,0 +1,84 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.kernels.c_functions import c_functions, recorded_calls
+from nanoengine.runner.cpu_recorder import CpuRecorder
+from nanoengine.runner.graphs import MOST_ON_CPU
+from tests.support import fill_kv_with_nan, model_runner
+
+GIVEN = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def chain(x: Tensor) -> Tensor:
+    """Functions of every kind: with new results, views, in place, into a place."""
+    first, second = (x * 2).view(2, 2).unbind()
+    total = torch.empty(2)
+    torch.add(first, second, out=total)
+    total += first.long()
+    total[0] = second[1]
+    return torch.where(total > 5, total, -total).contiguous().flatten()
+
+
+def ids(value: Any) -> str:
+    return getattr(value, "__name__", "value")
+
+
+def test_a_replay_does_what_the_work_would_do_with_the_numbers_that_are_there_now() -> None:
+    place = torch.zeros(4)
+    replay = CpuRecorder().record(lambda: chain(place))
+    for factor in (1.0, -3.0, 0.5):
+        place.copy_(GIVEN * factor)
+        assert torch.equal(replay(), chain(place))
+
+
+def test_the_result_is_the_same_tensor_each_time() -> None:
+    place = GIVEN.clone()
+    replay = CpuRecorder().record(lambda: place + 1)
+    assert replay().data_ptr() == replay().data_ptr()
+
+
+@pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, bool, int, Tensor.numpy], ids=ids)
+def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], object]) -> None:
+    def work() -> Tensor:
+        read(torch.ones(1).sum())
+        return GIVEN
+
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        CpuRecorder().record(work)
+
+
+def test_calls_are_reported_while_they_are_recorded_and_not_after() -> None:
+    reported: list[object] = []
+    with recorded_calls(reported.append):
+        c_functions().packed_size(0, 32, 32)
+    c_functions().packed_size(0, 32, 32)
+    assert len(reported) == 1
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+DRAWN = SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=3)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_recorded_steps_give_the_same_tokens_and_log_probabilities(
+    quantization: str | None, params: SamplingParams
+) -> None:
+    """Of batches that shrink, grow beyond what is recorded, and whose sequences share blocks or do not."""
+    options: dict[str, Any] = {"kv_cache_memory": 1 << 26, "max_model_len": 256, "use_tqdm": False}
+    found = []
+    for eager in (True, False):
+        with LLM("demo", quantization=quantization, enforce_eager=eager, **options) as llm:
+            fill_kv_with_nan(llm)
+            prompts = [[[50 + i] * (5 + 7 * i) for i in range(count)] for count in (1, 3, MOST_ON_CPU + 1)]
+            prompts.append([[60] * 40 + [i] for i in range(70, 74)])
+            outputs = [out.outputs[0] for batch in prompts for out in llm.generate(batch, params, use_tqdm=False)]
+            found.append([(out.token_ids, out.logprobs) for out in outputs])
+            graphs = model_runner(llm).graphs
+            assert (graphs is None) == eager
+    assert found[0] == found[1]
