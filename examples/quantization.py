@@ -21,7 +21,7 @@ from nanoengine.quantization.tensor import Grouped
 from nanoengine.runner.model_runner import ModelRunner
 
 MATRIX = "model.layers.0.self_attn.q_proj.weight"
-OUTPUT, GROUP = 5, 32
+OUTPUT, GROUP, BLOCK = 5, 32, 16
 PROMPT = "def binary_search(items, target):\n    low, high = 0, len(items)\n    while low < high:\n"
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("float32", {}),
@@ -50,17 +50,17 @@ def stored(matrix: Tensor) -> Grouped:
 
 
 def multiplied(quantized: Grouped) -> None:
-    """The same group times some activations, as the kernels for CPUs do it (kernels/cpp/quantized_rows.h)."""
+    """Half of that group times some activations, as the kernels for CPUs do it (kernels/cpp/quantized_rows.h)."""
     assert quantized.zeros is not None
-    x = torch.randn(GROUP, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
     step = x.abs().max() / 127
     rounded = (x / step).round().long()
-    numbers, zero = quantized.numbers[OUTPUT, :GROUP].long(), int(quantized.zeros[OUTPUT, 0])
+    numbers, zero = quantized.numbers[OUTPUT, :BLOCK].long(), int(quantized.zeros[OUTPUT, 0])
     scale = quantized.scales[OUTPUT, 0].float()
     dot, total = int((numbers * rounded).sum()), int(rounded.sum())
     result = scale * step * (dot - zero * total)
-    exact = (quantized.dequantize(torch.float32)[OUTPUT, :GROUP] * x).sum()
-    print("2. times 32 activations")
+    exact = (quantized.dequantize(torch.float32)[OUTPUT, :BLOCK] * x).sum()
+    print(f"2. its first {BLOCK} inputs times {BLOCK} activations")
     print(f"   activations  {shown(x)}")
     print(f"   as bytes     {'  '.join(f'{int(number):>7}' for number in rounded[:8])}, each {step:.5f}")
     print(f"   sum of number * byte = {dot}, sum of bytes = {total}")

@@ -80,17 +80,8 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
 
 
 def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool) -> Executor:
-    from nanoengine.models.loader import open_checkpoint, weight_bytes
-    from nanoengine.runner.placement import check_room_for_weights, choose_dtype, find_device
     from nanoengine.runner.startup import start_runner
 
-    device = find_device(config.device)
-    dtype = choose_dtype(config.dtype, model_config.dtype, device)
-    if config.kernels == "torch":  # they compute with numbers
-        num_bytes = model_config.num_parameters() * dtype.itemsize
-    else:
-        num_bytes = weight_bytes(open_checkpoint(path), dtype, config.quantization)
-    check_room_for_weights(num_bytes, device)
     return start_runner(config, model_config, path, use_tqdm=use_tqdm)
 
 

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from threading import get_ident
+from threading import Lock, get_ident
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +81,20 @@ def c_functions() -> SimpleNamespace:
 
 @contextmanager
 def recorded_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[None]:
-    """Report every call that this thread makes meanwhile, as one that can be made again while its tensors live."""
+    """Report every call that this thread makes meanwhile, as one that can be made again while its tensors live.
+
+    One thread at a time; another waits.
+    """
+    with _recording():
+        yield from _reported_calls(report)
+
+
+@cache
+def _recording() -> Lock:
+    return Lock()
+
+
+def _reported_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[None]:
     functions, thread = c_functions(), get_ident()
     originals = dict(vars(functions))
 

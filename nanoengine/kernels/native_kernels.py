@@ -39,7 +39,7 @@ class NativeKernels:
         self._rms_norm, self._draw_tokens = operation("rms_norm"), operation("draw_tokens")
         self.description = load_libraries().description
         instruction = c_functions().quantized_instruction().decode()
-        rounded = f"activations in int8 by {instruction}, few rows from packed numbers, more from unpacked panels"
+        rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
         self.place_tokens = place_tokens

@@ -79,7 +79,10 @@ def load_weights(
     with stage("Loading weights", len(tensors), "tensor", shown=use_tqdm) as advance:
         for name, source in checkpoint.tensors(dtype):
             if name in tensors:
-                _place(source, tensors[name], dtype, quantize)
+                try:
+                    _place(source, tensors[name], dtype, quantize)
+                except InvalidWeights as error:
+                    raise InvalidWeights(f"{name} in {checkpoint.place}: {error}") from error
                 advance()
             if twice and name in (EMBEDDING, HEAD):
                 tied[name] = source

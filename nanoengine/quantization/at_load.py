@@ -23,6 +23,9 @@ RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
 BITS = {"int8": 8.0, "int4": 4 + 24 / 32, "int4-128": 4 + 24 / 128, "fp8": 8.0}
 """Of a number in each format, with its share of scales and zeros."""
 
+SMALLEST_SCALE = 1e-36
+"""Of what is smaller, the inverse may be infinite."""
+
 AT_ONCE = 1 << 18
 """Numbers that are quantized at a time, so that what is made on the way stays small, and in the cache."""
 
@@ -120,8 +123,8 @@ def _rounded(grouped: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def _inverse(scales: Tensor) -> Tensor:
-    """1 / scale; 0 of those that are 0, whose numbers all are."""
-    return torch.where(scales == 0, 0.0, 1 / scales)
+    """1 / scale; 0 of those that are 0 or next to it, whose numbers all are."""
+    return torch.where(scales < SMALLEST_SCALE, 0.0, 1 / scales)
 
 
 def _finite(values: Tensor, format: str) -> Tensor:

@@ -20,6 +20,9 @@ from nanoengine.quantization.layouts import layout_of
 from nanoengine.quantization.scheme import Scheme
 from nanoengine.quantization.tensor import QuantizedTensor
 
+CELL = 32
+"""Kernels for CPUs keep whole numbers whose scales are those of a multiple of so many inputs; all others become numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -63,7 +66,9 @@ class PackedFolder:
                         suffix: read(entry.headers[suffix]) for suffix in self._layout.early & entry.headers.keys()
                     }
                     self._layout.check(f"{entry.prefix} in {self.place}", entry.shape, looked_at)
-                    shape, stored = list(entry.shape), sum(map(_stored_bytes, entry.headers.values()))
+                    stays = self._scheme.layout != "float8" and (self._scheme.group or CELL) % CELL == 0
+                    stored = sum(map(_stored_bytes, entry.headers.values())) if stays else None
+                    shape = list(entry.shape)
                     yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
                     layers.add(entry.prefix)
                 else:

@@ -34,6 +34,14 @@ TELLS_SHAPE = frozenset(
 """Those whose answer is the same every time; of all others that answer with no tensor, that is not known."""
 
 
+IN_PLACE = frozenset(f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"))
+"""Operators that change what they are given; methods that do are named with a `_` at the end."""
+
+
+class CannotRecord(Exception):
+    """Some work reads numbers from a tensor, and what depends on them would not be done anew."""
+
+
 class CpuRecorder:
     """Records C functions of the native kernels and functions of torch, in their order. What they made is kept."""
 
@@ -41,7 +49,7 @@ class CpuRecorder:
         """As `Recorder.record`.
 
         Raises:
-            RuntimeError: the work reads numbers from a tensor, and what depends on them would not be done anew.
+            CannotRecord: the work reads numbers from a tensor.
         """
         calls: list[Callable[[], object]] = []
         with recorded_calls(calls.append), _TorchCalls(calls.append) as torch_calls:
@@ -68,10 +76,10 @@ class _TorchCalls(TorchFunctionMode):
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
         again = partial(func, *args, **(kwargs or {}))
         self.made += made
-        if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
+        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
             self._report(again)
         elif not made and name not in TELLS_SHAPE:
-            raise RuntimeError(
+            raise CannotRecord(
                 f"a step that calls {name} cannot be recorded: what follows from its answer would not change"
             )
         elif name not in MAKES_MEMORY:

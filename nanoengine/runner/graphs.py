@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from nanoengine.progress import stage
+from nanoengine.runner.cpu_recorder import CannotRecord
 from nanoengine.runner.stream import Recorder
 
 
@@ -117,10 +118,17 @@ class RecordedSteps(Generic[Size]):
     def bucket_for(self, size: Size) -> Size | None:
         return self._choose(size, self.buckets)
 
-    def replay(self, size: Size) -> Tensor:
-        """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step."""
+    def replay(self, size: Size) -> Tensor | None:
+        """Run the step of one of the buckets with the numbers that are there now; its logits are good until the next step.
+
+        None: it is only now to be recorded, and cannot be.
+        """
         if size not in self._steps and not self._ahead:
-            self._record(size)
+            try:
+                self._record(size)
+            except CannotRecord:
+                self.buckets = []  # nor can others
+                return None
         return self._steps[size]()
 
     def _record(self, size: Size) -> None:

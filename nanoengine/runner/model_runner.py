@@ -183,6 +183,8 @@ class ModelRunner:
         """The logits of a step that was recorded, and its numbers; None for any other."""
         if self.graphs is None or (self.backend.reads_shared_once and any(plan.num_common_blocks)):
             return None
+        if not self.stream.records_ahead and torch.autograd._profiler_enabled():
+            return None  # it is to see the operations, which a replay goes without
         if plan.drafted and not plan.chunks:
             size = len(plan.decodes.rows) + len(plan.drafted), max(run.num_new for run in plan.drafted)
             return self._replay_in(self.graphs.drafted, size, plan, pack_drafted)
@@ -204,7 +206,8 @@ class ModelRunner:
             return None
         packed = pack(plan, self.rows, self.stream, bucket)
         self._send(packed)
-        return steps.replay(bucket), packed
+        logits = steps.replay(bucket)
+        return None if logits is None else (logits, packed)
 
     def _is_prompt_alone(self, plan: StepPlan) -> bool:
         """Whether nothing is computed but a chunk, and nothing is asked for but its logits."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakMethod
 
 import torch
 import xxhash
@@ -27,7 +28,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.description import config_table
-from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint
+from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import quantizer
@@ -47,7 +48,7 @@ from nanoengine.runner.kv_cache import KVCache, bytes_of_layer, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
 from nanoengine.runner.model_runner import ModelRunner, Parts
-from nanoengine.runner.placement import choose_dtype, device_name, find_device
+from nanoengine.runner.placement import check_room_for_weights, choose_dtype, device_name, find_device
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.sampler import Sampler
 from nanoengine.runner.step_timing import StepTiming, time_steps
@@ -110,6 +111,12 @@ class Startup:
             torch.set_num_threads(config.num_threads)
         exact = config.activation_dtype == "float32"
         self.kernels = choose_kernels(config.kernels, self.device, self.dtype, exact=exact, use_tqdm=use_tqdm)
+        if self.kernels.name != "native" and config.activation_dtype == "int8":
+            raise InvalidConfig(
+                f"activation_dtype is 'int8', but the {self.kernels.name} kernels round none ({self.kernels.description}): "
+                "use activation_dtype='auto', or a device and dtype that the native kernels compute on"
+            )
+        self._check_room()
         attention = config.attention_backend
         if attention == "auto" and self.kernels.name == "torch":
             attention = "torch"  # what others need, the kernels that were made for the device need too
@@ -186,6 +193,8 @@ class Startup:
     def uses_graphs(self) -> bool:
         """Whether steps are recorded: everything in them can be."""
         can_be = self.stream.can_record and self.kernels.capturable and self.backend.capturable
+        if not self.stream.records_ahead:  # then it is the calls of C functions that are recorded
+            can_be = can_be and self.kernels.name == self.backend.name == "native"
         has_draft = self.draft is not None  # a model that runs in all steps, and is not recorded
         return can_be and not self.config.enforce_eager and not has_draft
 
@@ -242,6 +251,13 @@ class Startup:
         return f"weights: {listed}{products}; "
 
     # ---- making
+
+    def _check_room(self) -> None:
+        if self.kernels.name == "native":
+            num_bytes = weight_bytes(self.checkpoint, self.dtype, self.config.quantization)
+        else:  # on a CPU, others compute with numbers
+            num_bytes = self.model_config.num_parameters() * self.dtype.itemsize
+        check_room_for_weights(num_bytes, self.device)
 
     def _choose_quantizer(self, name: str) -> Quantizer:
         missing = "the native and torch kernels know no products of them" if self.kernels.name != "triton" else None
@@ -358,7 +374,8 @@ class Startup:
         ) -> RecordedSteps[Any]:
             shown = name if self.use_tqdm and sizes else None
             ahead = self.stream.records_ahead
-            return RecordedSteps(recorder, sizes, prepare, run, shown, choose=choose, ahead=ahead)
+            # The runner holds them: they must not hold it.
+            return RecordedSteps(recorder, sizes, _weak(prepare), _weak(run), shown, choose=choose, ahead=ahead)
 
         return Graphs(
             prompts=steps("prompts", prompts, bucket_for, runner.prepare_prompt, runner.prompt_logits),
@@ -386,7 +403,7 @@ class Startup:
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
         draft = self.draft and (self.draft.fingerprint, self.draft.config, self.draft.backend.name)
-        how = self.config.quantization, self.config.activation_dtype
+        how = self.config.quantization, self.kernels.name, self.kernels.quantized_products
         stored = self.dtype, self.kv_dtype, self.backend.name, self.config.block_size
         parts = (weights, *how, *stored, model, self.kv_groups, angles, draft)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
@@ -441,3 +458,15 @@ class Startup:
             taken = [max(before - after, 0) for before, after in pairwise(free)]
             total += sum(taken[:1]) + sum(taken[1:]) * (len(sizes) - 1)
         return total
+
+
+def _weak(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A bound method that does not keep its object."""
+    held = WeakMethod(method)
+
+    def call(size: Any) -> Any:
+        found = held()
+        assert found is not None
+        return found(size)
+
+    return call

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.kernels.c_functions import c_functions, recorded_calls
-from nanoengine.runner.cpu_recorder import CpuRecorder
+from nanoengine.runner.cpu_recorder import CannotRecord, CpuRecorder
 from nanoengine.runner.graphs import MOST_ON_CPU
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -48,7 +48,7 @@ def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], objec
         read(torch.ones(1).sum())
         return GIVEN
 
-    with pytest.raises(RuntimeError, match="cannot be recorded"):
+    with pytest.raises(CannotRecord, match="cannot be recorded"):
         CpuRecorder().record(work)
 
 

@@ -65,7 +65,8 @@ static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
 template <class V> static INLINE void in_order(V& sum) { asm volatile("" : "+v"(sum)); }
 
 template <int BITS> struct Products {
-    static constexpr int MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;  // 8 * 2 * 15 * 127 < 2^15, and so on
+    static constexpr int MOST = BITS <= 5 ? 4 : BITS == 6 ? 2 : 1;  // 4 * 2 * 31 * 127 < 2^15, and 2 * 2 * 63 * 127
+    static_assert(CELL_DWORDS / 2 % MOST == 0);                     // a half of a cell is added up
     Ints total{};
     Shorts some{};
 
