@@ -126,18 +126,23 @@ static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     chunk.sums[cell] = chunk.half_sums[2 * cell] + chunk.half_sums[2 * cell + 1];
 }
 
-constexpr size_t AHEAD = 4096;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
+constexpr size_t AHEAD = 8192;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
 
 // Where the numbers of some cells are: in a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
 template <int BITS, bool PACKED> struct Cells {
     const uint8_t* at;
+    const uint8_t* next = nullptr;  // of unpacked cells: what is asked for while they are multiplied, so many bytes with each
+    size_t share = 0;
 
     INLINE Dwords load_numbers(size_t cell, int d, int v) const {
         if (PACKED) return numbers<BITS, Dwords>(at + (cell * STRIPS + strip_of(v)) * BITS * LINE_BYTES, d, at_of(v));
         return load<Dwords>(at + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords));
     }
     INLINE void ask_for(size_t cell) const {  // some cells ahead of those that are read
-        if (!PACKED) return;
+        if (!PACKED) {
+            for (size_t line = 0; line < share; line += LINE_BYTES) __builtin_prefetch(next + cell * share + line, 0, 2);
+            return;
+        }
         constexpr size_t BYTES = STRIPS * BITS * LINE_BYTES;
 #pragma GCC unroll 16
         for (size_t line = 0; line < BYTES; line += LINE_BYTES) __builtin_prefetch(at + cell * BYTES + AHEAD + line, 0, 2);
@@ -289,9 +294,12 @@ private:
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
             unpack<BITS>(packed, cells, numbers);
             const size_t calls = round_up(count, MOST_ROWS) / MOST_ROWS;  // of about as many rows each: few rows are slow ones
+            // Memory is busy meanwhile: each call asks for its share of the next chunk.
+            const size_t share = round_up(STRIPS * BITS, calls) / calls * LINE_BYTES;
+            const uint8_t* next = packed.at + cells * STRIPS * BITS * LINE_BYTES;
             for (size_t i = 0; i < calls; i++) {
                 const size_t row = count * i / calls, end = count * (i + 1) / calls;
-                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers}, row));
+                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers, next + i * cells * share, share}, row));
             }
         }
     }
