@@ -47,12 +47,16 @@ class ModelLimit:
     Args:
         model: its shapes.
         dtype_bytes: of a weight and of an element of the KV cache.
+        weight_bytes: of all matrices, if they do not have that dtype.
     """
 
-    def __init__(self, model: ModelConfig, dtype_bytes: int):
+    def __init__(self, model: ModelConfig, dtype_bytes: int, weight_bytes: int | None = None):
         head = model.vocab_size * model.hidden_size
         num_weights = model.num_parameters() - (0 if model.tie_word_embeddings else head)
-        self.weight_bytes = num_weights * dtype_bytes  # of an untied embedding only a few rows are read
+        every = model.num_parameters() * dtype_bytes if weight_bytes is None else weight_bytes
+        self.weight_bytes = (
+            every * num_weights // model.num_parameters()
+        )  # of an untied embedding only a few rows are read
         self.kv_bytes = model.kv_bytes_per_token(dtype_bytes)
         self.token_flop = 2 * (num_weights - head)
         self.logits_flop = 2 * head

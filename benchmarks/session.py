@@ -28,6 +28,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model
 from nanoengine.runner.model_runner import ModelRunner
+from nanoengine.runner.placement import choose_dtype
 
 
 @dataclass
@@ -53,12 +54,12 @@ class Session:
 
     @property
     def dtype(self) -> torch.dtype:
-        assert self.runner.kv_cache is not None
-        return self.runner.kv_cache.layers[0][0].dtype
+        return choose_dtype(self.llm.config.dtype, self.llm.model_config.dtype, self.device)
 
     @cached_property
     def limit(self) -> ModelLimit:
-        return ModelLimit(self.llm.model_config, self.dtype.itemsize)
+        stored = sum(sum(matrix.formats().values()) for matrix in self.runner.model.matrices)
+        return ModelLimit(self.llm.model_config, self.dtype.itemsize, stored)
 
     def run(
         self,
