@@ -95,11 +95,11 @@ def keys(entries: Any) -> Any:
 
 
 def run(llm: LLM, requests: list[Asked]) -> list[Told]:
-    """Of an engine with K/V in 8 bits, the tokens alone: what is rounded so coarsely may change ranks of unlikely ones, where
-    sums are added in another order."""
+    """Of an engine with K/V or activations in 8 bits, the tokens alone: what is rounded so coarsely may change ranks of unlikely
+    ones, where sums are added in another order."""
     outputs = llm.generate([prompt for prompt, _ in requests], [params for _, params in requests], use_tqdm=False)
     assert_idle(llm)
-    if llm.config.kv_cache_dtype == "int8":
+    if llm.config.kv_cache_dtype == "int8" or llm.config.quantization is not None:
         return [[(tokens, None, None) for tokens, _, _ in told(output)] for output in outputs]
     return [told(output) for output in outputs]
 

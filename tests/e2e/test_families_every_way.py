@@ -31,10 +31,11 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int, shap
     folder = family_checkpoint(tmp_path, shape, seed=number)
     options = draw_engine(100 + number)
     options["num_kv_blocks"] *= len(groups_of(folder, options["block_size"], 1))  # each takes blocks of its own
+    options["quantization"] = (None, "int8", "int4", "int4-128")[number % 4]
     chosen = random.Random(number).sample(range(NUM_REQUESTS), 6)
     requests = [REQUESTS[i] for i in chosen]
     bare: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
-    bare |= {name: options[name] for name in ("kernels", "kv_cache_dtype")}
+    bare |= {name: options[name] for name in ("kernels", "kv_cache_dtype", "quantization")}
     with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=200, **bare) as llm:
         alone = [run(llm, [request])[0] for request in requests]
     with ExitStack() as stack:
