@@ -197,4 +197,5 @@ def test_a_scale_is_asked_of_all() -> None:
 
 def test_every_backend_says_whether_it_can_be_recorded() -> None:
     assert [backend.capturable for backend in ON_CUDA] == [True, True, True, False]
-    assert not NativeAttention.capturable
+    assert NativeAttention.capturable
+    assert not TorchAttention.capturable

@@ -29,5 +29,7 @@ def test_signatures_are_those_of_the_sources(name: str) -> None:
     declared = re.search(rf" {name}\(([^)]*)\)", interface)
     assert declared is not None
     types = {"size_t": SIZE, "int": INT, "int64_t": INT64, "float": FLOAT}
-    found = [POINTER if "*" in argument else types[argument.split()[0]] for argument in declared[1].split(",")]
+    found = [
+        POINTER if "*" in argument else types[argument.split()[0]] for argument in filter(None, declared[1].split(","))
+    ]
     assert found == arguments

@@ -46,8 +46,8 @@ def test_products_of_few_rows_read_their_weights_once(gated: bool) -> None:
     outputs = 96
     x, residual, norm = half(ROWS, SIZE), half(ROWS, SIZE), torch.randn(SIZE)
     weight = half(outputs * (1 + gated), SIZE)
-    tile, _ = few_rows._shape(HALF, SIZE, outputs)
-    programs = outputs // tile
+    constants = few_rows._constants(HALF, SIZE, outputs, few_rows.ROWS, (0, 1, False), has_gate=gated)
+    programs = outputs // int(constants["TILE"])
     with counting() as traffic:
         out, total = few_rows.product_of_few_rows(
             x, weight, residual=residual, norm=norm, eps=1e-6, activation="silu" if gated else None
