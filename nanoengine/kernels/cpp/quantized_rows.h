@@ -35,7 +35,7 @@ static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
 #define DOT_OF_BYTES "products of 32 bits"
 #endif
 
-// A sum of products of numbers of so many bits with bytes of x, of a cell or half of one.
+// A sum of products of numbers of so many bits with bytes of x, of half a cell.
 #if defined(DOT_OF_BYTES)
 template <int BITS> struct Products {
     Ints total{};
@@ -88,8 +88,7 @@ template <int BITS> struct Products {
 };
 #endif
 
-constexpr int MOST_ROWS = LANES == 16 ? 4 : LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers
-constexpr int MOST_PACKED = MOST_ROWS < 4 ? MOST_ROWS : 4;  // more are multiplied with unpacked numbers
+constexpr int MOST_ROWS = LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers; for more, numbers are unpacked first
 
 // A chunk of a row: bytes, the scale of each half of a cell, and what the bytes of a cell, and of each half, stand for in sum.
 struct alignas(64) RowChunk {
@@ -170,7 +169,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
     constexpr bool HELD = 3 * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
-#pragma GCC unroll 12
+#pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
@@ -188,13 +187,13 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
                 Dwords numbers[WIDE];
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
-#pragma GCC unroll 12
+#pragma GCC unroll 4
                 for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                     for (int v = 0; v < WIDE; v++)
                         products[m][v].add(d, numbers[v], x[m].bytes[cell * CELL_DWORDS + half * DEPTH + d]);
             }
-#pragma GCC unroll 12
+#pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
@@ -203,7 +202,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
                     both[m][v] = half ? both[m][v] + total * x[m].scales[2 * cell + half] : total * x[m].scales[2 * cell];
                 }
         }
-#pragma GCC unroll 12
+#pragma GCC unroll 4
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) {
@@ -212,7 +211,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
                 else store(row(m, v), load<Floats>(row(m, v)) + scaled);
             }
     }
-#pragma GCC unroll 12
+#pragma GCC unroll 4
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
@@ -223,7 +222,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
         }
 }
 
-template <int BITS, bool PACKED, int M = PACKED ? MOST_PACKED : MOST_ROWS>
+template <int BITS, bool PACKED, int M = MOST_ROWS>
 static void multiply_rows(int rows, const Task<BITS, PACKED>& task) {
     if (M == 1 || rows == M) multiply_cells<BITS, PACKED, M>(task);
     else if constexpr (M > 1) multiply_rows<BITS, PACKED, M - 1>(rows, task);
@@ -287,7 +286,7 @@ private:
             auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
                 return Task<BITS, PACKED>{x + row, from, cells, scales, has_offsets, sums[row], chunk > 0};
             };
-            if (count <= MOST_PACKED) {
+            if (count <= MOST_ROWS) {
                 multiply_rows((int)count, task(packed, 0));
                 continue;
             }
