@@ -53,5 +53,5 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert references == pool.ref_counts, "the references of the pool are those of the running sequences"
     assert len(scheduler.running) <= scheduler.max_num_seqs
     for seqs in (scheduler.running, scheduler.waiting, scheduler.begun):
-        order = [seq.seq_id for seq in seqs]
-        assert order == sorted(order), "the oldest first"
+        order = [seq.order for seq in seqs]
+        assert order == sorted(order), "the first in order come first"

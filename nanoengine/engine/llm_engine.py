@@ -94,28 +94,33 @@ class LLMEngine:
         request_id: str | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
     ) -> Request:
         """Check a prompt and its params and make a request of them; nothing runs before `submit`.
 
-        Cached prefixes are shared only among requests of equal `cache_salt`, a string of printable characters.
+        Args:
+            cache_salt: cached prefixes are shared only among requests of equal salt, a string of printable characters.
+            priority: an integer of 64 bits. Whose is smaller starts first, and gives way last; equals go by their arrival. No
+                request that runs gives way to one that waits.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
             InvalidSamplingParams: token ids outside the vocabulary among the params.
+            InvalidRequest: another argument is bad.
         """
         self._check_open()
         request_id = self._new_request_id() if request_id is None else request_id
-        return self._door.request(request_id, prompt, params, cache_salt)
+        return self._door.request(request_id, prompt, params, cache_salt, priority)
 
-    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams) -> BeamRequest:
+    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams, *, priority: int = 0) -> BeamRequest:
         """A request for beam search.
 
         Raises:
-            InvalidPrompt: as `make_request`.
+            InvalidPrompt, InvalidRequest: as `make_request`.
             InvalidSamplingParams: the engine cannot run so many beams of this length at once.
         """
         self._check_open()
-        return self._door.beam_request(self._new_request_id(), prompt, params)
+        return self._door.beam_request(self._new_request_id(), prompt, params, priority)
 
     def _new_request_id(self) -> str:
         while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
@@ -155,6 +160,7 @@ class LLMEngine:
                     fork_of=first,
                     bad_words=request.bad_words,
                     in_lockstep=isinstance(request, BeamRequest),
+                    priority=request.priority,
                 )
                 first = first or seq
                 self._num_sequences += 1

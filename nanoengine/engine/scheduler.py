@@ -1,8 +1,9 @@
 """Scheduler: who runs in the next step, with how many tokens, and who gives its blocks back.
 
 A step has a budget of tokens. Two policies say who comes first: `prefill_first` computes prompts alone while there are any that
-can start; `mixed` gives every running sequence its token, and prompts what is left. Both go first come first served: the newest
-running sequence is the first to give way, and whoever was preempted comes back before those that came later.
+can start; `mixed` gives every running sequence its token, and prompts what is left. Both go by one order, `Sequence.order`: by
+priority, and first come first served among equals. The last of the running sequences is the first to give way, and whoever was
+preempted comes back before those that are behind it in that order.
 
 A plan may be made while others are still on their way: what they compute counts as computed, what they sample as there. A plan
 depends on lengths only, and they are known. What is not is whether a sequence will turn out to have ended: then its token of a
@@ -107,7 +108,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_forks = 0
         self.num_checks = 0  # times that a sequence was looked at in a decode step
-        # Each list has the oldest first. A sequence is in one of the first three.
+        # Those that wait, run or have begun are in their order. A sequence is in one of the first three.
         self.waiting: deque[Sequence] = deque()
         self.fetching: list[Sequence] = []  # until files were read
         self.running: list[Sequence] = []
@@ -139,7 +140,7 @@ class Scheduler:
         """Queue a new sequence. Its prompt is shorter than `max_model_len`: the engine has checked it."""
         assert 0 < seq.num_tokens < self.max_model_len
         seq.limit_length(self.max_model_len)
-        self.waiting.append(seq)
+        self._queue(seq)
 
     def set_mask(self, seq: Sequence, mask: bytes | None) -> None:
         """From its next token on a sequence may be given only tokens whose bits are set, in little-endian words of 32 bits.
@@ -153,6 +154,25 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step. Empty if there is nothing to do before the results of those on their way."""
+        step = self._plan_step()
+        while not step.plan.computes and self._wait_for_each_other:
+            self._preempt_last()
+            step = self._plan_step()
+        plan = step.plan
+        plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
+        if plan or self.block_manager.has_orders:
+            self.outbox.send(plan, step.samplers())
+            plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
+            self.in_flight.append(step)
+        return plan
+
+    @property
+    def _wait_for_each_other(self) -> bool:
+        """Whether all that run are beams that wait for others of theirs, which stand in the queue behind one without room."""
+        return bool(self.waiting and self.running) and len(self.held) == len(self.running) and not self.in_flight
+
+    def _plan_step(self) -> InFlight:
+        """Who computes what."""
         step = InFlight(StepPlan())
         num_preemptions = self.num_preemptions
         self._make_room_for_prompts()
@@ -164,13 +184,7 @@ class Scheduler:
             self._take_chunks(step, self.max_num_batched_tokens, admit=self.num_preemptions == num_preemptions)
             if not step.computed:
                 self._take_decodes(step)
-        plan = step.plan
-        plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
-        if plan or self.block_manager.has_orders:
-            self.outbox.send(plan, step.samplers())
-            plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
-            self.in_flight.append(step)
-        return plan
+        return step
 
     def _take_chunks(self, step: InFlight, budget: int, *, admit: bool) -> None:
         """Prompts, and what else must be computed before a sequence decodes: those that were begun first, then waiting ones."""
@@ -200,14 +214,14 @@ class Scheduler:
             budget -= self._take_chunk(step, seq, budget)
 
     def _next_waiting(self) -> Sequence | None:
-        """The oldest that may start: completions whose prompt is on its way wait until they can fork from it."""
+        """The first that may start: completions whose prompt is on its way wait until they can fork from it."""
         parents = {*self.begun, *self.fetching}
         if not parents:
             return self.waiting[0] if self.waiting else None
         return next((seq for seq in self.waiting if seq.fork_of not in parents), None)
 
     def _start(self, seq: Sequence, num_computed: int) -> None:
-        insort(self.running, seq, key=_age)
+        insort(self.running, seq, key=_order)
         seq.row = self.free_rows.pop()
         seq.status = Status.RUNNING
         seq.num_computed_tokens = num_computed
@@ -228,7 +242,7 @@ class Scheduler:
         samples: list[int] = []
         if seq.num_uncomputed_tokens:
             if seq not in self.begun:
-                insort(self.begun, seq, key=_age)
+                insort(self.begun, seq, key=_order)
         else:
             if seq in self.begun:
                 self.begun.remove(seq)
@@ -253,13 +267,18 @@ class Scheduler:
     def _fork(self, step: InFlight, parent: Sequence) -> list[Sequence]:
         """Start the completions that wait for a prompt: they share its blocks, and sample from the same position.
 
-        Those that `max_num_seqs` leaves no room for start later, like any sequence, with what the prefix cache has.
+        They stand behind it in the order, and others of a higher priority may have come before them: those need blocks, these
+        none yet. Those that `max_num_seqs` leaves no room for start later, like any sequence, with what the prefix cache has.
         """
         children: list[Sequence] = []
-        while self.waiting and self.waiting[0].fork_of is parent and len(self.running) < self.max_num_seqs:
-            if max(self.waiting[0].num_tokens, parent.num_tokens) > parent.num_prompt_tokens:  # resumed: copies no more
+        place = bisect(self.waiting, parent.order, key=_order)
+        while place < len(self.waiting) and len(self.running) < self.max_num_seqs:
+            child = self.waiting[place]
+            if child.fork_of is not parent:
                 break
-            child = self.waiting.popleft()
+            if max(child.num_tokens, parent.num_tokens) > parent.num_prompt_tokens:  # resumed: copies no more
+                break
+            del self.waiting[place]
             self._start(child, parent.num_tokens)  # computed in this step
             self.block_manager.fork(parent, child)
             self.outbox.tell_start(step.plan, child)
@@ -268,7 +287,7 @@ class Scheduler:
         return children
 
     def _take_decodes(self, step: InFlight) -> None:
-        """One token of every sequence that decodes; the newest give way for it."""
+        """One token of every sequence that decodes; the last in order give way for it."""
         num_in_flight = len(self.in_flight)
         drafts = None if self._has_prompts else self.drafts
         if drafts is not None and num_in_flight:
@@ -323,8 +342,8 @@ class Scheduler:
         """What prompts that were begun see no more makes room for what is to come of them.
 
         Admission has given each as many blocks as it needs at a time. But where others share those, more are needed: so this
-        comes before anything is put into the step, and the newest may give way. What changes is told with the next chunk: a plan
-        tells of nobody whom it does not compute.
+        comes before anything is put into the step, and the last in order may give way. What changes is told with the next
+        chunk: a plan tells of nobody whom it does not compute.
         """
         if self._forgets:
             for seq in self.begun.copy():
@@ -334,12 +353,12 @@ class Scheduler:
     def _grow(self, seq: Sequence, num_lookahead: int = 0) -> list[Entries] | None:
         """Slots for the tokens of a sequence, and what that changes in its tables; None if it had to give way itself."""
         while (changes := self.block_manager.allocate_slots(seq, num_lookahead)) is None:
-            if self._preempt_newest() is seq:
+            if self._preempt_last() is seq:
                 return None
         return changes
 
-    def _preempt_newest(self) -> Sequence:
-        """Take the blocks of the newest running sequence and put it back into the queue, to be resumed later."""
+    def _preempt_last(self) -> Sequence:
+        """Take the blocks of the last running sequence and put it back into the queue, to be resumed later."""
         seq = self.running.pop()
         num_computed = seq.num_computed_tokens
         if seq in self.held:  # it will sample its last token again, when it is resumed
@@ -358,9 +377,9 @@ class Scheduler:
         return seq
 
     def _queue(self, seq: Sequence) -> None:
-        """Put a sequence into the queue, at the place of its age."""
+        """Put a sequence into the queue, at its place in the order."""
         seq.status = Status.WAITING
-        self.waiting.insert(bisect(self.waiting, seq.seq_id, key=_age), seq)
+        self.waiting.insert(bisect(self.waiting, seq.order, key=_order), seq)
 
     def _stop_running(self, seq: Sequence, *, disturbs: bool = True) -> None:
         """It has left `running`: leave all that belongs to it, and give its row back.
@@ -525,5 +544,5 @@ class Scheduler:
         check_scheduler(self)
 
 
-def _age(seq: Sequence) -> int:
-    return seq.seq_id
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order

@@ -37,6 +37,7 @@ class Sequence:
 
     Args:
         seq_id: unique in the engine's life; smaller is older.
+        priority: whose is smaller comes first.
         index: which of the request's completions this is.
         seed: the request's seed.
         eos_token_ids: the model's end-of-text tokens.
@@ -68,6 +69,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_published",
         "num_slots",
+        "order",
         "params",
         "prefix",
         "prompt_logprobs",
@@ -94,8 +96,10 @@ class Sequence:
         fork_of: Sequence | None = None,
         bad_words: tuple[tuple[int, ...], ...] = (),
         in_lockstep: bool = False,
+        priority: int = 0,
     ):
         self.seq_id = seq_id
+        self.order = (priority, seq_id)  # who comes first, wherever there is not enough for all
         self.index = index
         self.params = params
         self.seed = sequence_seed(seed, index)

@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nanoengine.engine.door import MAX_BAD_WORD_TOKENS, check_params, resolve_bad_words
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.engine.door import MAX_BAD_WORD_TOKENS, check_params, check_priority, resolve_bad_words
+from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
 from nanoengine.sampling_params import MAX_BAD_WORDS, SamplingParams
+
+# ---- who asks
+
+
+@pytest.mark.parametrize("priority", [0, -1, 2**63 - 1, -(2**63), np.int64(5)])
+def test_a_priority_is_an_integer_of_64_bits(priority: Any) -> None:
+    found = check_priority(priority)
+    assert (found, type(found)) == (priority, int)
+
+
+@pytest.mark.parametrize(
+    "priority", [2**63, -(2**63) - 1, 10**9999, 1.0, True, "1", None, [0], float("nan")], ids=shown
+)
+def test_what_is_no_priority_is_named(priority: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^priority (is|must be)") as refused:
+        check_priority(priority)
+    assert len(str(refused.value)) < 200
+
 
 # ---- params
 

@@ -210,8 +210,10 @@ def test_check_notices_corruption(corrupt: Callable[[Scheduler], None]) -> None:
 
 
 requests = st.lists(
-    st.tuples(st.integers(1, 14), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=10
-)  # prompt length, max_tokens, which of a few prompt families
+    st.tuples(st.integers(1, 14), st.integers(1, 12), st.integers(0, 2), st.sampled_from([0, 0, -3, 3])),
+    min_size=1,
+    max_size=10,
+)  # prompt length, max_tokens, which of a few prompt families, priority
 
 
 @settings(FAST, max_examples=300)
@@ -229,7 +231,7 @@ requests = st.lists(
     ),
 )
 def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
-    requests: list[tuple[int, int, int]],
+    requests: list[tuple[int, int, int, int]],
     num_blocks: int,
     block_size: int,
     budget: int,
@@ -252,9 +254,9 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
     )
     model = ToyModel(block_size)
     seqs = []
-    for seq_id, (length, max_tokens, family) in enumerate(requests):
+    for seq_id, (length, max_tokens, family, priority) in enumerate(requests):
         prompt = [family] * min(length, max_model_len - 1)
-        seqs.append(make_sequence(seq_id, prompt, max_tokens=max_tokens))
+        seqs.append(make_sequence(seq_id, prompt, max_tokens=max_tokens, priority=priority))
     late = seqs[len(seqs) // 2 :]
     for seq in seqs[: len(seqs) // 2]:
         scheduler.add(seq)

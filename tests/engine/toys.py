@@ -24,8 +24,8 @@ FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_c
 VOCAB_SIZE = 1000
 
 
-def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), **params: Any) -> Sequence:
-    return Sequence(seq_id, list(prompt), SamplingParams(**params), eos_token_ids=eos)
+def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), priority: int = 0, **params: Any) -> Sequence:
+    return Sequence(seq_id, list(prompt), SamplingParams(**params), eos_token_ids=eos, priority=priority)
 
 
 def tell(seq: Sequence, *tokens: int) -> None:
@@ -372,7 +372,7 @@ class ByteTokenizer:
 seq_ids = itertools.count()
 
 
-def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]:
+def add(scheduler: Scheduler, *lengths: int, **params: Any) -> list[Sequence]:
     """Queue sequences with these prompt lengths; their prompts share nothing."""
     seqs = []
     for length, seq_id in zip(lengths, seq_ids, strict=False):
@@ -382,7 +382,14 @@ def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]
 
 
 def add_family(
-    scheduler: Scheduler, prompt: list[int], n: int, *, first_id: int = 0, seed: int = 0, **params: object
+    scheduler: Scheduler,
+    prompt: list[int],
+    n: int,
+    *,
+    first_id: int = 0,
+    seed: int = 0,
+    priority: int = 0,
+    **params: object,
 ) -> list[Sequence]:
     family: list[Sequence] = []
     for index in range(n):
@@ -394,6 +401,7 @@ def add_family(
                 index=index,
                 seed=seed,
                 fork_of=family[0] if family else None,
+                priority=priority,
             )
         )
         scheduler.add(family[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ class Wish:
     stops: frozenset[int]  # it ends at a token whose remainder by 7 is one of these: nobody can foresee it
     arrives: int  # in the engine's step of this number
     abort_at: int | None  # likewise
+    priority: int = 0
 
     @property
     def params(self) -> SamplingParams:
@@ -45,15 +47,18 @@ wishes = st.builds(
     stops=st.frozensets(st.integers(0, 6), max_size=2),
     arrives=st.integers(0, 8),
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 14)),
+    priority=st.sampled_from([0, 0, -1, 1]),
 )
 
 
-def serve(engine: LLMEngine, workload: list[Wish]) -> list[Request]:
+def serve(engine: LLMEngine, workload: list[Wish], before_step: Callable[[int], None] | None = None) -> list[Request]:
     """Run a workload to its end; the invariants are checked after every step."""
-    requests = [engine.make_request(list(wish.prompt), wish.params) for wish in workload]
+    requests = [engine.make_request(list(wish.prompt), wish.params, priority=wish.priority) for wish in workload]
     step = 0
     while step <= 15 or engine.has_unfinished:
         assert step < 3000, "the engine does not come to an end"
+        if before_step is not None:
+            before_step(step)
         for wish, request in zip(workload, requests, strict=True):
             if wish.arrives == step:
                 engine.submit(request)

@@ -283,7 +283,7 @@ def test_one_who_is_preempted_meanwhile_keeps_what_was_accepted() -> None:
     model = LateModel()
     scheduler.update(plan := scheduler.schedule(), model.launch(plan).result())
     launched = model.launch(plan := scheduler.schedule())
-    scheduler._preempt_newest()
+    scheduler._preempt_last()
     scheduler.check()
     assert not scheduler.schedule(), "its tokens are on their way"
     scheduler.update(plan, launched.result())
