@@ -58,10 +58,12 @@ class Door:
         params: SamplingParams | None,
         cache_salt: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> Request:
         """See `LLMEngine.make_request`."""
-        if not isinstance(cache_salt, str) or not cache_salt.isprintable():
-            raise InvalidRequest(f"cache_salt is {cache_salt!r}: it must be a string of printable characters")
+        for field, name in (("cache_salt", cache_salt), ("client", client)):
+            if not isinstance(name, str) or not name.isprintable():
+                raise InvalidRequest(f"{field} is {shown(name)}: it must be a string of printable characters")
         priority = check_priority(priority)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
@@ -74,11 +76,23 @@ class Door:
         text = prompt if isinstance(prompt, str) else None
         token_ids = check_prompt(prompt, self.tokenizer, self.vocab_size, limit)
         return Request(
-            request_id, text, token_ids, params, cache_salt=cache_salt, priority=priority, bad_words=bad_words
+            request_id,
+            text,
+            token_ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            client=client,
+            bad_words=bad_words,
         )
 
     def beam_request(
-        self, request_id: str, prompt: str | Sequence[int], params: BeamSearchParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: BeamSearchParams,
+        priority: int = 0,
+        client: str = "",
     ) -> BeamRequest:
         """See `LLMEngine.make_beam_request`."""
         if not isinstance(params, BeamSearchParams):
@@ -90,7 +104,7 @@ class Door:
             raise InvalidSamplingParams(
                 f"beam_width is {width}, but max_num_seqs is {scheduler.max_num_seqs}: raise it"
             )
-        request = self.request(request_id, prompt, sampling, priority=priority)
+        request = self.request(request_id, prompt, sampling, priority=priority, client=client)
         length = min(len(request.prompt_token_ids) + params.max_tokens, scheduler.max_model_len)
         manager = scheduler.block_manager
         needed = width * manager.groups.blocks_at_once(length)
@@ -105,6 +119,7 @@ class Door:
             prompt_token_ids=request.prompt_token_ids,
             params=sampling,
             priority=request.priority,
+            client=request.client,
             search=BeamSearch(params, eos, length - len(request.prompt_token_ids)),
             decode=self.tokenizer.decode,
         )

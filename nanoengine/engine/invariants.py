@@ -37,6 +37,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert not seq.decoding
         assert seq.num_computed_tokens == 0
         assert seq.row == NO_ROW
+    everybody = [*scheduler.waiting, *scheduler.fetching, *scheduler.running]
+    assert dict(scheduler.shares.num_unfinished) == Counter(seq.client for seq in everybody)
     assert scheduler.held <= set(scheduler.running)
     assert scheduler.complete <= set(scheduler.running)
     assert set(scheduler.begun) <= set(scheduler.running)

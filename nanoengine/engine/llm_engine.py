@@ -95,6 +95,7 @@ class LLMEngine:
         *,
         cache_salt: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> Request:
         """Check a prompt and its params and make a request of them; nothing runs before `submit`.
 
@@ -102,6 +103,7 @@ class LLMEngine:
             cache_salt: cached prefixes are shared only among requests of equal salt, a string of printable characters.
             priority: an integer of 64 bits. Whose is smaller starts first, and gives way last; equals go by their arrival. No
                 request that runs gives way to one that waits.
+            client: who asks, a string of printable characters. Nobody takes more than a share of a step while others ask too.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
@@ -110,9 +112,11 @@ class LLMEngine:
         """
         self._check_open()
         request_id = self._new_request_id() if request_id is None else request_id
-        return self._door.request(request_id, prompt, params, cache_salt, priority)
+        return self._door.request(request_id, prompt, params, cache_salt, priority, client)
 
-    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams, *, priority: int = 0) -> BeamRequest:
+    def make_beam_request(
+        self, prompt: str | Seq[int], params: BeamSearchParams, *, priority: int = 0, client: str = ""
+    ) -> BeamRequest:
         """A request for beam search.
 
         Raises:
@@ -120,7 +124,7 @@ class LLMEngine:
             InvalidSamplingParams: the engine cannot run so many beams of this length at once.
         """
         self._check_open()
-        return self._door.beam_request(self._new_request_id(), prompt, params, priority)
+        return self._door.beam_request(self._new_request_id(), prompt, params, priority, client)
 
     def _new_request_id(self) -> str:
         while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
@@ -161,6 +165,7 @@ class LLMEngine:
                     bad_words=request.bad_words,
                     in_lockstep=isinstance(request, BeamRequest),
                     priority=request.priority,
+                    client=request.client,
                 )
                 first = first or seq
                 self._num_sequences += 1

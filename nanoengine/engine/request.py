@@ -39,6 +39,7 @@ class Request:
     error: Exception | None = None  # what a failed step raised
     cache_salt: str = ""
     priority: int = 0  # whose is smaller comes first
+    client: str = ""  # who asked
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens of `params.bad_words`
 
     @property

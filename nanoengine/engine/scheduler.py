@@ -16,11 +16,13 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from nanoengine.engine.beam_search import Choice
 from nanoengine.engine.common_blocks import CommonBlocks
 from nanoengine.engine.decode_set import DecodeSet
+from nanoengine.engine.fair_share import FairShare
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepResult
@@ -77,6 +79,7 @@ class Scheduler:
         preemption: whether the blocks of a victim are worth copying to host memory.
         policy: one of POLICIES.
         long_prefill_token_threshold: most tokens of one prompt in one step; None: as many as the budget has.
+        max_client_share: most of the prompt tokens of a step that are one client's, while others have sequences too.
         speculation: chooses drafts; None: every step brings a sequence one token.
     """
 
@@ -90,6 +93,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         policy: str = PREFILL_FIRST,
         long_prefill_token_threshold: int | None = None,
+        max_client_share: float = 0.5,
         speculation: Speculation | None = None,
     ):
         groups, num_blocks = block_manager.groups, block_manager.pool.num_blocks
@@ -103,6 +107,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.policy = policy
         self.max_chunk = max_chunk
+        self.shares = FairShare(max_client_share)
         self._forgets = groups.forget
         self.preemption = Preemption() if preemption is None else preemption
         self.num_preemptions = 0
@@ -140,6 +145,7 @@ class Scheduler:
         """Queue a new sequence. Its prompt is shorter than `max_model_len`: the engine has checked it."""
         assert 0 < seq.num_tokens < self.max_model_len
         seq.limit_length(self.max_model_len)
+        self.shares.add(seq.client)
         self._queue(seq)
 
     def set_mask(self, seq: Sequence, mask: bytes | None) -> None:
@@ -188,19 +194,24 @@ class Scheduler:
 
     def _take_chunks(self, step: InFlight, budget: int, *, admit: bool) -> None:
         """Prompts, and what else must be computed before a sequence decodes: those that were begun first, then waiting ones."""
+        self.shares.begin_step(budget)
         for begun in self.begun.copy():
-            if budget:
-                budget -= self._take_chunk(step, begun, budget)
+            if most := self.shares.left(begun.client, budget):
+                budget -= self._take_chunk(step, begun, most)
+        place = 0
         while admit and budget and len(self.running) < self.max_num_seqs:
-            seq = self._next_waiting()
-            if seq is None or seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
+            place = self._next_waiting(place)
+            if place == len(self.waiting):
+                break
+            seq = self.waiting[place]
+            if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
                 break
             pool = self.block_manager.pool
             state = seq.seq_id, pool.num_free, len(pool.index)
             if state == self._refused:  # nothing has changed since
                 break
             if not seq.in_lockstep and self.block_manager.fetch(seq):
-                self.waiting.remove(seq)
+                del self.waiting[place]
                 self.fetching.append(seq)
                 seq.status = Status.FETCHING
                 continue
@@ -208,17 +219,25 @@ class Scheduler:
             if num_cached is None:
                 self._refused = state
                 break
-            self.waiting.remove(seq)
+            del self.waiting[place]
             self._start(seq, num_cached)
             self.outbox.tell_start(step.plan, seq)
-            budget -= self._take_chunk(step, seq, budget)
+            budget -= self._take_chunk(step, seq, self.shares.left(seq.client, budget))
 
-    def _next_waiting(self) -> Sequence | None:
-        """The first that may start: completions whose prompt is on its way wait until they can fork from it."""
+    def _next_waiting(self, place: int) -> int:
+        """The place of the first that may start, of those from `place` on; behind them all, if none may.
+
+        Completions whose prompt is on its way wait until they can fork from it, and those of a client that has had its share of
+        the step wait for the next. Whoever is passed over for that may not start later in the step either.
+        """
         parents = {*self.begun, *self.fetching}
-        if not parents:
-            return self.waiting[0] if self.waiting else None
-        return next((seq for seq in self.waiting if seq.fork_of not in parents), None)
+        if not parents and not self.shares.is_shared:
+            return place
+        for seq in islice(self.waiting, place, None):
+            if seq.fork_of not in parents and self.shares.left(seq.client, 1):
+                break
+            place += 1
+        return place
 
     def _start(self, seq: Sequence, num_computed: int) -> None:
         insort(self.running, seq, key=_order)
@@ -237,6 +256,7 @@ class Scheduler:
         # writes the K/V of the whole batch in a layer before any attention of that layer reads.
         self.block_manager.publish(seq, start + count, committed=False)
         seq.num_computed_tokens = start + count
+        self.shares.take(seq.client, count)
         step.computed.append(seq)
         step.plan.tables += self._untold.pop(seq, ())
         samples: list[int] = []
@@ -512,6 +532,7 @@ class Scheduler:
             self.block_manager.cancel_fetch(seq)
         else:
             self.waiting.remove(seq)
+        self.shares.remove(seq.client)
         self.outbox.forget(seq)
         seq.num_tokens = seq.num_known_tokens  # what is still on its way is not its own any more
         seq.status = Status.FINISHED

@@ -24,8 +24,11 @@ FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_c
 VOCAB_SIZE = 1000
 
 
-def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), priority: int = 0, **params: Any) -> Sequence:
-    return Sequence(seq_id, list(prompt), SamplingParams(**params), eos_token_ids=eos, priority=priority)
+def make_sequence(
+    seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), priority: int = 0, client: str = "", **params: Any
+) -> Sequence:
+    own = SamplingParams(**params)
+    return Sequence(seq_id, list(prompt), own, eos_token_ids=eos, priority=priority, client=client)
 
 
 def tell(seq: Sequence, *tokens: int) -> None:
@@ -44,6 +47,7 @@ def make_scheduler(
     caching: bool = True,
     policy: str = "prefill_first",
     max_chunk: int | None = None,
+    max_client_share: float = 0.5,
     specs: tuple[KVSpec, ...] = (KVSpec(),),
     speculation: Speculation | None = None,
 ) -> Scheduler:
@@ -54,6 +58,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         policy=policy,
         long_prefill_token_threshold=max_chunk,
+        max_client_share=max_client_share,
         speculation=speculation,
     )
 
@@ -389,6 +394,7 @@ def add_family(
     first_id: int = 0,
     seed: int = 0,
     priority: int = 0,
+    client: str = "",
     **params: object,
 ) -> list[Sequence]:
     family: list[Sequence] = []
@@ -402,6 +408,7 @@ def add_family(
                 seed=seed,
                 fork_of=family[0] if family else None,
                 priority=priority,
+                client=client,
             )
         )
         scheduler.add(family[-1])

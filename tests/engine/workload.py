@@ -28,6 +28,7 @@ class Wish:
     arrives: int  # in the engine's step of this number
     abort_at: int | None  # likewise
     priority: int = 0
+    client: str = ""
 
     @property
     def params(self) -> SamplingParams:
@@ -48,12 +49,16 @@ wishes = st.builds(
     arrives=st.integers(0, 8),
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 14)),
     priority=st.sampled_from([0, 0, -1, 1]),
+    client=st.sampled_from(["", "", "a", "b"]),
 )
 
 
 def serve(engine: LLMEngine, workload: list[Wish], before_step: Callable[[int], None] | None = None) -> list[Request]:
     """Run a workload to its end; the invariants are checked after every step."""
-    requests = [engine.make_request(list(wish.prompt), wish.params, priority=wish.priority) for wish in workload]
+    requests = [
+        engine.make_request(list(wish.prompt), wish.params, priority=wish.priority, client=wish.client)
+        for wish in workload
+    ]
     step = 0
     while step <= 15 or engine.has_unfinished:
         assert step < 3000, "the engine does not come to an end"
