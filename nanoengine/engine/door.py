@@ -32,7 +32,7 @@ class Encoder(Protocol):
 class Tokenizer(Encoder, Protocol):
     """What the engine needs of a tokenizer: text to ids and back."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 class Door:

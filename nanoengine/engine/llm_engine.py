@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from time import perf_counter
 
 from nanoengine.engine.beam_search import BeamRequest
@@ -169,10 +170,16 @@ class LLMEngine:
                 )
                 first = first or seq
                 self._num_sequences += 1
-                completion = Completion(seq, Detokenizer(self.tokenizer.decode, request.params.stop))
+                completion = Completion(seq, self._detokenizer(request.params))
                 request.completions.append(completion)
                 self._owner[seq.seq_id] = (request, completion)
                 self.scheduler.add(seq)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        decode: Callable[[Seq[int]], str] = self.tokenizer.decode
+        if not params.skip_special_tokens:
+            decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return Detokenizer(decode, params.stop, include_stop=params.include_stop_str_in_output)
 
     def add_request(
         self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
@@ -284,7 +291,8 @@ class LLMEngine:
                 continue
             completion.num_taken += 1
             is_last = i == len(advanced.seqs) or advanced.seqs[i] is not seq  # of those that it got at once
-            if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
+            is_stop = seq.finished and token in seq.stop_token_ids
+            if not is_stop or seq.params.include_stop_str_in_output:
                 try:
                     is_last |= self._push(seq, completion, token)
                 except Exception as problem:  # the tokenizer's: it is nobody else's
@@ -300,7 +308,7 @@ class LLMEngine:
         return list(touched.values())
 
     def _push(self, seq: Sequence, completion: Completion, token: int) -> bool:
-        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met.
+        """One more token of text; a stop string in it ends the sequence, and wins over a length limit or stop that the token met.
 
         Returns:
             whether there was one.

@@ -370,7 +370,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return bytes(token_ids).decode(errors="replace")
 
 

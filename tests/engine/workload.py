@@ -29,11 +29,19 @@ class Wish:
     abort_at: int | None  # likewise
     priority: int = 0
     client: str = ""
+    include_stop: bool = False  # the text of the token at which it ends is in its text
 
     @property
     def params(self) -> SamplingParams:
         stops = [token for token in range(VOCAB_SIZE) if token % 7 in self.stops]
-        return SamplingParams(temperature=0.0, max_tokens=self.max_tokens, n=self.n, stop_token_ids=stops, seed=0)
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            stop_token_ids=stops,
+            include_stop_str_in_output=self.include_stop,
+            seed=0,
+        )
 
 
 prompts = st.one_of(
@@ -50,6 +58,7 @@ wishes = st.builds(
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 14)),
     priority=st.sampled_from([0, 0, -1, 1]),
     client=st.sampled_from(["", "", "a", "b"]),
+    include_stop=st.booleans(),
 )
 
 
@@ -93,7 +102,8 @@ def assert_as_alone(engine: LLMEngine, workload: list[Wish], requests: list[Requ
     for wish, request in zip(workload, requests, strict=True):
         for output in request.output().outputs:
             tokens = expected(wish)
-            said = output.token_ids if output.finish_reason != "stop" else output.token_ids[:-1]
+            is_cut = output.finish_reason == "stop" and not wish.include_stop
+            said = output.token_ids[:-1] if is_cut else output.token_ids
             assert output.text == engine.tokenizer.decode(said)
             if output.finish_reason == "abort":
                 assert output.token_ids == tokens[: len(output.token_ids)]
