@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from time import perf_counter
 
 from nanoengine.engine.beam_search import BeamRequest
@@ -94,28 +95,37 @@ class LLMEngine:
         request_id: str | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
         """Check a prompt and its params and make a request of them; nothing runs before `submit`.
 
-        Cached prefixes are shared only among requests of equal `cache_salt`, a string of printable characters.
+        Args:
+            cache_salt: cached prefixes are shared only among requests of equal salt, a string of printable characters.
+            priority: an integer of 64 bits. Whose is smaller starts first, and gives way last; equals go by their arrival. No
+                request that runs gives way to one that waits.
+            client: who asks, a string of printable characters. Nobody takes more than a share of a step while others ask too.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
             InvalidSamplingParams: token ids outside the vocabulary among the params.
+            InvalidRequest: another argument is bad.
         """
         self._check_open()
         request_id = self._new_request_id() if request_id is None else request_id
-        return self._door.request(request_id, prompt, params, cache_salt)
+        return self._door.request(request_id, prompt, params, cache_salt, priority, client)
 
-    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams) -> BeamRequest:
+    def make_beam_request(
+        self, prompt: str | Seq[int], params: BeamSearchParams, *, priority: int = 0, client: str = ""
+    ) -> BeamRequest:
         """A request for beam search.
 
         Raises:
-            InvalidPrompt: as `make_request`.
+            InvalidPrompt, InvalidRequest: as `make_request`.
             InvalidSamplingParams: the engine cannot run so many beams of this length at once.
         """
         self._check_open()
-        return self._door.beam_request(self._new_request_id(), prompt, params)
+        return self._door.beam_request(self._new_request_id(), prompt, params, priority, client)
 
     def _new_request_id(self) -> str:
         while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
@@ -155,13 +165,21 @@ class LLMEngine:
                     fork_of=first,
                     bad_words=request.bad_words,
                     in_lockstep=isinstance(request, BeamRequest),
+                    priority=request.priority,
+                    client=request.client,
                 )
                 first = first or seq
                 self._num_sequences += 1
-                completion = Completion(seq, Detokenizer(self.tokenizer.decode, request.params.stop))
+                completion = Completion(seq, self._detokenizer(request.params))
                 request.completions.append(completion)
                 self._owner[seq.seq_id] = (request, completion)
                 self.scheduler.add(seq)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        decode: Callable[[Seq[int]], str] = self.tokenizer.decode
+        if not params.skip_special_tokens:
+            decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return Detokenizer(decode, params.stop, include_stop=params.include_stop_str_in_output)
 
     def add_request(
         self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
@@ -273,7 +291,8 @@ class LLMEngine:
                 continue
             completion.num_taken += 1
             is_last = i == len(advanced.seqs) or advanced.seqs[i] is not seq  # of those that it got at once
-            if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
+            is_stop = seq.finished and token in seq.stop_token_ids
+            if not is_stop or seq.params.include_stop_str_in_output:
                 try:
                     is_last |= self._push(seq, completion, token)
                 except Exception as problem:  # the tokenizer's: it is nobody else's
@@ -289,7 +308,7 @@ class LLMEngine:
         return list(touched.values())
 
     def _push(self, seq: Sequence, completion: Completion, token: int) -> bool:
-        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met.
+        """One more token of text; a stop string in it ends the sequence, and wins over a length limit or stop that the token met.
 
         Returns:
             whether there was one.

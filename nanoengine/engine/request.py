@@ -38,6 +38,8 @@ class Request:
     completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None  # what a failed step raised
     cache_salt: str = ""
+    priority: int = 0  # whose is smaller comes first
+    client: str = ""  # who asked
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens of `params.bad_words`
 
     @property

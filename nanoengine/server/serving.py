@@ -167,8 +167,8 @@ class Serving:
                 params,
                 f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                 cache_salt=request.cache_salt or "",
-                # TMP                priority=request.priority,
-                # TMP                client=http.scope.get(CLIENT, ""),
+                priority=request.priority,
+                client=http.scope.get(CLIENT, ""),
             )
             for number, prompt in enumerate(encode())
         ]
