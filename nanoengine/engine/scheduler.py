@@ -131,6 +131,7 @@ class Scheduler:
         self._common_blocks = CommonBlocks(block_manager)
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
         self._stop_tokens = StopTokens()  # of the running sequences
+        self.newly_started: list[Sequence] = []  # whom the last plan has begun, for the first time
 
     @property
     def has_unfinished(self) -> bool:
@@ -181,6 +182,7 @@ class Scheduler:
         """Who computes what."""
         step = InFlight(StepPlan())
         num_preemptions = self.num_preemptions
+        self.newly_started = []
         self._make_room_for_prompts()
         if self.policy == MIXED:
             self._take_decodes(step)
@@ -246,6 +248,7 @@ class Scheduler:
         seq.num_computed_tokens = num_computed
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = num_computed
+            self.newly_started.append(seq)
         self._stop_tokens.add(seq.stop_token_ids)
 
     def _take_chunk(self, step: InFlight, seq: Sequence, budget: int) -> int:
