@@ -31,6 +31,7 @@ ROUTES = [
     Route("/ping", operations.health, methods=["GET", "POST"]),
     Route("/load", operations.load),
     Route("/version", operations.version),
+    Route("/metrics", operations.metrics),
     Route("/v1/models", operations.models),
     Route("/v1/models/{name:path}", operations.model),
     Route("/v1/completions", completions, methods=["POST"]),

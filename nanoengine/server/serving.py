@@ -68,7 +68,7 @@ class Serving:
         self.jobs = Jobs()
         self.num_rejected: Counter[str] = Counter()  # by reason
         self.is_draining = False  # the server will end when the jobs have
-        self.cache_config: dict[str, str] = {}
+        self.cache_config: dict[str, str] = {}  # for who reads metrics
         self._num_preparing = 0  # sequences whose text is being encoded
 
     @property
