@@ -1,1 +1,1 @@
-"""The engine as an HTTP server with the interface of OpenAI's."""
+"""The server: an engine behind the HTTP interface of OpenAI, with the fields, errors and metrics that vLLM has made common."""

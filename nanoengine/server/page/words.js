@@ -13,9 +13,11 @@ export function giveName(id, name) {
   names.set(id, name);
 }
 
+/** Requests of one call have its id, and behind it a number, from 0 on, and what makes them unique. */
 export function nameOf({ request_id: id, index }) {
-  const own = [...names].find(([begin]) => id === begin || id.startsWith(`${begin}-`));
-  const name = own ? own[1] : id.replace(/^(chat)?cmpl-/, "").replace(/^(.{10}).{3,}$/, "$1…");
+  const [, begin, place] = id.match(/^(.+?)-(\d+)(?:-[0-9a-f]{8})?$/) ?? [];
+  const own = names.get(begin);
+  const name = own ? own + (own === "try" ? ` ${Number(place) + 1}` : "") : id.replace(/^(chat)?cmpl-/, "").replace(/^(.{10}).{3,}$/, "$1…");
   return index ? `${name}, ${index + 1}` : name;
 }
 
