@@ -124,7 +124,7 @@ def take_view(engine: LLMEngine) -> EngineView:
 
 
 def _sequence(engine: LLMEngine, seq: Sequence, is_begun: bool, most_blocks: int) -> SequenceView:
-    request, _ = engine._owner[seq.seq_id]
+    request = engine.request_of(seq)
     return SequenceView(
         request_id=request.request_id,
         index=seq.index,
@@ -134,7 +134,7 @@ def _sequence(engine: LLMEngine, seq: Sequence, is_begun: bool, most_blocks: int
         num_output=seq.num_output_tokens,
         num_cached=seq.num_cached_tokens,
         num_preemptions=seq.num_preemptions,
-        priority=getattr(request, "priority", 0),
+        priority=request.priority,
         num_blocks=sum(map(len, seq.block_tables)) - sum(seq.first_blocks),
         blocks=_blocks(seq, most_blocks),
     )
@@ -185,7 +185,7 @@ def _totals(engine: LLMEngine) -> Totals:
         prefill_tokens=steps.prefill_tokens,
         decode_tokens=steps.decode_tokens,
         num_steps=steps.num_prefill_steps + steps.num_mixed_steps + steps.num_decode_steps,
-        num_requests=engine._num_submitted,
+        num_requests=engine.num_requests,
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
         num_preemptions=scheduler.num_preemptions,

@@ -16,12 +16,15 @@ from nanoengine.engine.view import EngineView
 
 _FOLDER = files("nanoengine.server") / "page"
 
+FILES = {file.name: "/" if file.name == "index.html" else f"/{file.name}" for file in _FOLDER.iterdir()}
+"""Where each file of the page is. There is nothing of anybody in them."""
+
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-"""Of the page's files, by how their names end. `index.html` is at `/`, the others under their names."""
+"""Of the page's files, by how their names end."""
 
 HEADERS = {
     # Nothing from another host, nothing inline, no frame around it: what a model writes can only ever be text.
@@ -44,8 +47,7 @@ def page_routes(view: Callable[[], Awaitable[EngineView]]) -> list[Route]:
         headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
         return Response(body, media_type="application/json", headers=headers)
 
-    names = sorted(file.name for file in _FOLDER.iterdir())
-    return [*map(_file_route, names), Route("/view", show_view)]
+    return [*map(_file_route, sorted(FILES)), Route("/view", show_view)]
 
 
 def _file_route(name: str) -> Route:
@@ -60,4 +62,4 @@ def _file_route(name: str) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type=media_type, headers=headers)
 
-    return Route("/" if name == "index.html" else f"/{name}", show_file)
+    return Route(FILES[name], show_file)
