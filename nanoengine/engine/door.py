@@ -170,7 +170,7 @@ def check_params(
     for field, token_ids in of_fields.items():
         for token in token_ids:
             if token >= vocab_size:
-                raise InvalidSamplingParams(f"{field} holds {token}: the vocabulary ends at {vocab_size - 1}")
+                raise InvalidSamplingParams(f"{field} holds {token}: the vocabulary has {vocab_size} tokens")
     if params.min_tokens >= max_model_len:
         raise InvalidSamplingParams(
             f"min_tokens is {params.min_tokens}, but max_model_len, in which the prompt counts too, is {max_model_len}: lower "
@@ -213,7 +213,7 @@ def resolve_bad_words(bad_words: Sequence[str], tokenizer: Encoder, vocab_size: 
         outside = [token for tokens in resolved for token in tokens if token >= vocab_size]
         if outside:
             raise InvalidSamplingParams(
-                f"bad_words holds {word!r} with token {outside[0]}: the vocabulary ends at {vocab_size - 1}"
+                f"bad_words holds {word!r} with token {outside[0]}: the vocabulary has {vocab_size} tokens"
             )
     words = tuple(dict.fromkeys(resolved))
     if len(words) > MAX_BAD_WORDS:

@@ -52,7 +52,7 @@ async def detokenize(http: HTTPRequest) -> Response:
     vocab_size = serving.engine.engine.vocab_size
     for token in request.tokens:
         if token >= vocab_size:
-            raise Problem(400, f"tokens holds {token}: the vocabulary ends at {vocab_size - 1}", "tokens")
+            raise Problem(400, f"tokens holds {token}: the vocabulary has {vocab_size} tokens", "tokens")
     text = await serving.text.run(serving.tokenizer.decode, request.tokens, skip_special_tokens=False)
     return json_response(encode({"prompt": text}))
 

@@ -79,7 +79,7 @@ def test_what_the_model_can_hold_passes(params: dict[str, Any]) -> None:
     ("field", "value"), [("stop_token_ids", [3, 10]), ("logit_bias", {10: 1.0}), ("allowed_token_ids", [10])]
 )
 def test_token_ids_outside_of_the_vocabulary_are_named(field: str, value: Any) -> None:
-    with pytest.raises(InvalidSamplingParams, match=f"{field} holds 10: the vocabulary ends at 9"):
+    with pytest.raises(InvalidSamplingParams, match=f"{field} holds 10: the vocabulary has 10 tokens"):
         check_params(SamplingParams(**{field: value}), 10, 100)
 
 
@@ -182,5 +182,5 @@ def test_words_that_cannot_be_forbidden_are_errors(words: list[str], message: st
 
 
 def test_tokens_that_the_model_does_not_have_are_an_error() -> None:
-    with pytest.raises(InvalidSamplingParams, match="'z' with token 222: the vocabulary ends at 199"):
+    with pytest.raises(InvalidSamplingParams, match="'z' with token 222: the vocabulary has 200 tokens"):
         resolve_bad_words(["z"], Letters(), 200)

@@ -207,7 +207,7 @@ def test_a_prompt_of_one_token_runs() -> None:
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(InvalidSamplingParams, match="stop_token_ids holds 256: the vocabulary ends at 255"):
+    with pytest.raises(InvalidSamplingParams, match="stop_token_ids holds 256: the vocabulary has 256 tokens"):
         make_engine().add_request("a", SamplingParams(stop_token_ids=[5, 256]))
 
 
