@@ -3,6 +3,8 @@
 python bench.py throughput      all requests at once: output tokens per second
 python bench.py latency         one stream: TTFT, TPOT, ITL over prompt and output lengths
 python bench.py serve           requests that arrive on their own: latencies and goodput over load
+python bench.py load            a server, over HTTP: goodput, latencies and refusals below, at and beyond its capacity
+python bench.py soak            a server for half an hour, with whatever clients do to it: what was lost, wrong or leaked
 python bench.py interference    long prompts beside running streams: what becomes of the streams, under each policy
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
@@ -13,7 +15,7 @@ python bench.py workloads       five fixed workloads on which other engines were
 python bench.py profile         one prefill and one decode step, operation by operation
 python bench.py compare A B     two saved runs, side by side
 
-Each takes --help. All but the last two words of that list share:
+Each takes --help. All but load, soak and the last two of that list share:
   --model demo | FOLDER | NAME, or --random-weights qwen3-0.6b: real shapes, nothing downloaded
   --repeat N, --seed N, --save FILE.json, --plot FILE.png
 All but compare: --cpu NAME, as on another CPU: x86-64-v3 (AVX2), x86-64-v4 (AVX-512), or any name that -march takes
@@ -40,6 +42,7 @@ from nanoengine.errors import NanoEngineError
 
 MODES = (
     *("throughput", "latency", "serve", "interference", "prefix"),
+    *("load", "soak"),
     *("scheduler", "startup", "speculation", "quality", "workloads", "profile", "compare"),
 )
 
@@ -82,8 +85,9 @@ def measure(mode: str, module: ModuleType, args: argparse.Namespace) -> int:
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
     report = Report(mode, {"date": date.today().isoformat(), **machine_facts(), "arguments": settings})
     others = OtherLoad()
+    found_faults = False  # some modes check as they measure
     try:
-        module.run(args, report)
+        found_faults = bool(module.run(args, report))
     except KeyboardInterrupt as interrupt:
         report.interrupted = str(interrupt) or "between two runs"
     cores = others.cores()
@@ -94,7 +98,7 @@ def measure(mode: str, module: ModuleType, args: argparse.Namespace) -> int:
         report.save(args.save)
     if args.plot and report.rows:
         plot(report, args.plot)
-    return 130 if report.interrupted else 0
+    return 130 if report.interrupted else int(found_faults)
 
 
 if __name__ == "__main__":
