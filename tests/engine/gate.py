@@ -8,7 +8,7 @@ from collections.abc import Callable
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.request import Request
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds after which a test that waits is wrong; right ones wait for as long as the other thread takes."""
 
 
