@@ -1,0 +1,68 @@
+"""Heads of requests are bounded, broken ones are answered, and the server goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoengine.server.http import MAX_HEAD_BYTES
+from tests.server.running import Server, post_bytes, read_all
+
+
+@pytest.mark.parametrize("head", [b"GET /version HTTP/1.1\r\nx: ", b"GET /", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10])
+def test_a_head_that_never_ends_is_refused(parrot: Server, head: bytes) -> None:
+    connection = parrot.connect(head)
+    with pytest.raises(ConnectionError):  # noqa: PT012 - it may be any of these that notices
+        for _ in range(2 * MAX_HEAD_BYTES // 1024 + 5000):
+            connection.sendall(b"a" * 1024)
+        connection.recv(1)
+        raise ConnectionError
+    assert parrot.get("/version").status == 200
+
+
+def test_a_long_head_is_told_so(parrot: Server) -> None:
+    connection = parrot.connect(b"GET /version HTTP/1.1\r\nhost: x\r\n")
+    for _ in range(MAX_HEAD_BYTES // 1024):
+        connection.sendall(b"x-a: " + b"a" * 1017 + b"\r\n")
+    assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_head_of_usual_length_is_not(parrot: Server) -> None:
+    headers = {f"x-{i}": "a" * 500 for i in range(60)}
+    assert parrot.get("/version", headers).status == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+    ],
+    ids=repr,
+)
+def test_what_is_no_http_is_refused(parrot: Server, data: bytes) -> None:
+    connection = parrot.connect(data)
+    connection.shutdown(1)
+    assert read_all(connection)[:12] in (b"HTTP/1.1 400", b"")
+    assert parrot.get("/version").status == 200
+
+
+def test_many_small_requests_of_one_connection_are_no_long_head(parrot: Server) -> None:
+    """What was sent before a request, bodies of others included, does not count as its head."""
+    one = post_bytes("/tokenize", {"prompt": "a" * 2000})
+    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    response = read_all(parrot.connect(one * 100 + last))
+    assert response.count(b"HTTP/1.1 200") == 101
+
+
+def test_a_request_behind_a_long_body_is_no_long_head(parrot: Server) -> None:
+    """Its first bytes may arrive together with the end of the body before it."""
+    data = post_bytes("/tokenize", {"prompt": "a" * 300_000})
+    connection = parrot.connect(data + b"GET /version HTTP/1.1\r\nhost: x\r\n")
+    while b"\r\n\r\n" not in connection.recv(1 << 16):
+        pass
+    connection.sendall(b"connection: close\r\n\r\n")
+    assert b"HTTP/1.1 431" not in read_all(connection)

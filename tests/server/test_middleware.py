@@ -1,0 +1,203 @@
+"""Who is let in, what each request is called, and what the log says of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import MakeServer
+from tests.server.parrot import build
+from tests.server.running import Server, read_all, until
+
+KEYS = ("first-key", "zweiter-schlüssel")
+GUARDED = [
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/parrot"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
+    ("GET", "/load"),
+    ("POST", "/abort_requests"),
+    ("POST", "/reset_prefix_cache"),
+    ("GET", "/no/such/path"),
+    ("GET", "/health/"),
+    ("GET", "//health"),
+    ("GET", "/v1/../health"),
+]
+OPEN = ["/health", "/ping", "/version", "/openapi.json"]
+
+
+@pytest.fixture(scope="module")
+def guarded(tokenizer_folder: Path) -> Iterator[Server]:
+    server = Server(build(tokenizer_folder), "parrot", api_key=KEYS)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    """The access log. A line is written after its answer: whoever wants to see it must wait."""
+    logger = logging.getLogger("nanoengine.access")
+    level, found = logger.level, list[str]()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    listener = Listener()
+    logger.addHandler(listener)
+    logger.setLevel(logging.INFO)
+    yield found
+    logger.removeHandler(listener)
+    logger.setLevel(level)
+
+
+# ---- keys
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer first-ke",
+        "Bearer first-keyy",
+        "Bearer FIRST-KEY",
+        "Basic first-key",
+        "first-key",
+        "Bearer first-key zweiter-schlüssel",
+    ],
+)
+def test_without_a_key_nothing_is_answered(guarded: Server, method: str, path: str, authorization: str | None) -> None:
+    headers = {} if authorization is None else {"authorization": authorization}
+    answer = guarded.request(method, path, {} if method == "POST" else None, headers)
+    assert answer.status == 401
+    assert answer.error["type"] == "AuthenticationError"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert not any(key in answer.body.decode() for key in KEYS)
+
+
+@pytest.mark.parametrize("kind", ["Bearer ", "bearer ", "BEARER  "])
+def test_each_key_lets_in(guarded: Server, kind: str) -> None:
+    for key in KEYS:
+        value = (kind + key).encode().decode("latin-1")  # as UTF-8 on the wire
+        assert guarded.get("/v1/models", {"authorization": value}).status == 200
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_some_paths_need_no_key(guarded: Server, path: str) -> None:
+    assert guarded.get(path).status == 200
+
+
+def test_without_keys_everybody_is_served(parrot: Server) -> None:
+    assert parrot.get("/v1/models").status == 200
+    assert parrot.get("/v1/models", {"authorization": "Bearer any"}).status == 200
+
+
+def test_a_key_is_called_by_its_number_in_the_log(guarded: Server, lines: list[str]) -> None:
+    guarded.get("/v1/models", {"authorization": "Bearer first-key"})
+    until(lambda: lines)
+    assert "client=key-0 " in lines[0]
+    assert not any(key in lines[0] for key in KEYS)
+
+
+# ---- ids
+
+
+def test_a_request_has_an_id_of_its_own_or_the_clients(parrot: Server) -> None:
+    first, second = (parrot.get("/version").headers["x-request-id"] for _ in range(2))
+    assert first != second
+    assert parrot.get("/version", {"X-Request-Id": "mine-7"}).headers["x-request-id"] == "mine-7"
+    answer = parrot.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "mine-8"})
+    assert answer.json["id"] == "cmpl-mine-8"
+    assert parrot.complete("a", max_tokens=1, request_id="mine-9").json["id"] == "cmpl-mine-9"
+    assert parrot.chat("a", max_tokens=1, request_id="mine-9").json["id"] == "chatcmpl-mine-9"
+
+
+@pytest.mark.parametrize("value", ["", "x" * 129, "naïve", 'a"b', "a\tb"], ids=ascii)
+def test_an_id_that_no_log_could_hold_is_replaced(parrot: Server, value: str) -> None:
+    given = parrot.get("/version", {"X-Request-Id": value}).headers["x-request-id"]
+    assert given != value
+    assert given.isalnum()
+
+
+def test_a_long_id_does_not_make_every_chunk_as_long(parrot: Server) -> None:
+    answer = parrot.post(
+        "/v1/completions", {"prompt": "a" * 20, "max_tokens": 20, "stream": True}, {"X-Request-Id": "x" * 30_000}
+    )
+    assert len(answer.body) < 30_000
+    refused = parrot.complete("a" * 20, max_tokens=20, stream=True, request_id="x" * 30_000)
+    assert refused.status == 400
+    assert refused.error["param"] == "request_id"
+
+
+# ---- the log
+
+
+def test_one_line_says_who_what_and_how_it_ended(parrot: Server, lines: list[str]) -> None:
+    answer = parrot.post("/v1/completions", {"prompt": "a", "max_tokens": 1}, {"X-Request-Id": "seen"})
+    until(lambda: lines)
+    [line] = lines
+    start, _, seconds = line.rpartition(" seconds=")
+    assert start == (
+        f'request_id=seen client=127.0.0.1 method=POST path="/v1/completions" status=200 bytes={len(answer.body)}'
+    )
+    assert float(seconds) >= 0
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/%0a%0dx", "/%00%1b[31m", '/a"%20status=200%20x="', "/%22%20status=200", "/%e2%80%a8", "/%7f", "/%5c%22", "/%ff"],
+)
+def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: list[str], path: str) -> None:
+    connection = parrot.connect(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    read_all(connection)
+    until(lambda: lines)
+    [line] = lines
+    assert line.isascii()
+    assert line.isprintable()
+    quoted = line.replace("\\\\", "").replace('\\"', "")  # of what is left, every quote means one
+    assert quoted.count('"') == 2
+    assert line.count(" status=") == 1 or '\\" status=' in line
+
+
+def test_the_log_can_be_switched_off(make_server: MakeServer, lines: list[str]) -> None:
+    server = make_server(access_log=False)
+    assert server.get("/version").status == 200
+    assert server.get("/nowhere").status == 404
+    assert not lines
+
+
+# ---- pages of other sites
+
+PREFLIGHT = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+
+
+def test_no_other_page_may_read_answers_unless_it_is_named(make_server: MakeServer, parrot: Server) -> None:
+    named = make_server(cors_origin=("http://a.example",), api_key=("key",))
+    for path in ("/version", "/v1/models", "/nowhere"):
+        assert not [name for name in parrot.get(path, {"Origin": "http://a.example"}).headers if "access-con" in name]
+    assert parrot.request("OPTIONS", "/v1/completions", headers=PREFLIGHT).status == 405
+    allowed = named.request("OPTIONS", "/v1/completions", headers=PREFLIGHT)
+    assert (allowed.status, allowed.headers["access-control-allow-origin"]) == (200, "http://a.example")
+    other = named.request("OPTIONS", "/v1/completions", headers=PREFLIGHT | {"Origin": "http://b.example"})
+    assert other.status == 400
+    assert named.get("/version", {"Origin": "http://b.example"}).headers.get("access-control-allow-origin") is None
+    assert named.get("/v1/models", {"Origin": "http://a.example"}).status == 401, "it is no key"
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_what_a_page_may_send_unasked_is_not_read(parrot: Server, kind: str) -> None:
+    before = parrot.metrics().num_requests
+    answer = parrot.post("/v1/completions", b'{"prompt": "a"}', {"content-type": kind})
+    assert answer.status == 400
+    assert "application/json" in answer.error["message"]
+    assert parrot.metrics().num_requests == before

@@ -1,0 +1,158 @@
+"""What those who run a server ask for: health, models, aborting, forgetting the cache."""
+
+from __future__ import annotations
+
+from threading import Thread
+from typing import Any
+
+import pytest
+
+import nanoengine
+from tests.server.conftest import MakeServer
+from tests.server.events import reasons_of, text_of
+from tests.server.running import Answer, Server, until
+
+
+def in_threads(*calls: Any) -> tuple[list[Thread], list[Answer | None]]:
+    answers: list[Answer | None] = [None] * len(calls)
+
+    def keep(i: int) -> None:
+        answers[i] = calls[i]()
+
+    threads = [Thread(target=keep, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    return threads, answers
+
+
+def test_health_and_version(parrot: Server) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        answer = parrot.request(method, path)
+        assert (answer.status, answer.body) == (200, b"")
+    assert parrot.get("/version").json == {"version": nanoengine.__version__}
+
+
+def test_the_model_has_each_of_its_names(make_server: MakeServer) -> None:
+    server = make_server(served_model_name=("first", "org/second"))
+    models = server.get("/v1/models").json
+    assert models["object"] == "list"
+    assert [model["id"] for model in models["data"]] == ["first", "org/second"]
+    for model in models["data"]:
+        assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "nanoengine", 1024)
+        assert server.get(f"/v1/models/{model['id']}").json == model
+        answer = server.complete("a", max_tokens=1, model=model["id"]).json
+        assert answer["model"] == "first"
+    assert server.get("/v1/models/parrot").status == 404
+    refused = server.complete("a", model="parrot")
+    assert (refused.status, refused.error["type"], refused.error["param"]) == (404, "NotFoundError", "model")
+    assert server.complete("a", max_tokens=1).status == 200, "a name is not asked for"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("PUT", "/tokenize", 405),
+        ("POST", "/v1/embeddings", 404),
+    ],
+)
+def test_other_paths_and_methods_have_the_shape_of_errors(parrot: Server, method: str, path: str, status: int) -> None:
+    answer = parrot.request(method, path, {} if method != "GET" else None)
+    assert answer.status == status
+    assert answer.error["type"] in ("NotFoundError", "MethodNotAllowedError")
+    if status == 405:
+        assert answer.headers["allow"]
+
+
+def test_load_is_the_number_of_answers_being_made(make_server: MakeServer) -> None:
+    server = make_server()
+    assert server.get("/load").json == {"server_load": 0}
+    server.gate.shut()
+    threads, _ = in_threads(lambda: server.complete("abc"), lambda: server.chat("abc", stream=True))
+    until(lambda: server.get("/load").json == {"server_load": 2})
+    server.gate.open()
+    for thread in threads:
+        thread.join()
+    until(lambda: server.get("/load").json == {"server_load": 0})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_may_be_aborted_by_the_ids_of_their_answers(make_server: MakeServer, stream: bool) -> None:
+    server = make_server()
+    fields = {"max_tokens": 300, "n": 2, "stream": stream}
+    server.gate.shut()
+    threads, answers = in_threads(
+        lambda: server.complete("a" * 300, request_id="one", **fields),
+        lambda: server.complete("b" * 300, request_id="two", **fields),
+    )
+    until(lambda: len(server.serving.jobs) == 2)
+    server.gate.let(5)
+    until(lambda: server.gate.num_steps == 5)
+    assert server.post("/abort_requests", {"request_ids": ["nobody"]}).json["aborted"] == 0
+    assert server.post("/abort_requests", {"request_ids": ["cmpl-one", "cmpl-one"]}).json["aborted"] == 1
+    server.gate.open()
+    for thread in threads:
+        thread.join()
+    assert answers[0] is not None
+    assert answers[1] is not None
+    if stream:
+        assert reasons_of(answers[0].events) == ["abort"]
+        assert text_of(answers[0].events) in "a" * 300
+        assert reasons_of(answers[1].events) == ["length"]
+    else:
+        reasons = [[choice["finish_reason"] for choice in answer.json["choices"]] for answer in answers if answer]
+        assert reasons == [["abort", "abort"], ["length", "length"]]
+    server.check_idle()
+
+
+@pytest.mark.parametrize("body", [{}, {"request_ids": None}, {"request_ids": []}], ids=str)
+def test_all_may_be_aborted(make_server: MakeServer, body: Any) -> None:
+    server = make_server({"max_num_seqs": 1})
+    server.gate.shut()
+    threads, answers = in_threads(*[lambda: server.chat("a" * 200, max_tokens=200)] * 3)
+    until(lambda: len(server.serving.jobs) == 3)
+    assert server.post("/abort_requests", body).json == {"status": "aborted", "aborted": 3}
+    server.gate.let()
+    for thread in threads:
+        thread.join()
+    assert all(answer and answer.json["choices"][0]["finish_reason"] == "abort" for answer in answers)
+    server.check_idle()
+    assert server.post("/abort_requests", {}).json["aborted"] == 0
+
+
+def test_the_prefix_cache_may_be_forgotten_when_nothing_runs(make_server: MakeServer) -> None:
+    server = make_server()
+    server.complete("abcdefgh", max_tokens=2)
+    server.gate.shut()
+    threads, _ = in_threads(lambda: server.complete("x" * 50, max_tokens=50))
+    until(lambda: len(server.serving.jobs) == 1)
+    server.gate.let(3)
+    reset, answers = in_threads(lambda: server.post("/reset_prefix_cache", b""))
+    until(server.serving.engine._inbox.qsize)
+    server.gate.let()
+    reset[0].join()
+    assert answers[0] is not None
+    assert answers[0].json == {"success": False}
+    server.gate.open()
+    threads[0].join()
+    cached = [server.complete("abcdefgh", max_tokens=2).json["usage"]["prompt_tokens_details"]["cached_tokens"]]
+    assert server.post("/reset_prefix_cache", b"").json == {"success": True}
+    cached += [server.complete("abcdefgh", max_tokens=2).json["usage"]["prompt_tokens_details"]["cached_tokens"]]
+    assert cached == [4, 0]
+
+
+def test_the_document_lists_what_there_is(parrot: Server) -> None:
+    document = parrot.get("/openapi.json").json
+    assert document["openapi"].startswith("3.1")
+    for path, methods in document["paths"].items():
+        for method in methods:
+            if path != "/metrics":
+                answer = parrot.request(method.upper(), path, b"{}" if method == "post" else None)
+                assert answer.status not in (404, 405), path
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        assert schema["type"] == "object"
+    assert "messages" in schemas["ChatRequest"]["required"]

@@ -1,0 +1,156 @@
+"""Bodies: bounded, typed, and never a reason to fall over."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from nanoengine.server import openapi
+from tests.server.conftest import LIMITS
+from tests.server.running import JSON, Server, post_bytes, read_all
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"5",
+        b'{"prompt": "a"} x',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud83d"}',
+        b'{"prompt": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
+        b'{"prompt": "a", "n": ' + b"9" * 10_000 + b"}",
+        b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": ' + b"[" * 100_000,
+        b"\x00" * 100,
+        b'\xef\xbb\xbf{"prompt": 5}',
+        b"prompt=a",
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_what_is_no_request_is_refused(parrot: Server, path: str, body: bytes) -> None:
+    answer = parrot.post(path, body)
+    assert answer.status == 400
+    assert answer.error["type"] == "BadRequestError"
+
+
+def test_surrogates_are_no_text(parrot: Server) -> None:
+    for escape in ("\\ud83d", "\\ude00", "\\ude00\\ud83d"):
+        assert parrot.post("/v1/completions", f'{{"prompt": "a{escape}"}}'.encode()).status == 400
+    assert (
+        parrot.post("/v1/completions", b'{"prompt": "\\ud83d\\ude00", "max_tokens": 4}').json["choices"][0]["text"]
+        == "\U0001f600"
+    )
+
+
+def test_text_may_have_nul_and_controls(parrot: Server) -> None:
+    text = "a\x00b\x1b[0m\u2028\r\n\n"
+    answer = parrot.complete(text, max_tokens=50, stream=True)
+    assert "".join(event["choices"][0]["text"] for event in answer.events) == text
+
+
+@pytest.mark.parametrize("length", [LIMITS["max_body_bytes"], LIMITS["max_body_bytes"] + 1])
+def test_a_body_has_a_limit(parrot: Server, length: int) -> None:
+    start, end = b'{"tokens": [1]', b"}"
+    body = start + b" " * (length - len(start) - len(end)) + end
+    answer = parrot.post("/detokenize", body)
+    if length <= LIMITS["max_body_bytes"]:
+        assert answer.status == 200
+    else:
+        assert answer.status == 413
+        assert "max_body_bytes" in answer.error["message"]
+        assert answer.error["type"] == "RequestTooLargeError"
+
+
+def test_a_body_in_chunks_has_the_same_limit(parrot: Server) -> None:
+    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    connection = parrot.connect(head + b'c\r\n{"prompt": "\r\n')
+    chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    try:
+        for _ in range(40):
+            connection.sendall(chunk)
+    except ConnectionError:
+        pass  # refused in the middle, which is as good
+    assert connection.recv(12) == b"HTTP/1.1 413"
+
+
+def test_a_request_may_come_byte_by_byte(parrot: Server) -> None:
+    data = post_bytes("/tokenize", {"prompt": "🦜"}, "connection: close\r\n")
+    connection = parrot.connect()
+    for i in range(len(data)):
+        connection.sendall(data[i : i + 1])
+    response = read_all(connection)
+    assert response.startswith(b"HTTP/1.1 200")
+    assert json.loads(response.partition(b"\r\n\r\n")[2])["count"] == 4
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON ;x=y"])
+def test_json_may_be_called_so(parrot: Server, kind: str) -> None:
+    assert parrot.post("/tokenize", b'{"prompt": "a"}', {"content-type": kind}).status == 200
+
+
+def drawn_value(rng: random.Random, depth: int = 0) -> Any:
+    kind = rng.randrange(9 if depth < 3 else 7)
+    if kind == 7:
+        return [drawn_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if kind == 8:
+        return {rng.choice(("role", "content", "type", "text", "a")): drawn_value(rng, depth + 1) for _ in range(3)}
+    return rng.choice(
+        (
+            None,
+            True,
+            0,
+            1,
+            -1,
+            3,
+            2**31,
+            2**63,
+            -(2**70),
+            0.5,
+            -1e300,
+            1e308,
+            "",
+            "user",
+            "text",
+            "a\u0000",
+            "🦜",
+            "x" * 300,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort_requests"]
+)
+def test_drawn_requests_are_answered_or_refused(parrot: Server, path: str) -> None:
+    """Nothing that a client writes is a fault of the server's, and nothing keeps it from serving."""
+    kind = openapi.POSTS[path][0]
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
+    rng = random.Random(path)
+    base: dict[str, Any] = {
+        "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+        "/tokenize": {"prompt": "abc"},
+        "/detokenize": {"tokens": [1, 2]},
+        "/abort_requests": {"request_ids": ["nobody"]},
+    }[path]
+    for _ in range(250):
+        body = base | {rng.choice(names): drawn_value(rng) for _ in range(rng.choice((1, 1, 2)))}
+        answer = parrot.request("POST", path, body, JSON)
+        assert answer.status in (200, 400, 404), (body, answer.body)
+        if answer.status != 200:
+            assert answer.error["message"]
+    assert parrot.complete("abc", max_tokens=3).json["choices"][0]["text"] == "abc"
+    parrot.check_idle()
