@@ -3,6 +3,7 @@
 python bench.py throughput      all requests at once: output tokens per second
 python bench.py latency         one stream: TTFT, TPOT, ITL over prompt and output lengths
 python bench.py serve           requests that arrive on their own: latencies and goodput over load
+python bench.py http            what a server costs: the same work offline, whole over HTTP and streamed
 python bench.py load            a server, over HTTP: goodput, latencies and refusals below, at and beyond its capacity
 python bench.py soak            a server for half an hour, with whatever clients do to it: what was lost, wrong or leaked
 python bench.py interference    long prompts beside running streams: what becomes of the streams, under each policy
@@ -15,7 +16,7 @@ python bench.py workloads       five fixed workloads on which other engines were
 python bench.py profile         one prefill and one decode step, operation by operation
 python bench.py compare A B     two saved runs, side by side
 
-Each takes --help. All but load, soak and the last two of that list share:
+Each takes --help. All but http, load, soak and the last two of that list share:
   --model demo | FOLDER | NAME, or --random-weights qwen3-0.6b: real shapes, nothing downloaded
   --repeat N, --seed N, --save FILE.json, --plot FILE.png
 All but compare: --cpu NAME, as on another CPU: x86-64-v3 (AVX2), x86-64-v4 (AVX-512), or any name that -march takes
@@ -42,7 +43,7 @@ from nanoengine.errors import NanoEngineError
 
 MODES = (
     *("throughput", "latency", "serve", "interference", "prefix"),
-    *("load", "soak"),
+    *("http", "load", "soak"),
     *("scheduler", "startup", "speculation", "quality", "workloads", "profile", "compare"),
 )
 
