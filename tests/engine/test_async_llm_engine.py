@@ -21,6 +21,7 @@ from nanoengine.engine.request_stream import RequestStream
 from nanoengine.errors import (
     EngineClosed,
     EngineDead,
+    InvalidConfig,
     InvalidPrompt,
     InvalidRequest,
     InvalidSamplingParams,
@@ -52,7 +53,7 @@ def make() -> Iterator[Make]:
     def make_one(executor: Any = None, **options: Any) -> tuple[AsyncLLMEngine, Gate]:
         engine = make_engine(ToyModel() if executor is None else executor, **options)
         gate = Gate(engine, engine.scheduler.check)
-        made.append((AsyncLLMEngine(engine), gate))
+        made.append((AsyncLLMEngine(lambda: engine), gate))
         return made[-1]
 
     yield make_one
@@ -111,7 +112,7 @@ def options() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def real(tiny: Path, options: dict[str, Any]) -> Iterator[AsyncLLMEngine]:
-    engine = AsyncLLMEngine(build_engine(EngineConfig.from_options(str(tiny), options), use_tqdm=False).engine)
+    engine = AsyncLLMEngine(lambda: build_engine(EngineConfig.from_options(str(tiny), options), use_tqdm=False).engine)
     yield engine
     engine.close()
 
@@ -405,6 +406,15 @@ def test_a_caller_who_has_left_is_not_answered(make: Make) -> None:
 
 
 # ---- failures
+
+
+def test_what_keeps_an_engine_from_being_made_is_raised() -> None:
+    def fail() -> LLMEngine:
+        raise InvalidConfig("no such engine")
+
+    with pytest.raises(InvalidConfig, match="no such engine"):
+        AsyncLLMEngine(fail)
+    assert not [thread for thread in threading.enumerate() if thread.name == "nanoengine" and not thread.daemon]
 
 
 def test_a_failed_step_ends_its_requests_and_no_others(make: Make) -> None:
