@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class Built:
     engine: LLMEngine
     model_config: ModelConfig
     tokenizer: ModelTokenizer
+    default_sampling: Mapping[str, int | float]  # what the model's makers advise
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: ExecutorFactory | None = None) -> Built:
@@ -76,7 +77,7 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
     except BaseException:
         runner.close()
         raise
-    return Built(engine, model.config, model.tokenizer)
+    return Built(engine, model.config, model.tokenizer, model.default_sampling)
 
 
 def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool) -> Executor:

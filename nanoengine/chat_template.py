@@ -25,6 +25,10 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names for what a model thought before it answered. The first is what templates read, except gpt-oss's: the second."""
 
 
+MARK = "\ue000end of the last message\ue001"
+"""Stands where a message that is to be continued ends, in characters that nobody writes."""
+
+
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
@@ -32,6 +36,7 @@ def render(
     special_tokens: Mapping[str, str],
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a conversation.
@@ -43,6 +48,7 @@ def render(
         special_tokens: texts by the names that templates use, such as "bos_token".
         tools: JSON schemas of functions that the model may call.
         add_generation_prompt: end with the beginning of the model's answer.
+        continue_final_message: end in the middle of the last message, whatever the template writes behind one.
         template_kwargs: what else the template asks for; comes before all others but the messages.
 
     Raises:
@@ -50,6 +56,8 @@ def render(
     """
     _check_messages(messages)
     _check_tools(tools)
+    if continue_final_message:
+        messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {
         **special_tokens,
         "tools": tools,
@@ -60,7 +68,8 @@ def render(
         "messages": [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages],
     }
     try:
-        return _compiled(template).render(_plain(values))
+        text: str = _compiled(template).render(_plain(values))
+        return _cut_at_mark(text) if continue_final_message else text
     except InvalidPrompt:
         raise
     except Exception as error:  # templates raise what their authors chose
@@ -83,6 +92,24 @@ def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
     for tool in tools or ():
         if not isinstance(tool, Mapping):
             raise InvalidPrompt(f"a tool must be a table, the JSON schema of a function, not {shown(tool)}")
+
+
+def _open_ended(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose end can be found in the rendered text."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        raise InvalidPrompt(f"continue_final_message needs a last message whose content is text, not {shown(content)}")
+    return {**message, "content": content + MARK + " "}
+
+
+def _cut_at_mark(text: str) -> str:
+    """The text up to the end of the last message. A template that strips messages has taken the space behind the mark, and is
+    given what it would have made of the message without one.
+    """
+    head, mark, tail = text.rpartition(MARK)
+    if not mark:
+        raise InvalidPrompt("continue_final_message: the chat template leaves the last message out")
+    return head if tail.startswith(" ") else head.rstrip()
 
 
 def _has_content(message: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The `nanoengine` command: demo, generate, chat, models, fetch."""
+"""The `nanoengine` command: demo, generate, chat, serve, models, fetch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.fetch import DOWNLOADS
 from nanoengine.fetch import fetch as fetch_model
-from nanoengine.llm import LLM
+from nanoengine.llm import LLM, show_log
 from nanoengine.outputs import RequestOutput
 from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.command import add_arguments
+from nanoengine.server.command import run as run_server
 from nanoengine.tokenizer import Message
 
 DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
@@ -117,6 +119,12 @@ def chat(args: argparse.Namespace) -> None:
             messages.append({"role": "assistant", "content": answer})
 
 
+def serve(args: argparse.Namespace) -> None:
+    """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
+    show_log()
+    run_server(args)
+
+
 def models(_: argparse.Namespace) -> None:
     """List the models on this machine, what they take, and whether they run."""
     from nanoengine.inventory import inventory, table
@@ -191,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.set_defaults(n=1)
             command.add_argument("--system", default=None, help="a system message")
+    add_arguments(_command(commands, serve))
     _command(commands, models)
     _command(commands, fetch).add_argument("name", help=_known())
     return parser

@@ -61,6 +61,10 @@ class EngineClosed(NanoEngineError, RuntimeError):
     """The engine was closed; its memory is gone."""
 
 
+class EngineDead(NanoEngineError, RuntimeError):
+    """The engine's loop has met an error that it cannot go on from; `__cause__` is what it was."""
+
+
 class NotFiniteLogits(NanoEngineError, ArithmeticError):
     """The model produced NaN or infinity, so that no token can be chosen."""
 

@@ -44,7 +44,7 @@ class LLM:
 
     def __init__(self, model: str = "demo", *, use_tqdm: bool = True, **options: Any):
         self.config = EngineConfig.from_options(model, options)
-        _show_log()
+        show_log()
         built = build_engine(self.config, use_tqdm)
         self.engine, self.model_config, self.tokenizer = built.engine, built.model_config, built.tokenizer
 
@@ -242,7 +242,7 @@ def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count
     return list(params)
 
 
-def _show_log() -> None:
+def show_log() -> None:
     """Show the start-up line on stderr, unless the application has its own logging."""
     if not logger.handlers and not logging.getLogger().handlers:
         handler = logging.StreamHandler()

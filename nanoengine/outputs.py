@@ -38,6 +38,18 @@ class CompletionOutput:
     stop_reason: str | int | None
 
 
+@dataclass(slots=True)
+class Delta:
+    """What is new of one completion: it goes on where the delta before ends. `finish_reason` comes with the last."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
     """Times in seconds. TTFT: from arrival to the first token. TPOT: mean time per output token after the first.

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.errors import InvalidPrompt, ModelNotFound
 
@@ -65,16 +65,13 @@ class ModelTokenizer(ABC):
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         """Texts of the special tokens by the names that a template uses."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with whatever the tokenizer adds to one.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with whatever the tokenizer adds to one unless `add_special_tokens` is False.
 
         Raises:
             InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair, or that the tokenizer has no
                 tokens for.
         """
-        return self._encode(text, add_special_tokens=True)
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -86,15 +83,39 @@ class ModelTokenizer(ABC):
         except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
             raise InvalidPrompt(f"{self._name} cannot encode the prompt: {error}") from error
 
+    def added_tokens(self) -> list[AddedToken]:
+        """Tokens that are looked for before a text is normalized or split into words; none if that is not known."""
+        if self._fast is None:
+            return []
+        return [token for token in self._fast.get_added_tokens_decoder().values() if not token.normalized]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str | None]:
+        """How the vocabulary writes tokens; None for ids that it has no token for."""
+        if self._fast is not None:
+            return [self._fast.id_to_token(token) for token in token_ids]
+        return list(self.hf.convert_ids_to_tokens(list(token_ids)))
+
+    def info(self) -> dict[str, Any]:
+        """What tokenizer_config.json would say: special tokens and the chat template."""
+        templates = self._chat_templates()
+        template = templates.get("default", "")
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **self._special_tokens(template),
+            **({"chat_template": template} if template else {}),
+        }
+
     def token_ids(self) -> dict[str, int]:
         """All tokens, as the vocabulary writes them."""
         return dict(self._fast.get_vocab() if self._fast is not None else self.hf.get_vocab())
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the ids; special tokens have none."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; special tokens have none, unless they are asked for."""
         if self._fast is not None:
-            return str(self._fast.decode(token_ids, skip_special_tokens=True))
-        return str(self.hf.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            return str(self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
+        return str(
+            self.hf.decode(token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+        )
 
     def encode_chat(
         self,
@@ -104,10 +125,27 @@ class ModelTokenizer(ABC):
     ) -> list[int]:
         """Token ids of a conversation that the model is to continue, by the model's own chat template.
 
+        Args and errors are those of `render_chat`.
+        """
+        return self.encode(self.render_chat(messages, template_kwargs, tools), add_special_tokens=False)
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        """The text of a conversation, by the model's own chat template.
+
         Args:
             messages: the turns, see `chat_template.render`.
             template_kwargs: what the template asks for, such as {"enable_thinking": False} for Qwen3.
             tools: JSON schemas of functions that the model may call.
+            add_generation_prompt: end with the beginning of the model's answer.
+            continue_final_message: end in the middle of the last message, which the model then goes on with.
 
         Raises:
             InvalidPrompt: no chat template, or messages that it does not take.
@@ -115,9 +153,15 @@ class ModelTokenizer(ABC):
         from nanoengine.chat_template import render  # Jinja is loaded for chats only
 
         template = self._choose_template(tools)
-        special_tokens = self._special_tokens(template)
-        text = render(template, messages, special_tokens=special_tokens, tools=tools, template_kwargs=template_kwargs)
-        return self._encode(text, add_special_tokens=False)
+        return render(
+            template,
+            messages,
+            special_tokens=self._special_tokens(template),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
 
     def _choose_template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         # Who asked for transformers' object may have given it another template.

@@ -38,6 +38,10 @@ class Detokenizer:
         """The text that is final."""
         return self._text[: self._num_released]
 
+    def text_from(self, position: int) -> str:
+        """The text that is final, from its character `position` on."""
+        return self._text[position : self._num_released]
+
     def push(self, token_id: int, *, match_stop: bool = True) -> str | None:
         """Take the next token; returns the stop string that it completed, if any (the text is cut before it)."""
         self._window.append(token_id)

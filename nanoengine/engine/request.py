@@ -47,6 +47,11 @@ class Request:
                 return False
         return bool(self.completions)
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that the prefix cache had, once it has begun."""
+        return self.completions[0].seq.num_cached_tokens or 0
+
     def output(self) -> RequestOutput:
         """The result so far, as a value that changes no more."""
         return RequestOutput(
@@ -54,12 +59,12 @@ class Request:
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=self._outputs(),
-            num_cached_tokens=self.completions[0].seq.num_cached_tokens or 0,
+            num_cached_tokens=self.num_cached_tokens,
             metrics=self._metrics(),
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=self.prompt_logprobs(),
         )
 
-    def _prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """One entry per prompt token; nothing comes before the first, so it has none."""
         return None if self.params.prompt_logprobs is None else [None, *self.completions[0].seq.prompt_logprobs]
 

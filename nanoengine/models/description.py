@@ -8,22 +8,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.errors import UnsupportedModel, shown
+from nanoengine.errors import InvalidSamplingParams, UnsupportedModel, shown
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.json_file import read_json
+from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
+
+SAMPLING = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_new_tokens",
+}
+"""Fields of `SamplingParams`, and what generation_config.json calls them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it."""
+    """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it.
+
+    `default_sampling` has what generation_config.json says of sampling, by the names of `SamplingParams`.
+    """
 
     config: ModelConfig
     tokenizer: ModelTokenizer
     eos_token_ids: list[int]
+    default_sampling: Mapping[str, int | float]
 
 
 def describe(path: Path, tokenizer: Path | None = None) -> Description:
@@ -36,11 +51,14 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
     table = config_table(path) if file is None else hf_config(file)
     config = read_model_config(table)
     stated = [table.get("eos_token_id")]
+    generation: Mapping[str, Any] = {}
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
-        stated.append(read_json(path, "generation_config.json").get("eos_token_id"))
+        generation = read_json(path, "generation_config.json")
+        stated.append(generation.get("eos_token_id"))
     own = None if tokenizer is not None or file is None else GGUFTokenizer(file.metadata)
     read = own or _open_tokenizer(path if tokenizer is None else tokenizer)
-    return Description(config, read, _end_tokens(config.vocab_size, *stated, read.eos_token_ids))
+    ends = _end_tokens(config.vocab_size, *stated, read.eos_token_ids)
+    return Description(config, read, ends, _default_sampling(generation))
 
 
 def config_table(path: Path) -> Mapping[str, Any]:
@@ -50,6 +68,19 @@ def config_table(path: Path) -> Mapping[str, Any]:
 
 def _open_tokenizer(path: Path) -> ModelTokenizer:
     return HFTokenizer(path) if path.is_dir() else GGUFTokenizer(GGUFFile.open(path).metadata)
+
+
+def _default_sampling(generation: Mapping[str, Any]) -> dict[str, int | float]:
+    """What a model's makers advise; a value of a wrong kind is no advice."""
+    values: dict[str, Any] = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
+    found: dict[str, Any] = {
+        name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
+    try:
+        SamplingParams(**found)
+    except InvalidSamplingParams:
+        return {}
+    return found
 
 
 def _end_tokens(vocab_size: int, *sources: Any) -> list[int]:

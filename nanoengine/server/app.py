@@ -1,0 +1,76 @@
+"""The ASGI application: which path leads to which endpoint, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nanoengine.errors import NanoEngineError
+from nanoengine.server import operations
+from nanoengine.server.chat import chat_completions
+from nanoengine.server.completions import completions
+from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.middleware import Identify
+from nanoengine.server.openapi import openapi
+from nanoengine.server.serving import Serving
+from nanoengine.server.tokens import detokenize, tokenize, tokenizer_info
+
+logger = logging.getLogger("nanoengine.server")
+
+ROUTES = [
+    Route("/health", operations.health),
+    Route("/ping", operations.health, methods=["GET", "POST"]),
+    Route("/load", operations.load),
+    Route("/version", operations.version),
+    Route("/v1/models", operations.models),
+    Route("/v1/models/{name:path}", operations.model),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/tokenizer_info", tokenizer_info),
+    Route("/abort_requests", operations.abort_requests, methods=["POST"]),
+    Route("/reset_prefix_cache", operations.reset_prefix_cache, methods=["POST"]),
+    Route("/openapi.json", openapi),
+]
+
+
+def make_app(serving: Serving) -> Starlette:
+    """The application that serves a model."""
+    config = serving.config
+    middleware = [Middleware(Identify, keys=config.api_key, log=config.access_log)]
+    if config.cors_origin is not None:
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"])
+        )
+    handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
+    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
+    app.state.serving = serving
+    return app
+
+
+async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
+    problem = problem_of(error)
+    if problem.status >= 500 and not isinstance(error, Problem):
+        logger.error("%s: %s", http.url.path, error, exc_info=error)
+    return problem.response()
+
+
+async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
+    """Of Starlette's own: no such path, no such method."""
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        problem = Problem(405, f"{http.url.path} does not take {http.method}", headers=error.headers)
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        problem = Problem(404, f"there is no {http.url.path} here; /openapi.json lists what there is")
+    else:
+        problem = Problem(error.status_code, error.detail, headers=error.headers)
+    return problem.response()

@@ -1,0 +1,78 @@
+"""The command line of `nanoengine serve`: every option of the engine and of the server, with the help that their classes give."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from nanoengine.config import EngineConfig
+from nanoengine.errors import InvalidConfig
+from nanoengine.server.config import ServerConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the model and all options; those that are not given are left out of what it parses."""
+    parser.add_argument("model", help=_help(EngineConfig)["model"])
+    for title, kind in (("server", ServerConfig), ("engine", EngineConfig)):
+        group = parser.add_argument_group(title)
+        hints, helps = typing.get_type_hints(kind), _help(kind)
+        for field in fields(kind):
+            if field.name != "model":
+                _add(group, field.name, hints[field.name], helps[field.name], field.default)
+
+
+def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
+    """The options of the engine and of the server."""
+    given = vars(args)
+    engine = {field.name for field in fields(EngineConfig)} - {"model"}
+    server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
+    texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
+    return {name: value for name, value in given.items() if name in engine}, ServerConfig(**texts)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Serve what a command line asks for.
+
+    Raises:
+        InvalidConfig: the packages of the server are missing, or an option cannot work.
+    """
+    options, config = configs(args)
+    try:
+        from nanoengine.server.serve import serve
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"the server needs {error.name}: pip install 'nanoengine[server]'") from error
+    serve(args.model, options, config)
+
+
+def _add(group: Any, name: str, hint: Any, text: str, default: Any) -> None:
+    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] if _is_optional(hint) else [hint]
+    kind = kinds[0]
+    options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if default is not None and default is not MISSING:
+        options["help"] += f" (default: {default})"
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif typing.get_origin(kind) is tuple:
+        options["nargs"] = "+"
+    else:
+        options["type"] = kind
+    if kind is not bool:
+        options["metavar"] = name.upper().rsplit("_", 1)[-1]
+    group.add_argument("--" + name.replace("_", "-"), **options)
+
+
+def _is_optional(hint: Any) -> bool:
+    return typing.get_origin(hint) in (types.UnionType, typing.Union)
+
+
+def _help(kind: type) -> Mapping[str, str]:
+    """What the docstring of a class says of each field, under "Args:"."""
+    arguments = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\nRaises:")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
+    return {name: re.sub(r"\s+", " ", text).strip() for name, text in entries}

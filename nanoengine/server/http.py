@@ -1,0 +1,66 @@
+"""BoundedHTTP: uvicorn's HTTP, with an end to how long the head of a request may be, and take."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of the request line and all headers: the parser itself would keep as many as come (as in CVE-2025-48956)."""
+
+MAX_HEAD_SECONDS = 60
+"""A connection that sends nothing whole is closed."""
+
+
+class BoundedHTTP(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._is_in_head = True
+        self._clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        self._is_in_head = True
+        if self._clock is None:
+            self._watch_head()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._stop_clock()
+        super().on_headers_complete()
+
+    def _watch_head(self) -> None:
+        self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse)
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.close()

@@ -1,0 +1,139 @@
+"""Job: what one call of a client has the engine do, until its answer, the client, the clock or the server ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from starlette.types import Receive
+
+from nanoengine.engine.async_llm_engine import AsyncLLMEngine
+from nanoengine.engine.request import Request
+from nanoengine.outputs import Delta, RequestOutput
+from nanoengine.server.errors import Problem
+
+
+class Job:
+    """Requests that were submitted together.
+
+    Args:
+        job_id: what the client knows the answer by.
+        engine: works on them.
+        requests: one for each prompt.
+        interval: see `RequestStream`.
+    """
+
+    def __init__(self, job_id: str, engine: AsyncLLMEngine, requests: Sequence[Request], interval: int | None):
+        self.job_id = job_id
+        self.problem: Problem | None = None  # what the client is told in place of the rest
+        self._engine = engine
+        self._streams = [engine.submit(request, interval) for request in requests]
+
+    @property
+    def requests(self) -> list[Request]:
+        return [stream.request for stream in self._streams]
+
+    def abort(self, problem: Problem | None = None) -> None:
+        """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
+        self.problem = self.problem or problem
+        for stream in self._streams:
+            if not stream.is_over:
+                self._engine.abort(stream.request.request_id)
+
+    async def outputs(self) -> list[RequestOutput]:
+        """The results, when all are there.
+
+        Raises:
+            StepFailed, EngineDead: see `RequestStream.end`.
+            Problem: what it was aborted with.
+        """
+        for stream in self._streams:
+            await stream.end()
+        if self.problem is not None:
+            raise self.problem
+        return [request.output() for request in self.requests]
+
+    async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """All that has come since the last time, with the numbers of the prompts that it belongs to. Raises as `outputs`."""
+        if len(self._streams) == 1:
+            async for deltas in self._streams[0]:
+                yield [(0, delta) for delta in deltas]
+        else:
+            waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(self._streams)}
+            try:
+                while waiting:
+                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    news: list[tuple[int, Delta]] = []
+                    for task in done:
+                        number = waiting.pop(task)
+                        with contextlib.suppress(StopAsyncIteration):
+                            news += [(number, delta) for delta in task.result()]
+                            waiting[asyncio.ensure_future(anext(self._streams[number]))] = number
+                    if news:
+                        yield news
+            finally:
+                for task in waiting:
+                    task.cancel()
+        if self.problem is not None:
+            raise self.problem
+
+
+class Jobs:
+    """All jobs that run."""
+
+    def __init__(self) -> None:
+        self._jobs: set[Job] = set()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @asynccontextmanager
+    async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
+        """Watch over a job while its answer is made: it ends with its client, in time, or with an error of ours."""
+        self._jobs.add(job)
+        self._none.clear()
+        loop = asyncio.get_running_loop()
+        client = loop.create_task(_until_gone(receive))
+        client.add_done_callback(
+            lambda task: None if task.cancelled() else job.abort(Problem(499, "the client is gone"))
+        )
+        clock = None
+        if timeout is not None:
+            message = f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
+            clock = loop.call_later(timeout, job.abort, Problem(504, message))
+        try:
+            yield
+        finally:
+            if clock is not None:
+                clock.cancel()
+            client.cancel()
+            job.abort()
+            self._jobs.remove(job)
+            if not self._jobs:
+                self._none.set()
+
+    def abort(self, job_ids: Sequence[str] | None = None) -> int:
+        """Abort jobs by the ids of their answers, or of the requests that the engine knows; None: all. Returns how many."""
+        wanted = None if job_ids is None else set(job_ids)
+        found = [
+            job
+            for job in self._jobs
+            if wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests)))
+        ]
+        for job in found:
+            job.abort()
+        return len(found)
+
+    async def none_left(self) -> None:
+        """Wait until no job runs."""
+        await self._none.wait()
+
+
+async def _until_gone(receive: Receive) -> None:
+    """Wait until the client has hung up; its request was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

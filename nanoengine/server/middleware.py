@@ -1,0 +1,104 @@
+"""What happens to every request around its endpoint: who sent it, may they, what became of it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.serving import CLIENT
+
+logger = logging.getLogger("nanoengine.server")
+access_logger = logging.getLogger("nanoengine.access")
+
+OPEN_PATHS = ("/", "/page.css", "/page.js", "/health", "/ping", "/version", "/metrics", "/openapi.json")
+"""Paths that need no key: what balancers and dashboards ask for, and the page, which has nothing of anybody in it."""
+
+MAX_ID = 128
+
+
+class Identify:
+    """Gives each request an id, and a client: its key, or the address that it came from. The log has both, the answer the id.
+
+    Args:
+        app: what comes next.
+        keys: see `ServerConfig.api_key`.
+        log: whether to write a line for each.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str] | None, log: bool):
+        self._app = app
+        self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        headers = dict(scope["headers"])
+        request_id = _printable(headers.get(b"x-request-id", b"")) or uuid.uuid4().hex
+        peer = scope.get("client")
+        scope[CLIENT] = peer[0] if peer else "local"
+        status, size = 0, 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            if self._may_pass(scope, headers):
+                await self._app(scope, receive, send_with_id)
+            else:
+                problem = Problem(401, "the API key is missing or wrong: send the header Authorization: Bearer KEY")
+                problem.headers = {"www-authenticate": "Bearer"}
+                await problem.response()(scope, receive, send_with_id)
+        except Exception as error:  # nothing that one request meets may be anybody else's
+            logger.exception("request %s", request_id)
+            if not status:
+                await problem_of(error).response()(scope, receive, send_with_id)
+        finally:
+            if self._log:
+                seconds = time.perf_counter() - start
+                access_logger.info(
+                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f',
+                    request_id,
+                    scope[CLIENT],
+                    scope["method"],
+                    scope["path"].encode("unicode_escape").decode(),
+                    status,
+                    size,
+                    seconds,
+                )
+
+    def _may_pass(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        if self._digests is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+            return True
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        digest = _digest(key.strip())
+        matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
+        if kind.lower() != b"bearer" or not any(matches):
+            return False
+        scope[CLIENT] = f"key-{matches.index(True)}"
+        return True
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def _printable(value: bytes) -> str | None:
+    """A client's own id for its request, if it can be written into a header and a log."""
+    text = value.decode("latin-1")
+    return text if 0 < len(text) <= MAX_ID and text.isascii() and text.isprintable() and '"' not in text else None

@@ -1,0 +1,97 @@
+"""GET /openapi.json: what the server takes and gives, made from the same types that requests are read with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+import nanoengine
+from nanoengine.server.answers import json_response
+from nanoengine.server.protocol import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from nanoengine.server.sse import encode
+
+POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "/v1/completions": (CompletionRequest, "Complete prompts"),
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/tokenize": (TokenizeRequest, "Token ids of a prompt or of messages"),
+    "/detokenize": (DetokenizeRequest, "Text of token ids"),
+    "/abort_requests": (AbortRequest, "End requests by the ids of their answers, or all"),
+}
+
+STREAMS = ("/v1/completions", "/v1/chat/completions")
+
+GETS = {
+    "/health": "200 while requests are served",
+    "/ping": "The same",
+    "/load": "How many calls are being answered",
+    "/version": "Of the server",
+    "/metrics": "Counters, for Prometheus",
+    "/v1/models": "The model under each of its names",
+    "/tokenizer_info": "Special tokens and the chat template",
+}
+
+ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
+            },
+        }
+    },
+}
+
+
+async def openapi(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+    return json_response(_document())
+
+
+@lru_cache(maxsize=1)
+def _document() -> bytes:
+    types = [kind for kind, _ in POSTS.values()]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    paths: dict[str, Any] = {path: {"get": {"summary": text, "responses": _responses()}} for path, text in GETS.items()}
+    for (path, (_, text)), schema in zip(POSTS.items(), schemas, strict=True):
+        paths[path] = {
+            "post": {
+                "summary": text,
+                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+                "responses": _responses(streams=path in STREAMS),
+            }
+        }
+    paths["/reset_prefix_cache"] = {"post": {"summary": "Forget all cached prefixes", "responses": _responses()}}
+    return encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "nanoengine", "version": nanoengine.__version__},
+            "paths": paths,
+            "components": {"schemas": {**components, "Error": ERROR}},
+        }
+    )
+
+
+def _responses(streams: bool = False) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {}}
+    if streams:
+        content["text/event-stream"] = {}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    return {
+        "200": {"description": "done", "content": content},
+        "default": {"description": "refused, or failed", "content": error},
+    }

@@ -1,0 +1,92 @@
+"""What those who run a server, and their tools, ask for: health, version, models, metrics, aborting, forgetting the cache."""
+
+from __future__ import annotations
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+import nanoengine
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.server.answers import json_response
+from nanoengine.server.protocol import AbortRequest
+from nanoengine.server.serving import Serving
+from nanoengine.server.sse import encode
+
+
+async def health(http: HTTPRequest) -> Response:
+    """200 while requests are served: 503 with the reason when the engine has died, or the server is ending."""
+    serving: Serving = http.app.state.serving
+    if serving.engine.error is not None or serving.is_draining:
+        reason = (
+            "the server is shutting down"
+            if serving.engine.error is None
+            else f"the engine is dead: {serving.engine.error}"
+        )
+        return Response(encode({"status": reason}), 503, media_type="application/json")
+    return Response(status_code=200)
+
+
+async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+    return json_response(encode({"version": nanoengine.__version__}))
+
+
+async def load(http: HTTPRequest) -> Response:
+    """How many calls are being answered."""
+    serving: Serving = http.app.state.serving
+    return json_response(encode({"server_load": len(serving.jobs)}))
+
+
+async def models(http: HTTPRequest) -> Response:
+    """The model, under each of its names."""
+    serving: Serving = http.app.state.serving
+    return json_response(encode({"object": "list", "data": [_model(serving, name) for name in serving.names]}))
+
+
+async def model(http: HTTPRequest) -> Response:
+    """The model, if this is a name of it."""
+    serving: Serving = http.app.state.serving
+    name = http.path_params["name"]
+    serving.check_name(name)
+    return json_response(encode(_model(serving, name)))
+
+
+def _model(serving: Serving, name: str) -> dict[str, object]:
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": serving.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": serving.created,
+        "owned_by": "nanoengine",
+        "root": serving.root,
+        "parent": None,
+        "max_model_len": serving.max_model_len,
+        "permission": [permission],
+    }
+
+
+async def abort_requests(http: HTTPRequest) -> Response:
+    """End requests, by the ids of their answers; all, if none is named."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, AbortRequest)
+    count = serving.jobs.abort(request.request_ids or None)
+    return json_response(encode({"status": "aborted", "aborted": count}))
+
+
+async def reset_prefix_cache(http: HTTPRequest) -> Response:
+    """Forget all cached prefixes; refused while requests run."""
+    serving: Serving = http.app.state.serving
+    done = await serving.engine.call(LLMEngine.reset_prefix_cache)
+    return json_response(encode({"success": done}))

@@ -1,0 +1,92 @@
+"""A request's fields to the engine's: how to sample, and which part of a prompt to keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.errors import Problem
+from nanoengine.server.protocol import Generation
+
+SHARED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "n",
+    "best_of",
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    # TMP    "include_stop_str_in_output",
+    # TMP    "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
+    "prompt_logprobs",
+)
+"""Fields that mean in a request what they mean in `SamplingParams`."""
+
+
+def sampling_params(
+    request: Generation,
+    defaults: Mapping[str, Any],
+    *,
+    max_model_len: int,
+    max_tokens: int | None,
+    max_tokens_field: str = "max_tokens",
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """How to sample one prompt.
+
+    Args:
+        request: what the client wants.
+        defaults: of the model, for what the client says nothing of.
+        max_model_len: tokens of the longest sequence. A completion ends there, whatever it was allowed.
+        max_tokens: new tokens, as the client has it; None: the model's default, or as many as fit.
+        max_tokens_field: where it says so.
+        logprobs, prompt_logprobs: see `SamplingParams`; the latter if the request's own is None.
+
+    Raises:
+        InvalidSamplingParams: a value outside its range.
+        Problem: the same, of a field that `SamplingParams` does not have.
+    """
+    values: dict[str, Any] = {name: value for name in SHARED if (value := getattr(request, name)) is not None}
+    if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
+        values["seed"] = request.seed
+    if request.logit_bias is not None:
+        values["logit_bias"] = {_token_id(key): max(-100.0, min(b, 100.0)) for key, b in request.logit_bias.items()}
+    if max_tokens is not None and max_tokens > max_model_len:
+        message = f"{max_tokens_field} is {max_tokens}, but max_model_len is {max_model_len}: ask for fewer"
+        raise Problem(400, message, max_tokens_field)
+    if "prompt_logprobs" not in values and prompt_logprobs is not None:
+        values["prompt_logprobs"] = prompt_logprobs
+    if max_tokens is not None:
+        values["max_tokens"] = max_tokens
+    return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
+
+
+def _token_id(key: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,10}", key):
+        raise Problem(400, f"logit_bias holds {key[:80]!r}: its keys must be token ids", "logit_bias")
+    return int(key)
+
+
+def cut(token_ids: list[int], request: Generation, max_model_len: int) -> list[int]:
+    """The prompt, shortened as the request wants it: its last tokens, or with truncation_side="right" its first."""
+    limit = request.truncate_prompt_tokens
+    if limit is None:
+        return token_ids
+    if limit > max_model_len:
+        message = f"truncate_prompt_tokens is {limit}, but max_model_len is {max_model_len}: lower it"
+        raise Problem(400, message, "truncate_prompt_tokens")
+    limit = max_model_len - 1 if limit == -1 else limit
+    if request.truncation_side == "right":
+        return token_ids[:limit]
+    return token_ids[len(token_ids) - min(limit, len(token_ids)) :]

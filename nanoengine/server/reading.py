@@ -1,0 +1,70 @@
+"""Reading what clients send: bounded, typed, and beside the event loop where it is long."""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+
+from nanoengine.server.errors import Problem
+from nanoengine.server.text import TextThreads
+
+SLOW_BYTES = 1 << 16
+"""A longer body is parsed in a thread."""
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes: int) -> S:
+    """The body of a request.
+
+    Args:
+        http: the request.
+        kind: what it should be.
+        threads: for long ones.
+        max_bytes: of the body.
+
+    Raises:
+        Problem: no JSON, too long, or not what this endpoint takes.
+    """
+    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json":  # a page of another site may send forms and plain text without being asked
+        raise Problem(400, f"Unsupported Media Type {content_type!r}: Only 'application/json' is allowed")
+    body = await _body(http, max_bytes)
+    return _parse(body, kind) if len(body) <= SLOW_BYTES else await threads.run(_parse, body, kind)
+
+
+async def _body(http: HTTPRequest, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async for part in http.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise Problem(413, f"the body has more than {max_bytes} bytes: shorten it, or raise max_body_bytes")
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise Problem(499, "the client is gone") from error
+    return b"".join(parts)
+
+
+def _parse(body: bytes, kind: type[S]) -> S:
+    try:
+        request = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise Problem(400, str(error), _param(str(error))) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, f"the body is no JSON: {error}") from error
+    check = getattr(request, "check", None)
+    if check is not None:
+        check()
+    return request
+
+
+def _param(message: str) -> str | None:
+    """The field that a message of msgspec's is about: "... - at `$.messages[0]`", "... unknown field `x`"."""
+    found = re.search(r"at `\$\.([A-Za-z_0-9]+)", message) or re.search(r"field `([^`]+)`", message)
+    return None if found is None else found[1]

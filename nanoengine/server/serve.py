@@ -1,0 +1,166 @@
+"""Runs the server: loads the model, listens, and on SIGTERM or Ctrl-C lets running requests end before it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from nanoengine.builder import build_engine
+from nanoengine.config import EngineConfig
+from nanoengine.errors import InvalidConfig
+from nanoengine.server.app import make_app
+from nanoengine.server.config import ServerConfig
+from nanoengine.server.http import BoundedHTTP
+from nanoengine.server.serving import Serving
+
+logger = logging.getLogger("nanoengine.server")
+
+SECONDS_TO_SAY_SO = 5
+"""After aborting what runs: for its clients to be told."""
+
+SWITCH_SECONDS = 1e-3
+"""How long Python lets one thread run while another wants to: the engine's thread must not wait for text longer than that."""
+
+
+def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
+    """Serve a model until a signal ends it.
+
+    Args:
+        model, options: see `LLM`. Where they do not say otherwise, the policy is "mixed", and a step is small enough that running
+            streams go on while prompts are read.
+        config: of the server.
+
+    Raises:
+        InvalidConfig: the address cannot be listened on.
+        Others: see `LLM`. No port is open before the model is loaded.
+    """
+    own = _socket(config)  # first: a model may take long to load for an address that is taken
+    try:
+        built = build_engine(EngineConfig.from_options(model, {**_defaults(options), **options}))
+        sys.setswitchinterval(SWITCH_SECONDS)
+        serving = Serving(built, config, model)
+        try:
+            settings = uvicorn.Config(
+                make_app(serving),
+                http=BoundedHTTP,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,  # ours says more
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+            )
+            _Server(settings, serving, own).run(sockets=[own])
+        finally:
+            serving.close()
+    finally:
+        own.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+
+
+def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What suits a server better than the defaults of `LLM`, which are made for batches."""
+    import torch  # the engine needs it in a moment
+
+    on_gpu = options.get("device", "auto") != "cpu" and torch.cuda.is_available()
+    budget = options.get("max_num_batched_tokens") or (2048 if on_gpu else 512)
+    return {
+        "scheduling_policy": "mixed",
+        "max_num_batched_tokens": budget,
+        "long_prefill_token_threshold": max(1, budget // 2) if isinstance(budget, int) else None,
+    }
+
+
+def _socket(config: ServerConfig) -> socket.socket:
+    """Where the server will listen; bound, and closed to all until then."""
+    try:
+        if config.uds is not None:
+            path = Path(config.uds)
+            if path.is_socket():  # of a server that was killed, or of one that runs?
+                with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
+                    probe.connect(config.uds)
+                    raise InvalidConfig(
+                        f"uds is {config.uds}, where another server listens: end it, or choose another path"
+                    )
+                path.unlink()
+            own = socket.socket(socket.AF_UNIX)
+            own.bind(config.uds)
+            return own
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        own = socket.socket(family)
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((config.host, config.port))
+        return own
+    except OSError as error:
+        where = config.uds or f"{config.host}, port {config.port}"
+        raise InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds") from error
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends when its jobs have ended."""
+
+    def __init__(self, settings: uvicorn.Config, serving: Serving, own: socket.socket):
+        super().__init__(settings)
+        self._serving = serving
+        self._socket = own
+        self._ending: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.should_exit:
+            return
+        config = self._serving.config
+        address = self._socket.getsockname()
+        where = (
+            config.uds
+            if config.uds
+            else f"http://{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
+        )
+        logger.info("serving %s at %s", self._serving.name, where)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C end the server; uvicorn's own handlers would raise them again before everything is closed."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self._end)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _end(self) -> None:
+        """The first time: take no more, and let what runs end in its time. The second: at once."""
+        serving = self._serving
+        if self._ending is None:
+            logger.info("shutting down: %d calls are being answered", len(serving.jobs))
+            serving.is_draining = True
+            self._ending = asyncio.get_running_loop().create_task(self._drain())
+        else:
+            serving.jobs.abort()
+
+    async def _drain(self) -> None:
+        jobs = self._serving.jobs
+        with suppress(TimeoutError):
+            await asyncio.wait_for(jobs.none_left(), self._serving.config.shutdown_timeout)
+        count = jobs.abort()
+        if count:
+            logger.info(
+                "aborted %d calls, which had not ended after %g s", count, self._serving.config.shutdown_timeout
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)
+        self.should_exit = True

@@ -1,0 +1,200 @@
+"""Serving: what the endpoints share: the engine, its tokenizer, the jobs that run, and who is let in."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.requests import Request as HTTPRequest
+
+import nanoengine
+from nanoengine.builder import Built
+from nanoengine.engine.async_llm_engine import AsyncLLMEngine
+from nanoengine.engine.request import Request
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.config import ServerConfig
+from nanoengine.server.errors import Problem
+from nanoengine.server.jobs import Job, Jobs
+from nanoengine.server.params import cut
+from nanoengine.server.protocol import Generation
+from nanoengine.server.reading import S, read
+from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
+
+CLIENT = "nanoengine.client"
+"""Where the scope of a request says who has sent it."""
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+RETRY_AFTER = "1"
+"""Seconds after which a refused client may try again."""
+
+
+class Serving:
+    """One model, served.
+
+    Args:
+        built: an engine that nobody else uses.
+        config: of the server.
+        name: what the model is called if the config does not say.
+    """
+
+    def __init__(self, built: Built, config: ServerConfig, name: str):
+        self.config = config
+        self.engine = AsyncLLMEngine(built.engine)
+        self.tokenizer = built.tokenizer
+        self.defaults = built.default_sampling
+        self.max_model_len = built.engine.scheduler.max_model_len
+        self.root = name
+        self.names = config.served_model_name or (_short_name(name),)
+        self.created = int(time.time())
+        self.fingerprint = f"nanoengine-{nanoengine.__version__}"
+        self.text = TextThreads(config.text_threads)
+        self.chats = ChatEncoder(built.tokenizer, config.token_cache_chars)
+        self.token_texts = TokenTexts(built.tokenizer)
+        self.jobs = Jobs()
+        self.num_rejected: Counter[str] = Counter()  # by reason
+        self.is_draining = False  # the server will end when the jobs have
+        self.cache_config: dict[str, str] = {}
+        self._num_preparing = 0  # sequences whose text is being encoded
+
+    @property
+    def name(self) -> str:
+        """What answers call the model."""
+        return self.names[0]
+
+    async def read(self, http: HTTPRequest, kind: type[S]) -> S:
+        """The body of a request, for a model that is served here. Raises as `reading.read`."""
+        request = await read(http, kind, self.text, self.config.max_body_bytes)
+        if model := getattr(request, "model", None):
+            self.check_name(model)
+        return request
+
+    def check_name(self, model: str) -> None:
+        """See that a model is served here.
+
+        Raises:
+            Problem: it is not.
+        """
+        if model not in self.names:
+            message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
+            raise Problem(404, message, "model")
+
+    def check_open(self) -> None:
+        """See that requests are served at all.
+
+        Raises:
+            Problem: the server is ending, or its engine has died.
+        """
+        if self.engine.error is not None:
+            raise Problem(503, f"the engine is dead: {self.engine.error}")
+        if self.is_draining:
+            self.num_rejected["draining"] += 1
+            raise Problem(503, "the server is shutting down", headers={"retry-after": RETRY_AFTER})
+
+    async def start(
+        self,
+        http: HTTPRequest,
+        job_id: str,
+        request: Generation,
+        params: SamplingParams,
+        num_prompts: int,
+        encode: Callable[[], Sequence[list[int]]],
+    ) -> Job:
+        """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
+
+        Args:
+            http: whose request it is.
+            job_id: see `Job`.
+            request: what it says.
+            params: how to sample each prompt.
+            num_prompts: how many there will be.
+            encode: makes their tokens; called in a thread.
+
+        Raises:
+            Problem: too many, or no room.
+            InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
+        """
+        config = self.config
+        _check_limit("n", params.num_sequences, config.max_n, "max_n")
+        _check_limit("stop", len(params.stop), config.max_stop_strings, "max_stop_strings")
+        _check_limit("prompt", num_prompts, config.max_prompts, "max_prompts")
+        num_sequences = num_prompts * params.num_sequences
+        self._admit(num_sequences)
+        self._num_preparing += num_sequences
+        try:
+            requests = await self.text.run(self._make_requests, http, job_id, request, params, encode)
+            self.check_open()
+            interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
+            return Job(job_id, self.engine, requests, interval)
+        finally:
+            self._num_preparing -= num_sequences
+
+    def _admit(self, num_sequences: int) -> None:
+        self.check_open()
+        waiting = self.engine.num_waiting + self._num_preparing
+        if waiting and waiting + num_sequences > self.config.max_waiting:  # whoever finds nobody waiting is let in
+            self.num_rejected["queue_full"] += 1
+            message = (
+                f"{waiting} sequences are waiting, and {self.config.max_waiting} may (max_waiting): try again later"
+            )
+            raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
+
+    def _make_requests(
+        self,
+        http: HTTPRequest,
+        job_id: str,
+        request: Generation,
+        params: SamplingParams,
+        encode: Callable[[], Sequence[list[int]]],
+    ) -> list[Request]:
+        return [
+            self.engine.make_request(
+                cut(prompt, request, self.max_model_len),
+                params,
+                f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
+                cache_salt=request.cache_salt or "",
+                # TMP                priority=request.priority,
+                # TMP                client=http.scope.get(CLIENT, ""),
+            )
+            for number, prompt in enumerate(encode())
+        ]
+
+    async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
+        """A part of an answer, made of what the engine has made; in a thread if that takes long."""
+        return await self.text.run(function, value) if slow else function(value)
+
+    def usage(self, num_prompt: int, num_completion: int, num_cached: int) -> dict[str, Any]:
+        """Tokens in and out, and how many of those in were in the prefix cache."""
+        return {
+            "prompt_tokens": num_prompt,
+            "total_tokens": num_prompt + num_completion,
+            "completion_tokens": num_completion,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+    def close(self) -> None:
+        """End the engine and its threads; waits for the step that runs."""
+        self.engine.close()
+        self.text.close()
+
+
+def _short_name(model: str) -> str:
+    """What a model is called: a path's last part, or the name itself."""
+    return Path(model).resolve().name if os.path.exists(model) else model
+
+
+def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
+    """What the client will know an answer by: its own id, or a new one."""
+    own = http.headers.get("x-request-id") or request_id
+    return f"{prefix}-{own or uuid.uuid4().hex}"
+
+
+def _check_limit(field: str, value: int, limit: int, knob: str) -> None:
+    if value > limit:
+        raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({knob})", field)

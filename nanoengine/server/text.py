@@ -1,0 +1,141 @@
+"""Text: renders chats, encodes and decodes, in threads of its own, so that one long prompt holds nobody else up."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from nanoengine.errors import InvalidPrompt
+from nanoengine.tokenizer import Message, ModelTokenizer
+
+T = TypeVar("T")
+
+
+class TextThreads:
+    """A bounded pool: what is asked for beyond it waits, and the event loop goes on.
+
+    Args:
+        num_threads: as many texts as are worked on at once.
+    """
+
+    def __init__(self, num_threads: int):
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+
+    async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """The result of a function, called in one of the threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class ChatEncoder:
+    """Conversations to token ids; what was encoded before is remembered, message by message.
+
+    Every turn of a chat comes with all turns before it. A tokenizer first splits a text at its special tokens, which templates
+    write around messages, and what is between two of them has the same tokens wherever it stands. So a rendered chat is cut in
+    front of every special token, and only pieces that were never met are encoded.
+
+    Args:
+        tokenizer: of the model.
+        max_chars: characters of all pieces that are remembered; those used least recently go first.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer, max_chars: int):
+        self.tokenizer = tokenizer
+        self.max_chars = max_chars
+        self.num_hits = 0
+        self.num_misses = 0
+        self._num_chars = 0
+        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+        self._lock = threading.Lock()
+        tokens = tokenizer.added_tokens()
+        if any(token.single_word for token in tokens):  # found only beside what is no letter: nothing is cut then
+            tokens = []
+        # Where one begins another, the tokenizer takes the longest. One that takes the blanks before it is left with them.
+        found = sorted((token.content for token in tokens), key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, found))) if found and max_chars else None
+        self._kept = {token.content for token in tokens if token.lstrip}
+
+    def render(self, messages: Sequence[Message], **options: Any) -> str:
+        """`ModelTokenizer.render_chat`, of messages as clients write them: text may come in parts.
+
+        Raises:
+            InvalidPrompt: a part that is no text.
+        """
+        return self.tokenizer.render_chat([_joined(message) for message in messages], **options)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for."""
+        if add_special_tokens:
+            return self.tokenizer.encode(text)
+        token_ids: list[int] = []
+        for piece in self._cut(text):
+            token_ids += self._encode_piece(piece)
+        return token_ids
+
+    def _cut(self, text: str) -> list[str]:
+        if self._tokens is None:
+            return [text]
+        cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._kept]
+        return [text[start:end] for start, end in itertools.pairwise(dict.fromkeys([0, *cuts, len(text)]))]
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        with self._lock:
+            if piece in self._pieces:
+                self.num_hits += 1
+                self._pieces.move_to_end(piece)
+                return self._pieces[piece]
+        token_ids = self.tokenizer.encode(piece, add_special_tokens=False)
+        with self._lock:
+            self.num_misses += 1
+            if piece not in self._pieces:
+                self._pieces[piece] = token_ids
+                self._num_chars += len(piece)
+            while self._num_chars > self.max_chars:
+                gone, _ = self._pieces.popitem(last=False)
+                self._num_chars -= len(gone)
+        return token_ids
+
+
+def _joined(message: Message) -> Mapping[str, Any]:
+    """A message whose content is one text: templates of models for text alone take no parts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, Mapping) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            raise InvalidPrompt(f"content holds a part of type {kind!r}: this model takes text")
+    return {**message, "content": "\n".join(texts)}
+
+
+class TokenTexts:
+    """What each token is called in log probabilities: its text alone, or "token_id:N"."""
+
+    def __init__(self, tokenizer: ModelTokenizer):
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}
+
+    def learn(self, token_ids: Sequence[int]) -> None:
+        """Decode those that were not met before; takes microseconds for each, so it is called in a thread."""
+        for token in token_ids:
+            if token not in self._texts:
+                self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+
+    def __getitem__(self, token: int) -> str:
+        if token not in self._texts:
+            self.learn([token])
+        return self._texts[token]
