@@ -16,14 +16,14 @@ from lm_eval.tasks import TaskManager
 
 MOST_DIFFERENCE = 1e-3
 QUESTIONS = [
-    ("import os\n\npath = os.path.", ["join", "banana(", "split"], 0),
-    ("def is_even(n):\n    return n % 2 ", ["== 0", "def", "!= 0"], 0),
-    ("for i in range(", ["10):", "class", "len(items)):"], 0),
-    ("class Stack:\n    def __init__(self):\n        self.", ["items = []", "import", "lambda"], 0),
-    ("try:\n    value = int(text)\nexcept ", ["ValueError:", "while", "TypeError:"], 0),
-    ("with open(name) as ", ["file:", "f:", "yield"], 1),
-    ("if __name__ == ", ["'__main__':", "None:", "elif"], 0),
-    ("x = [a * b for a, b in ", ["zip(p, q)]", "return", "range(3)]"], 0),
+    ("import os\n\npath =", [" os.path.join(a, b)", " banana", " 5"], 0),
+    ("def is_even(n):\n    return", [" n % 2 == 0", " def", " None"], 0),
+    ("for i in", [" range(10):", " class", " items:"], 0),
+    ("class Stack:\n    def __init__(self):\n        self.items =", [" []", " import", " None"], 0),
+    ("try:\n    value = int(text)\nexcept", [" ValueError:", " while", " TypeError:"], 0),
+    ("with open(name) as", [" file:", " f:", " yield"], 1),
+    ("if __name__ ==", [" '__main__':", " None:", " elif"], 0),
+    ("x = [a * b for a, b in", [" zip(p, q)]", " return", " range(3)]"], 0),
 ]
 
 

@@ -44,7 +44,7 @@ def main(guidellm: str, tokenizer: str, scratch: str, counts: str) -> int:
         passed += len(good)
         failed += NUM_REQUESTS - len(good)
     with Path(counts).open("a") as file:
-        file.write(f"guidellm: {passed} passed, {failed} failed, 0 excluded (requests)\n")
+        file.write(f"load: {passed} passed, {failed} failed, 0 excluded (requests of guidellm)\n")
     return failed > 0
 
 
