@@ -106,6 +106,7 @@ def _scheduler(config: EngineConfig, info: ExecutorInfo, stats: EngineStats, voc
         max_model_len=info.max_model_len,
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_client_share=config.max_client_share,
         preemption=Preemption(
             config.preemption_mode,
             copy_bytes_per_second=info.copy_bytes_per_second or 1.0,

@@ -70,6 +70,8 @@ class EngineConfig:
             is left of the step, so that no answer stops while a long prompt is read.
         long_prefill_token_threshold: most tokens of one prompt in one step, so that long prompts leave room for short ones.
             None: as many as max_num_batched_tokens.
+        max_client_share: most of the prompt tokens of a step that one client's requests take while others have requests too,
+            so that nobody waits for all that another has sent; above 0, and 1 for no such limit.
         block_size: tokens in one block of the KV cache.
         num_kv_blocks: size of the KV pool in blocks (one more is taken for the null block). None: from memory.
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
@@ -113,6 +115,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     scheduling_policy: str = "prefill_first"
     long_prefill_token_threshold: int | None = None
+    max_client_share: float = 0.5
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
@@ -181,10 +184,10 @@ class EngineConfig:
                 "enable_prefix_caching is False: blocks in host memory and on disk are found by their prefixes, so "
                 "preemption_mode must be 'recompute', and kv_host_memory and kv_disk_path None"
             )
-        if type(self.gpu_memory_utilization) not in (int, float) or not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise InvalidConfig(
-                f"gpu_memory_utilization is {shown(self.gpu_memory_utilization)}: it must be above 0 and at most 1"
-            )
+        for name in ("max_client_share", "gpu_memory_utilization"):
+            share = getattr(self, name)
+            if type(share) not in (int, float) or not 0.0 < share <= 1.0:
+                raise InvalidConfig(f"{name} is {shown(share)}: it must be above 0 and at most 1")
         _count("tensor_parallel_size", self.tensor_parallel_size, MAX_INT32)
         if self.tensor_parallel_size != 1:
             raise InvalidConfig(f"tensor_parallel_size is {shown(self.tensor_parallel_size)}: only 1 is supported")

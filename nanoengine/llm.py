@@ -194,10 +194,10 @@ class LLM:
         try:
             self.engine.submit(request)
             while True:
-                text = request.completions[0].detokenizer.text
-                if len(text) > sent:
-                    yield text[sent:]
-                    sent = len(text)
+                piece = request.completions[0].detokenizer.text_from(sent)
+                if piece:
+                    yield piece
+                    sent += len(piece)
                 elif request.finished:
                     break
                 else:

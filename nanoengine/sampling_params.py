@@ -56,9 +56,12 @@ class SamplingParams:
         seed: makes the request's choices repeatable, whatever else the engine runs. None: drawn by the engine.
         max_tokens: at most this many new tokens; None: up to the model's length.
         min_tokens: no end-of-text, stop token or stop string before this many new tokens.
-        stop: a string or strings that end the text; they are cut off from it.
+        stop: a string or strings that end the text; they are cut off from it, unless `include_stop_str_in_output`.
         stop_token_ids: tokens that end the sequence, besides the model's own end-of-text tokens.
         ignore_eos: treat the model's end-of-text tokens like any others.
+        include_stop_str_in_output: the text ends behind the stop string, or the text of the token, that ended it.
+        skip_special_tokens: special tokens, such as an end of text, have no text. False: they are in the text as the tokenizer
+            writes them, and stop strings may match them.
         speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
         n: number of completions per prompt.
         best_of: make this many completions, and report the n of the highest cumulative log probability, best first. None: n.
@@ -86,6 +89,8 @@ class SamplingParams:
     stop: str | Seq[str] = ()
     stop_token_ids: Seq[int] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     speculate: bool = True
     n: int = 1
     best_of: int | None = None
@@ -124,7 +129,7 @@ class SamplingParams:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
             )
-        for field in ("ignore_eos", "speculate"):
+        for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate"):
             if not isinstance(getattr(self, field), bool):
                 raise InvalidSamplingParams(f"{field} must be True or False, not {getattr(self, field)!r}")
 

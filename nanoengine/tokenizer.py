@@ -110,12 +110,11 @@ class ModelTokenizer(ABC):
         return dict(self._fast.get_vocab() if self._fast is not None else self.hf.get_vocab())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids; special tokens have none, unless they are asked for."""
+        """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
         if self._fast is not None:
             return str(self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
-        return str(
-            self.hf.decode(token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
-        )
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.hf.decode(token_ids, **options))
 
     def encode_chat(
         self,

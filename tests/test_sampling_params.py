@@ -79,6 +79,8 @@ def test_defaults_sample_from_the_whole_distribution() -> None:
         ("n", MAX_COMPLETIONS),
         ("stop_token_ids", (0,)),
         ("ignore_eos", True),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
         ("speculate", False),
     ],
 )
@@ -203,11 +205,16 @@ def test_stop_token_ids_that_are_no_list_are_an_error(ids: Any) -> None:
         SamplingParams(stop_token_ids=ids)
 
 
-@pytest.mark.parametrize("field", ["ignore_eos", "speculate"])
+@pytest.mark.parametrize("field", ["ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "speculate"])
 @pytest.mark.parametrize("value", ["no", 1, None])
 def test_some_values_are_true_or_false(field: str, value: Any) -> None:
     with pytest.raises(InvalidSamplingParams, match=f"{field} must be True or False, not {value!r}"):
         SamplingParams(**{field: value})
+
+
+def test_stops_and_special_tokens_are_no_text_unless_a_request_says_so() -> None:
+    params = SamplingParams()
+    assert (params.include_stop_str_in_output, params.skip_special_tokens) == (False, True)
 
 
 def test_guesses_are_made_unless_a_request_says_no() -> None:

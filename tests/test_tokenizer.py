@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,11 @@ def test_the_empty_text_has_no_tokens(plain: HFTokenizer) -> None:
     assert plain.decode([]) == ""
 
 
-def test_special_tokens_have_no_text(plain: HFTokenizer) -> None:
+def test_special_tokens_have_no_text_or_their_own(plain: HFTokenizer) -> None:
     ids = plain.encode("ab")
-    assert plain.decode([END_OF_TEXT, ids[0], END_OF_TEXT, ids[1], END_OF_TEXT]) == "ab"
+    ids = [END_OF_TEXT, ids[0], END_OF_TEXT, ids[1], END_OF_TEXT]
+    assert plain.decode(ids) == "ab"
+    assert plain.decode(ids, skip_special_tokens=False) == "<|endoftext|>a<|endoftext|>b<|endoftext|>"
 
 
 def test_a_character_cut_in_two_is_marked_as_incomplete(plain: HFTokenizer) -> None:
@@ -104,6 +107,8 @@ def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenize
     slow.hf, slow._fast = Wrapper(), None
     ids = [*plain.encode("x , y ."), END_OF_TEXT]
     assert slow.decode(ids) == plain.decode(ids) == "x , y ."
+    assert slow.decode(ids, skip_special_tokens=False) == plain.decode(ids, skip_special_tokens=False)
+    assert slow.decode(ids, skip_special_tokens=False) == "x , y .<|endoftext|>"
 
 
 def test_text_that_a_tokenizer_has_no_tokens_for_is_a_named_error(tmp_path: Path) -> None:
@@ -286,17 +291,28 @@ def test_a_gguf_file_of_an_unknown_kind_is_a_named_error() -> None:
 
 
 @FAST
-@given(st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)), st.booleans())
-def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(text: str, add_space: bool) -> None:
+@given(
+    text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
+    add_space=st.booleans(),
+    skip=st.booleans(),
+    specials=st.lists(st.integers(0, 30), max_size=4),
+)
+def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(
+    text: str, add_space: bool, skip: bool, specials: list[int]
+) -> None:
     """SentencePiece drops the first space of a text, and only that, wherever the window of the stream begins."""
     metadata = sentencepiece(**{"tokenizer.ggml.add_space_prefix": add_space})
     for tokenizer in (GGUFTokenizer(metadata), GGUFTokenizer(bpe())):
+        assert tokenizer.eos_token_id is not None
         ids = tokenizer.encode(text)
-        detokenizer = Detokenizer(tokenizer.decode)
+        for at in specials:
+            ids.insert(at, tokenizer.eos_token_id)
+        decode = partial(tokenizer.decode, skip_special_tokens=skip)
+        detokenizer = Detokenizer(decode)
         for i in ids:
             detokenizer.push(i)
         detokenizer.finish()
-        assert detokenizer.text == tokenizer.decode(ids)
+        assert detokenizer.text == decode(ids)
 
 
 def test_chats_and_prompts_need_no_transformers(tmp_path: Path) -> None:

@@ -59,14 +59,20 @@ Message = _Submit | _Abort | _Call | _Close
 
 
 class AsyncLLMEngine:
-    """An engine that steps while others wait for what they asked for. Its thread starts at once.
+    """An engine that steps while others wait for what they asked for.
 
     Args:
-        engine: from now on only this object calls it.
+        make: makes the engine, such as `lambda: build_engine(config).engine`; nobody else may call it. It is made in the thread
+            that it will live in: OpenMP keeps a team of threads for every thread that it was used from, and two teams on the same
+            cores take turns to sleep, which made every step a quarter slower.
+
+    Raises:
+        Whatever `make` raises.
     """
 
-    def __init__(self, engine: LLMEngine):
-        self.engine = engine
+    engine: LLMEngine
+
+    def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # what the engine died of
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
@@ -74,8 +80,12 @@ class AsyncLLMEngine:
         self._num_received = 0  # and taken out, counted by the thread
         self._is_closing = False
         self._is_over = False  # nobody empties the inbox any more
-        self._thread = threading.Thread(target=self._run, name="nanoengine", daemon=True)
+        is_made = threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(make, is_made), name="nanoengine", daemon=True)
         self._thread.start()
+        is_made.wait()
+        if self.error is not None:
+            raise self.error
 
     # ---- for callers on an event loop
 
@@ -171,6 +181,16 @@ class AsyncLLMEngine:
             raise self._reason()
 
     # ---- the thread
+
+    def _live(self, make: Callable[[], LLMEngine], is_made: threading.Event) -> None:
+        try:
+            self.engine = make()
+        except BaseException as error:  # it is the caller's
+            self.error = error
+            return
+        finally:
+            is_made.set()
+        self._run()
 
     def _run(self) -> None:
         try:

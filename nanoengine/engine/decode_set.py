@@ -54,7 +54,7 @@ class DecodeSet:
             self._gone.add(seq)
 
     def due(self) -> list[tuple[int, Sequence]]:
-        """Who has to be looked at before the next step, the oldest first, and the place of each until then.
+        """Who has to be looked at before the next step, in the order of the sequences, and the place of each until then.
 
         They are looked at again when `check_again` says, or else before every step.
         """
@@ -64,7 +64,7 @@ class DecodeSet:
             return []
         places = np.flatnonzero(self._checks <= self.clock).tolist()
         self._next_check = NEVER  # `advance` looks for the next
-        return sorted(((place, self.seqs[place]) for place in places), key=_age)
+        return sorted(((place, self.seqs[place]) for place in places), key=_order)
 
     def check_again(self, places: list[int], positions: list[int]) -> None:
         """Look at sequences again before the steps that compute their tokens at these positions."""
@@ -108,5 +108,5 @@ class DecodeSet:
         assert len({*self.seqs} - self._gone) + len(self._come) == len(self)
 
 
-def _age(due: tuple[int, Sequence]) -> int:
-    return due[1].seq_id
+def _order(due: tuple[int, Sequence]) -> tuple[int, int]:
+    return due[1].order

@@ -15,17 +15,19 @@ class Detokenizer:
     """Text of one completion. It grows only: what was released is never taken back.
 
     Two kinds of text are held back: an incomplete character, which a later token may complete, and the beginning of what
-    may become a stop string.
+    may become a stop string that is cut off.
 
     Args:
         decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
-        stop: strings that end the text; they are cut off.
+        stop: strings that end the text.
+        include_stop: the text ends behind its stop, and not before it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()):
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, include_stop: bool = False):
         self._decode = decode
         self._stop = tuple(stop)
-        self._longest_stop = max(map(len, self._stop), default=0)
+        self._include_stop = include_stop
+        self._most_held = 0 if include_stop else max(map(len, self._stop), default=1) - 1
         self._text = ""  # all complete characters so far
         self._num_released = 0
         # The last tokens: those that are not decoded for good, and a few before them as context.
@@ -38,12 +40,12 @@ class Detokenizer:
         """The text that is final."""
         return self._text[: self._num_released]
 
-    def text_from(self, position: int) -> str:
-        """The text that is final, from its character `position` on."""
-        return self._text[position : self._num_released]
+    def text_from(self, start: int) -> str:
+        """The text that is final, from this character on: what is new to whoever has seen that many."""
+        return self._text[start : self._num_released]
 
     def push(self, token_id: int, *, match_stop: bool = True) -> str | None:
-        """Take the next token; returns the stop string that it completed, if any (the text is cut before it)."""
+        """Take the next token; returns the stop string that it completed, if any: the text ends there."""
         self._window.append(token_id)
         decoded = self._decode(self._window)
         ends_whole = not decoded.endswith(INCOMPLETE)
@@ -77,19 +79,20 @@ class Detokenizer:
         self._text += new
         if match_stop:
             # Only a stop that ends in the new text: an earlier one ended before `min_tokens`, and is text.
-            found = [(self._text.find(stop, max(self._num_released, old - len(stop) + 1)), stop) for stop in self._stop]
+            found = [(self._text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self._stop]
             position, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
             if position >= 0:
-                self._text = self._text[:position]
+                end = position + len(stop) if self._include_stop else position
+                self._text = self._text[:end]
                 self._window, self._num_context, self._window_text = [], 0, ""
-                self._num_released = position
+                self._num_released = end
                 return stop
         self._num_released = len(self._text) - self._num_held()
         return None
 
     def _num_held(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        for length in range(min(self._longest_stop - 1, len(self._text)), 0, -1):
+        """Length of the longest end of the text that begins a stop string that would be cut off."""
+        for length in range(min(self._most_held, len(self._text)), 0, -1):
             if any(stop.startswith(self._text[-length:]) for stop in self._stop):
                 return length
         return 0

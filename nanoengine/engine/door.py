@@ -6,17 +6,21 @@ process, and all requests with it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Protocol
 
 from nanoengine.engine.beam_search import BeamRequest, BeamSearch, num_candidates
 from nanoengine.engine.request import Request
 from nanoengine.engine.scheduler import Scheduler
-from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams
+from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
 from nanoengine.sampling_params import MAX_BAD_WORDS, BeamSearchParams, SamplingParams
 
 MAX_BAD_WORD_TOKENS = 1024
 """Tokens of all bad words of a request, with and without a space before them."""
+
+MIN_PRIORITY, MAX_PRIORITY = -(2**63), 2**63 - 1
 
 
 class Encoder(Protocol):
@@ -28,7 +32,7 @@ class Encoder(Protocol):
 class Tokenizer(Encoder, Protocol):
     """What the engine needs of a tokenizer: text to ids and back."""
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 class Door:
@@ -48,11 +52,19 @@ class Door:
         self.eos_token_ids = eos_token_ids
 
     def request(
-        self, request_id: str, prompt: str | Sequence[int], params: SamplingParams | None, cache_salt: str = ""
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        cache_salt: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
         """See `LLMEngine.make_request`."""
-        if not isinstance(cache_salt, str) or not cache_salt.isprintable():
-            raise InvalidRequest(f"cache_salt is {cache_salt!r}: it must be a string of printable characters")
+        for field, name in (("cache_salt", cache_salt), ("client", client)):
+            if not isinstance(name, str) or not name.isprintable():
+                raise InvalidRequest(f"{field} is {shown(name)}: it must be a string of printable characters")
+        priority = check_priority(priority)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {params!r}")
@@ -63,9 +75,25 @@ class Door:
         check_params(params, self.vocab_size, limit, stop_token_ids=stops, bad_words=bad_words)
         text = prompt if isinstance(prompt, str) else None
         token_ids = check_prompt(prompt, self.tokenizer, self.vocab_size, limit)
-        return Request(request_id, text, token_ids, params, cache_salt=cache_salt, bad_words=bad_words)
+        return Request(
+            request_id,
+            text,
+            token_ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            client=client,
+            bad_words=bad_words,
+        )
 
-    def beam_request(self, request_id: str, prompt: str | Sequence[int], params: BeamSearchParams) -> BeamRequest:
+    def beam_request(
+        self,
+        request_id: str,
+        prompt: str | Sequence[int],
+        params: BeamSearchParams,
+        priority: int = 0,
+        client: str = "",
+    ) -> BeamRequest:
         """See `LLMEngine.make_beam_request`."""
         if not isinstance(params, BeamSearchParams):
             raise InvalidSamplingParams(f"params must be BeamSearchParams, not {params!r}")
@@ -76,7 +104,7 @@ class Door:
             raise InvalidSamplingParams(
                 f"beam_width is {width}, but max_num_seqs is {scheduler.max_num_seqs}: raise it"
             )
-        request = self.request(request_id, prompt, sampling)
+        request = self.request(request_id, prompt, sampling, priority=priority, client=client)
         length = min(len(request.prompt_token_ids) + params.max_tokens, scheduler.max_model_len)
         manager = scheduler.block_manager
         needed = width * manager.groups.blocks_at_once(length)
@@ -90,9 +118,27 @@ class Door:
             prompt=request.prompt,
             prompt_token_ids=request.prompt_token_ids,
             params=sampling,
+            priority=request.priority,
+            client=request.client,
             search=BeamSearch(params, eos, length - len(request.prompt_token_ids)),
             decode=self.tokenizer.decode,
         )
+
+
+def check_priority(priority: object) -> int:
+    """A priority as a plain integer.
+
+    Raises:
+        InvalidRequest: it is none, or needs more than 64 bits.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, Integral):
+        raise InvalidRequest(f"priority must be an integer, not {shown(priority)}")
+    number = operator.index(priority)
+    if not MIN_PRIORITY <= number <= MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority is {shown(number)}: it must be at least {MIN_PRIORITY} and at most {MAX_PRIORITY}"
+        )
+    return number
 
 
 def check_params(

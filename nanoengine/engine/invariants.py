@@ -37,6 +37,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert not seq.decoding
         assert seq.num_computed_tokens == 0
         assert seq.row == NO_ROW
+    everybody = [*scheduler.waiting, *scheduler.fetching, *scheduler.running]
+    assert dict(scheduler.shares.num_unfinished) == Counter(seq.client for seq in everybody)
     assert scheduler.held <= set(scheduler.running)
     assert scheduler.complete <= set(scheduler.running)
     assert set(scheduler.begun) <= set(scheduler.running)
@@ -53,5 +55,5 @@ def check_scheduler(scheduler: Scheduler) -> None:
     assert references == pool.ref_counts, "the references of the pool are those of the running sequences"
     assert len(scheduler.running) <= scheduler.max_num_seqs
     for seqs in (scheduler.running, scheduler.waiting, scheduler.begun):
-        order = [seq.seq_id for seq in seqs]
-        assert order == sorted(order), "the oldest first"
+        order = [seq.order for seq in seqs]
+        assert order == sorted(order), "the first in order come first"

@@ -13,6 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from time import perf_counter
 
 from nanoengine.engine.beam_search import BeamRequest
@@ -25,6 +26,7 @@ from nanoengine.engine.kv.events import KVEvent
 from nanoengine.engine.metrics import EngineMetrics, EngineStats, take_snapshot
 from nanoengine.engine.pipeline import Pipeline
 from nanoengine.engine.request import Completion, Request
+from nanoengine.engine.request_times import RequestTimes
 from nanoengine.engine.scheduler import Advanced, Scheduler
 from nanoengine.engine.sequence import Sequence
 from nanoengine.errors import EngineClosed, InvalidRequest
@@ -79,6 +81,7 @@ class LLMEngine:
         self._num_sequences = 0
         self._closed = False
         self._finished: Counter[FinishReason] = Counter()
+        self._times = RequestTimes(scheduler.max_model_len)
         self._announcer = KVAnnouncer(scheduler.block_manager)
 
     # ---- requests
@@ -94,28 +97,37 @@ class LLMEngine:
         request_id: str | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
         """Check a prompt and its params and make a request of them; nothing runs before `submit`.
 
-        Cached prefixes are shared only among requests of equal `cache_salt`, a string of printable characters.
+        Args:
+            cache_salt: cached prefixes are shared only among requests of equal salt, a string of printable characters.
+            priority: an integer of 64 bits. Whose is smaller starts first, and gives way last; equals go by their arrival. No
+                request that runs gives way to one that waits.
+            client: who asks, a string of printable characters. Nobody takes more than a share of a step while others ask too.
 
         Raises:
             InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
             InvalidSamplingParams: token ids outside the vocabulary among the params.
+            InvalidRequest: another argument is bad.
         """
         self._check_open()
         request_id = self._new_request_id() if request_id is None else request_id
-        return self._door.request(request_id, prompt, params, cache_salt)
+        return self._door.request(request_id, prompt, params, cache_salt, priority, client)
 
-    def make_beam_request(self, prompt: str | Seq[int], params: BeamSearchParams) -> BeamRequest:
+    def make_beam_request(
+        self, prompt: str | Seq[int], params: BeamSearchParams, *, priority: int = 0, client: str = ""
+    ) -> BeamRequest:
         """A request for beam search.
 
         Raises:
-            InvalidPrompt: as `make_request`.
+            InvalidPrompt, InvalidRequest: as `make_request`.
             InvalidSamplingParams: the engine cannot run so many beams of this length at once.
         """
         self._check_open()
-        return self._door.beam_request(self._new_request_id(), prompt, params)
+        return self._door.beam_request(self._new_request_id(), prompt, params, priority, client)
 
     def _new_request_id(self) -> str:
         while f"request-{self._num_requests}" in self._requests:  # a caller may have taken that name
@@ -123,8 +135,11 @@ class LLMEngine:
         self._num_requests += 1
         return f"request-{self._num_requests - 1}"
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, *, arrival_time: float | None = None) -> None:
         """Queue a request; `step` works on it from now on.
+
+        Args:
+            arrival_time: when it came, by the engine's `clock`; its waiting counts from there. None: now.
 
         Raises:
             InvalidRequest: a request of this id is running, or this one was submitted before.
@@ -138,7 +153,7 @@ class LLMEngine:
             raise InvalidRequest(f"request {request.request_id!r} was submitted before: make a new one")
         with InterruptGuard():
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
-            request.arrival_time = self.clock()
+            request.arrival_time = self.clock() if arrival_time is None else arrival_time
             self._requests[request.request_id] = request
             self._num_submitted += 1
             self._num_beam_requests += isinstance(request, BeamRequest)
@@ -155,13 +170,21 @@ class LLMEngine:
                     fork_of=first,
                     bad_words=request.bad_words,
                     in_lockstep=isinstance(request, BeamRequest),
+                    priority=request.priority,
+                    client=request.client,
                 )
                 first = first or seq
                 self._num_sequences += 1
-                completion = Completion(seq, Detokenizer(self.tokenizer.decode, request.params.stop))
+                completion = Completion(seq, self._detokenizer(request.params))
                 request.completions.append(completion)
                 self._owner[seq.seq_id] = (request, completion)
                 self.scheduler.add(seq)
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        decode: Callable[[Seq[int]], str] = self.tokenizer.decode
+        if not params.skip_special_tokens:
+            decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return Detokenizer(decode, params.stop, include_stop=params.include_stop_str_in_output)
 
     def add_request(
         self, prompt: str | Seq[int], params: SamplingParams | None = None, request_id: str | None = None
@@ -219,11 +242,19 @@ class LLMEngine:
         """Fill the pipeline."""
         depth = 1 if self._num_beam_requests else self.max_steps_in_flight
         while len(self._pipeline) < depth and (plan := self.scheduler.schedule()):
+            if self.scheduler.newly_started:
+                self._note_start(self.scheduler.newly_started)
             try:
                 self._pipeline.launch(self.executor, plan, guard)
             except BaseException:
                 self._drop_all()
                 raise
+
+    def _note_start(self, seqs: list[Sequence]) -> None:
+        now = self.clock()
+        for seq in seqs:
+            if (owner := self._owner.get(seq.seq_id)) is not None:
+                owner[1].scheduled_time = now
 
     def _collect(self, guard: InterruptGuard) -> list[Request]:
         """Take the results of the oldest plan in flight."""
@@ -239,7 +270,9 @@ class LLMEngine:
         self.stats.record(plan, result, outcome.seconds)
         if self.scheduler.drafts is not None:  # what drafts cost follows from that
             self.scheduler.drafts.speculation.note_seconds(plan, outcome.seconds)
-        return self._take_tokens(advanced, outcome.end, result.error)
+        touched, num_taken = self._take_tokens(advanced, outcome.end, result.error)
+        self._times.note_step(sum(chunk.num_new for chunk in plan.chunks), num_taken)
+        return touched
 
     def _settle_if_idle(self, guard: InterruptGuard) -> None:
         """When all sequences have ended, wait for the steps that were begun before that was known."""
@@ -252,28 +285,39 @@ class LLMEngine:
             self._fail(RuntimeError("interrupted"))
         self._pipeline.clear()
 
-    def _take_tokens(self, advanced: Advanced, now: float, error: Exception | None) -> list[Request]:
+    def _take_tokens(self, advanced: Advanced, now: float, error: Exception | None) -> tuple[list[Request], int]:
+        """Who got tokens, or an error in their place, and how many they were."""
         touched: dict[str, Request] = {}
+        num_dropped = 0
+        previous: Sequence | None = None
+        note_latency = self._times.inter_token_latency.observe
         for i, (seq, token) in enumerate(zip(*advanced, strict=True), start=1):
             owner = self._owner.get(seq.seq_id)
             if owner is None:  # it was retired a moment ago
+                num_dropped += 1
                 continue
             request, completion = owner
             touched[request.request_id] = request
             if token < 0:
+                num_dropped += 1
                 request.error = error
                 self._retire(completion)
                 continue
-            if completion.first_token_time is None:
+            if completion.last_token_time is None:
                 completion.first_token_time = now
+                self._times.note_first_token(request, seq, now)
+            elif seq is not previous:  # those that it gets at once come as one
+                note_latency(now - completion.last_token_time)
             completion.last_token_time = now
+            previous = seq
             if isinstance(request, BeamRequest):
                 if not seq.finished:
                     self.scheduler.hold(seq)
                 continue
             completion.num_taken += 1
             is_last = i == len(advanced.seqs) or advanced.seqs[i] is not seq  # of those that it got at once
-            if not (seq.finished and token in seq.stop_token_ids):  # a stop token is no text
+            is_stop = seq.finished and token in seq.stop_token_ids
+            if not is_stop or seq.params.include_stop_str_in_output:
                 try:
                     is_last |= self._push(seq, completion, token)
                 except Exception as problem:  # the tokenizer's: it is nobody else's
@@ -286,10 +330,10 @@ class LLMEngine:
         for request in touched.values():
             if isinstance(request, BeamRequest):
                 self._advance_beams(request)
-        return list(touched.values())
+        return list(touched.values()), len(advanced.seqs) - num_dropped
 
     def _push(self, seq: Sequence, completion: Completion, token: int) -> bool:
-        """One more token of text; a stop string in it ends the sequence, and wins over a length limit that the token met.
+        """One more token of text; a stop string in it ends the sequence, and wins over a length limit or stop that the token met.
 
         Returns:
             whether there was one.
@@ -339,9 +383,10 @@ class LLMEngine:
         """The request cannot go on, and nothing is wrong with its K/V."""
         _forget_locals(error)
         request.error = error
-        self._end(request, "error")
         for completion in request.completions:
-            completion.seq.finish_reason = "error"
+            if completion.seq.seq_id in self._owner:  # even if it has all of its tokens: their text is not whole
+                completion.seq.finish_reason = "error"
+        self._end(request, "error")
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """End all completions of a request that still run."""
@@ -364,6 +409,11 @@ class LLMEngine:
             seq.finish_reason = "error"
         if seq.finish_reason is not None:
             self._finished[seq.finish_reason] += 1
+            if seq.finish_reason != "abort":
+                self._times.note_end(request, completion, self.clock())
+        request.num_retired += 1
+        if request.num_retired == len(request.completions):
+            self._times.note_request_end(request)
         if request.finished and self._requests.pop(request.request_id, None) is not None:
             # Several completions may end in one step: the first of them finds the request finished.
             self._num_beam_requests -= isinstance(request, BeamRequest)
@@ -375,6 +425,7 @@ class LLMEngine:
         return take_snapshot(
             self.scheduler,
             self.stats,
+            self._times,
             self._finished,
             num_requests=self._num_submitted,
             num_listener_errors=self._announcer.num_errors,

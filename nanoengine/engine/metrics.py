@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanoengine.engine.kv.statistics import CacheStats
 from nanoengine.engine.messages import StepPlan, StepResult
+from nanoengine.engine.request_times import RequestTimes
 from nanoengine.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -66,15 +67,20 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """All counters at one moment. Counts are totals over the engine's life but for `num_running` to `kv_usage`."""
+    """All counters at one moment. Counts are totals over the engine's life but for `num_waiting` to `max_concurrency`."""
 
     steps: EngineStats
+    times: RequestTimes
     cache: CacheStats
     num_waiting: int
     num_fetching: int  # that wait for K/V from files
     num_running: int
     num_in_flight: int  # steps
     kv_usage: float  # share of the KV pool in use, 0 to 1
+    num_blocks: int  # of the KV pool
+    block_size: int  # tokens
+    max_model_len: int
+    max_concurrency: float  # longest sequences that the pool holds
     num_preemptions: int
     num_swaps: int  # of the preemptions: blocks were copied to host memory
     num_recomputes: int
@@ -88,6 +94,7 @@ class EngineMetrics:
 def take_snapshot(
     scheduler: Scheduler,
     stats: EngineStats,
+    times: RequestTimes,
     finished: Counter[FinishReason],
     *,
     num_requests: int,
@@ -95,14 +102,20 @@ def take_snapshot(
 ) -> EngineMetrics:
     """The counters of all rooms, copied."""
     manager, preemption = scheduler.block_manager, scheduler.preemption
+    num_blocks, max_model_len = manager.pool.num_blocks, scheduler.max_model_len
     return EngineMetrics(
         steps=stats.since(EngineStats()),
+        times=times.snapshot(),
         cache=deepcopy(manager.stats),
         num_waiting=len(scheduler.waiting),
         num_fetching=len(scheduler.fetching),
         num_running=len(scheduler.running),
         num_in_flight=scheduler.num_in_flight,
         kv_usage=manager.pool.usage,
+        num_blocks=num_blocks,
+        block_size=manager.block_size,
+        max_model_len=max_model_len,
+        max_concurrency=num_blocks / manager.groups.blocks_at_once(max_model_len),
         num_preemptions=scheduler.num_preemptions,
         num_swaps=preemption.num_swaps,
         num_recomputes=preemption.num_recomputes,

@@ -17,6 +17,7 @@ class Completion:
     seq: Sequence
     detokenizer: Detokenizer
     num_taken: int = 0  # tokens whose text was made, or that have none
+    scheduled_time: float | None = None  # when it was first started
     first_token_time: float | None = None
     last_token_time: float | None = None
 
@@ -38,7 +39,10 @@ class Request:
     completions: list[Completion] = field(default_factory=list)
     error: Exception | None = None  # what a failed step raised
     cache_salt: str = ""
+    priority: int = 0  # whose is smaller comes first
+    client: str = ""  # who asked
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens of `params.bad_words`
+    num_retired: int = 0  # completions that the engine has done with
 
     @property
     def finished(self) -> bool:

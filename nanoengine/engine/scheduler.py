@@ -1,8 +1,9 @@
 """Scheduler: who runs in the next step, with how many tokens, and who gives its blocks back.
 
 A step has a budget of tokens. Two policies say who comes first: `prefill_first` computes prompts alone while there are any that
-can start; `mixed` gives every running sequence its token, and prompts what is left. Both go first come first served: the newest
-running sequence is the first to give way, and whoever was preempted comes back before those that came later.
+can start; `mixed` gives every running sequence its token, and prompts what is left. Both go by one order, `Sequence.order`: by
+priority, and first come first served among equals. The last of the running sequences is the first to give way, and whoever was
+preempted comes back before those that are behind it in that order.
 
 A plan may be made while others are still on their way: what they compute counts as computed, what they sample as there. A plan
 depends on lengths only, and they are known. What is not is whether a sequence will turn out to have ended: then its token of a
@@ -15,11 +16,13 @@ from __future__ import annotations
 from bisect import bisect, insort
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from nanoengine.engine.beam_search import Choice
 from nanoengine.engine.common_blocks import CommonBlocks
 from nanoengine.engine.decode_set import DecodeSet
+from nanoengine.engine.fair_share import FairShare
 from nanoengine.engine.invariants import check_scheduler
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.messages import UNKNOWN, Chunk, Entries, StepPlan, StepResult
@@ -76,6 +79,7 @@ class Scheduler:
         preemption: whether the blocks of a victim are worth copying to host memory.
         policy: one of POLICIES.
         long_prefill_token_threshold: most tokens of one prompt in one step; None: as many as the budget has.
+        max_client_share: most of the prompt tokens of a step that are one client's, while others have sequences too.
         speculation: chooses drafts; None: every step brings a sequence one token.
     """
 
@@ -89,6 +93,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         policy: str = PREFILL_FIRST,
         long_prefill_token_threshold: int | None = None,
+        max_client_share: float = 0.5,
         speculation: Speculation | None = None,
     ):
         groups, num_blocks = block_manager.groups, block_manager.pool.num_blocks
@@ -102,12 +107,13 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.policy = policy
         self.max_chunk = max_chunk
+        self.shares = FairShare(max_client_share)
         self._forgets = groups.forget
         self.preemption = Preemption() if preemption is None else preemption
         self.num_preemptions = 0
         self.num_forks = 0
         self.num_checks = 0  # times that a sequence was looked at in a decode step
-        # Each list has the oldest first. A sequence is in one of the first three.
+        # Those that wait, run or have begun are in their order. A sequence is in one of the first three.
         self.waiting: deque[Sequence] = deque()
         self.fetching: list[Sequence] = []  # until files were read
         self.running: list[Sequence] = []
@@ -125,6 +131,7 @@ class Scheduler:
         self._common_blocks = CommonBlocks(block_manager)
         self._refused: tuple[int, int, int] | None = None  # who found no room, and in what pool
         self._stop_tokens = StopTokens()  # of the running sequences
+        self.newly_started: list[Sequence] = []  # whom the last plan has begun, for the first time
 
     @property
     def has_unfinished(self) -> bool:
@@ -139,7 +146,8 @@ class Scheduler:
         """Queue a new sequence. Its prompt is shorter than `max_model_len`: the engine has checked it."""
         assert 0 < seq.num_tokens < self.max_model_len
         seq.limit_length(self.max_model_len)
-        self.waiting.append(seq)
+        self.shares.add(seq.client)
+        self._queue(seq)
 
     def set_mask(self, seq: Sequence, mask: bytes | None) -> None:
         """From its next token on a sequence may be given only tokens whose bits are set, in little-endian words of 32 bits.
@@ -153,8 +161,28 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """The next step. Empty if there is nothing to do before the results of those on their way."""
+        step = self._plan_step()
+        while not step.plan.computes and self._wait_for_each_other:
+            self._preempt_last()
+            step = self._plan_step()
+        plan = step.plan
+        plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
+        if plan or self.block_manager.has_orders:
+            self.outbox.send(plan, step.samplers())
+            plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
+            self.in_flight.append(step)
+        return plan
+
+    @property
+    def _wait_for_each_other(self) -> bool:
+        """Whether all that run are beams that wait for others of theirs, which stand in the queue behind one without room."""
+        return bool(self.waiting and self.running) and len(self.held) == len(self.running) and not self.in_flight
+
+    def _plan_step(self) -> InFlight:
+        """Who computes what."""
         step = InFlight(StepPlan())
         num_preemptions = self.num_preemptions
+        self.newly_started = []
         self._make_room_for_prompts()
         if self.policy == MIXED:
             self._take_decodes(step)
@@ -164,29 +192,28 @@ class Scheduler:
             self._take_chunks(step, self.max_num_batched_tokens, admit=self.num_preemptions == num_preemptions)
             if not step.computed:
                 self._take_decodes(step)
-        plan = step.plan
-        plan.wait = bool(self.fetching) and not plan.computes and not self.in_flight
-        if plan or self.block_manager.has_orders:
-            self.outbox.send(plan, step.samplers())
-            plan.transfers, plan.reads, plan.writes, plan.deletes = self.block_manager.take_orders()
-            self.in_flight.append(step)
-        return plan
+        return step
 
     def _take_chunks(self, step: InFlight, budget: int, *, admit: bool) -> None:
         """Prompts, and what else must be computed before a sequence decodes: those that were begun first, then waiting ones."""
+        self.shares.begin_step(budget)
         for begun in self.begun.copy():
-            if budget:
-                budget -= self._take_chunk(step, begun, budget)
+            if most := self.shares.left(begun.client, budget):
+                budget -= self._take_chunk(step, begun, most)
+        place = 0
         while admit and budget and len(self.running) < self.max_num_seqs:
-            seq = self._next_waiting()
-            if seq is None or seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
+            place = self._next_waiting(place)
+            if place == len(self.waiting):
+                break
+            seq = self.waiting[place]
+            if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way
                 break
             pool = self.block_manager.pool
             state = seq.seq_id, pool.num_free, len(pool.index)
             if state == self._refused:  # nothing has changed since
                 break
             if not seq.in_lockstep and self.block_manager.fetch(seq):
-                self.waiting.remove(seq)
+                del self.waiting[place]
                 self.fetching.append(seq)
                 seq.status = Status.FETCHING
                 continue
@@ -194,25 +221,34 @@ class Scheduler:
             if num_cached is None:
                 self._refused = state
                 break
-            self.waiting.remove(seq)
+            del self.waiting[place]
             self._start(seq, num_cached)
             self.outbox.tell_start(step.plan, seq)
-            budget -= self._take_chunk(step, seq, budget)
+            budget -= self._take_chunk(step, seq, self.shares.left(seq.client, budget))
 
-    def _next_waiting(self) -> Sequence | None:
-        """The oldest that may start: completions whose prompt is on its way wait until they can fork from it."""
+    def _next_waiting(self, place: int) -> int:
+        """The place of the first that may start, of those from `place` on; behind them all, if none may.
+
+        Completions whose prompt is on its way wait until they can fork from it, and those of a client that has had its share of
+        the step wait for the next. Whoever is passed over for that may not start later in the step either.
+        """
         parents = {*self.begun, *self.fetching}
-        if not parents:
-            return self.waiting[0] if self.waiting else None
-        return next((seq for seq in self.waiting if seq.fork_of not in parents), None)
+        if not parents and not self.shares.is_shared:
+            return place
+        for seq in islice(self.waiting, place, None):
+            if seq.fork_of not in parents and self.shares.left(seq.client, 1):
+                break
+            place += 1
+        return place
 
     def _start(self, seq: Sequence, num_computed: int) -> None:
-        insort(self.running, seq, key=_age)
+        insort(self.running, seq, key=_order)
         seq.row = self.free_rows.pop()
         seq.status = Status.RUNNING
         seq.num_computed_tokens = num_computed
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = num_computed
+            self.newly_started.append(seq)
         self._stop_tokens.add(seq.stop_token_ids)
 
     def _take_chunk(self, step: InFlight, seq: Sequence, budget: int) -> int:
@@ -223,12 +259,13 @@ class Scheduler:
         # writes the K/V of the whole batch in a layer before any attention of that layer reads.
         self.block_manager.publish(seq, start + count, committed=False)
         seq.num_computed_tokens = start + count
+        self.shares.take(seq.client, count)
         step.computed.append(seq)
         step.plan.tables += self._untold.pop(seq, ())
         samples: list[int] = []
         if seq.num_uncomputed_tokens:
             if seq not in self.begun:
-                insort(self.begun, seq, key=_age)
+                insort(self.begun, seq, key=_order)
         else:
             if seq in self.begun:
                 self.begun.remove(seq)
@@ -253,13 +290,18 @@ class Scheduler:
     def _fork(self, step: InFlight, parent: Sequence) -> list[Sequence]:
         """Start the completions that wait for a prompt: they share its blocks, and sample from the same position.
 
-        Those that `max_num_seqs` leaves no room for start later, like any sequence, with what the prefix cache has.
+        They stand behind it in the order, and others of a higher priority may have come before them: those need blocks, these
+        none yet. Those that `max_num_seqs` leaves no room for start later, like any sequence, with what the prefix cache has.
         """
         children: list[Sequence] = []
-        while self.waiting and self.waiting[0].fork_of is parent and len(self.running) < self.max_num_seqs:
-            if max(self.waiting[0].num_tokens, parent.num_tokens) > parent.num_prompt_tokens:  # resumed: copies no more
+        place = bisect(self.waiting, parent.order, key=_order)
+        while place < len(self.waiting) and len(self.running) < self.max_num_seqs:
+            child = self.waiting[place]
+            if child.fork_of is not parent:
                 break
-            child = self.waiting.popleft()
+            if max(child.num_tokens, parent.num_tokens) > parent.num_prompt_tokens:  # resumed: copies no more
+                break
+            del self.waiting[place]
             self._start(child, parent.num_tokens)  # computed in this step
             self.block_manager.fork(parent, child)
             self.outbox.tell_start(step.plan, child)
@@ -268,7 +310,7 @@ class Scheduler:
         return children
 
     def _take_decodes(self, step: InFlight) -> None:
-        """One token of every sequence that decodes; the newest give way for it."""
+        """One token of every sequence that decodes; the last in order give way for it."""
         num_in_flight = len(self.in_flight)
         drafts = None if self._has_prompts else self.drafts
         if drafts is not None and num_in_flight:
@@ -323,8 +365,8 @@ class Scheduler:
         """What prompts that were begun see no more makes room for what is to come of them.
 
         Admission has given each as many blocks as it needs at a time. But where others share those, more are needed: so this
-        comes before anything is put into the step, and the newest may give way. What changes is told with the next chunk: a plan
-        tells of nobody whom it does not compute.
+        comes before anything is put into the step, and the last in order may give way. What changes is told with the next
+        chunk: a plan tells of nobody whom it does not compute.
         """
         if self._forgets:
             for seq in self.begun.copy():
@@ -334,12 +376,12 @@ class Scheduler:
     def _grow(self, seq: Sequence, num_lookahead: int = 0) -> list[Entries] | None:
         """Slots for the tokens of a sequence, and what that changes in its tables; None if it had to give way itself."""
         while (changes := self.block_manager.allocate_slots(seq, num_lookahead)) is None:
-            if self._preempt_newest() is seq:
+            if self._preempt_last() is seq:
                 return None
         return changes
 
-    def _preempt_newest(self) -> Sequence:
-        """Take the blocks of the newest running sequence and put it back into the queue, to be resumed later."""
+    def _preempt_last(self) -> Sequence:
+        """Take the blocks of the last running sequence and put it back into the queue, to be resumed later."""
         seq = self.running.pop()
         num_computed = seq.num_computed_tokens
         if seq in self.held:  # it will sample its last token again, when it is resumed
@@ -358,9 +400,9 @@ class Scheduler:
         return seq
 
     def _queue(self, seq: Sequence) -> None:
-        """Put a sequence into the queue, at the place of its age."""
+        """Put a sequence into the queue, at its place in the order."""
         seq.status = Status.WAITING
-        self.waiting.insert(bisect(self.waiting, seq.seq_id, key=_age), seq)
+        self.waiting.insert(bisect(self.waiting, seq.order, key=_order), seq)
 
     def _stop_running(self, seq: Sequence, *, disturbs: bool = True) -> None:
         """It has left `running`: leave all that belongs to it, and give its row back.
@@ -493,6 +535,7 @@ class Scheduler:
             self.block_manager.cancel_fetch(seq)
         else:
             self.waiting.remove(seq)
+        self.shares.remove(seq.client)
         self.outbox.forget(seq)
         seq.num_tokens = seq.num_known_tokens  # what is still on its way is not its own any more
         seq.status = Status.FINISHED
@@ -525,5 +568,5 @@ class Scheduler:
         check_scheduler(self)
 
 
-def _age(seq: Sequence) -> int:
-    return seq.seq_id
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order

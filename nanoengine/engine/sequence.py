@@ -37,6 +37,8 @@ class Sequence:
 
     Args:
         seq_id: unique in the engine's life; smaller is older.
+        priority: whose is smaller comes first.
+        client: who asked for it.
         index: which of the request's completions this is.
         seed: the request's seed.
         eos_token_ids: the model's end-of-text tokens.
@@ -55,6 +57,7 @@ class Sequence:
         "block_tables",
         "block_tokens",
         "cache_salt",
+        "client",
         "finish_reason",
         "first_blocks",
         "fork_of",
@@ -68,6 +71,7 @@ class Sequence:
         "num_prompt_tokens",
         "num_published",
         "num_slots",
+        "order",
         "params",
         "prefix",
         "prompt_logprobs",
@@ -94,8 +98,11 @@ class Sequence:
         fork_of: Sequence | None = None,
         bad_words: tuple[tuple[int, ...], ...] = (),
         in_lockstep: bool = False,
+        priority: int = 0,
+        client: str = "",
     ):
         self.seq_id = seq_id
+        self.order = (priority, seq_id)  # who comes first, wherever there is not enough for all
         self.index = index
         self.params = params
         self.seed = sequence_seed(seed, index)
@@ -109,6 +116,7 @@ class Sequence:
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
         self.num_preemptions = 0
         self.cache_salt = cache_salt.encode()
+        self.client = client
         self.fork_of = fork_of
         self.in_lockstep = in_lockstep
         self.num_encoder_tokens = 0  # that it sees beside its own; what they are must be in its cache_salt

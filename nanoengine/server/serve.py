@@ -45,9 +45,9 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
     """
     own = _socket(config)  # first: a model may take long to load for an address that is taken
     try:
-        built = build_engine(EngineConfig.from_options(model, {**_defaults(options), **options}))
+        engine_config = EngineConfig.from_options(model, {**_defaults(options), **options})
+        serving = Serving(lambda: build_engine(engine_config), config, model)
         sys.setswitchinterval(SWITCH_SECONDS)
-        serving = Serving(built, config, model)
         try:
             settings = uvicorn.Config(
                 make_app(serving),

@@ -15,6 +15,7 @@ from starlette.requests import Request as HTTPRequest
 import nanoengine
 from nanoengine.builder import Built
 from nanoengine.engine.async_llm_engine import AsyncLLMEngine
+from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.request import Request
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.config import ServerConfig
@@ -39,14 +40,21 @@ class Serving:
     """One model, served.
 
     Args:
-        built: an engine that nobody else uses.
+        build: makes an engine that nobody else uses.
         config: of the server.
         name: what the model is called if the config does not say.
     """
 
-    def __init__(self, built: Built, config: ServerConfig, name: str):
+    def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
         self.config = config
-        self.engine = AsyncLLMEngine(built.engine)
+        parts: list[Built] = []
+
+        def make() -> LLMEngine:
+            parts.append(build())
+            return parts[0].engine
+
+        self.engine = AsyncLLMEngine(make)
+        (built,) = parts
         self.tokenizer = built.tokenizer
         self.defaults = built.default_sampling
         self.max_model_len = built.engine.scheduler.max_model_len
@@ -159,8 +167,8 @@ class Serving:
                 params,
                 f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                 cache_salt=request.cache_salt or "",
-                # TMP                priority=request.priority,
-                # TMP                client=http.scope.get(CLIENT, ""),
+                priority=request.priority,
+                client=http.scope.get(CLIENT, ""),
             )
             for number, prompt in enumerate(encode())
         ]

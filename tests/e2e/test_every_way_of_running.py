@@ -94,14 +94,35 @@ def keys(entries: Any) -> Any:
     return [entry and sorted((found.rank, token) for token, found in entry.items()) for entry in entries]
 
 
-def run(llm: LLM, requests: list[Asked]) -> list[Told]:
-    """Of an engine with K/V or activations in 8 bits, the tokens alone: what is rounded so coarsely may change ranks of unlikely
-    ones, where sums are added in another order."""
-    outputs = llm.generate([prompt for prompt, _ in requests], [params for _, params in requests], use_tqdm=False)
+def run(llm: LLM, requests: list[Asked], seed: int | None = None) -> list[Told]:
+    """Run requests, with priorities and clients drawn from a seed, or without any.
+
+    Of an engine with K/V or activations in 8 bits, the tokens alone: what is rounded so coarsely may change ranks of unlikely
+    ones, where sums are added in another order.
+    """
+    if seed is None:
+        outputs = llm.generate([prompt for prompt, _ in requests], [params for _, params in requests], use_tqdm=False)
+    else:
+        outputs = run_in_places(llm, requests, random.Random(seed))
     assert_idle(llm)
     if llm.config.kv_cache_dtype == "int8" or llm.config.quantization is not None:
         return [[(tokens, None, None) for tokens, _, _ in told(output)] for output in outputs]
     return [told(output) for output in outputs]
+
+
+def run_in_places(llm: LLM, requests: list[Asked], rng: random.Random) -> list[RequestOutput]:
+    """Some come before others, and not all are sent by the same client."""
+    made = [
+        llm.engine.make_request(*asked, priority=rng.choice([0, 0, -1, 5]), client=rng.choice("aab"))
+        for asked in requests
+    ]
+    for request in made:
+        llm.engine.submit(request)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+        llm.engine.scheduler.check()
+    assert not any(request.error for request in made)
+    return [request.output() for request in made]
 
 
 BARE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
@@ -132,7 +153,7 @@ def test_tokens_are_those_that_each_gets_alone(tiny: Path, alone: dict[str, list
         llm = stack.enter_context(open_llm(tiny, max_model_len=MAX_LEN, **options))
         fill_kv_with_nan(llm)
         assert run(llm, requests) == right
-        assert run(llm, requests[::-1]) == right[::-1], "with what the first time has left in the cache"
+        assert run(llm, requests[::-1], seed=number) == right[::-1], "with what the first time has left in the cache"
         metrics = llm.engine.metrics()
     if options["num_kv_blocks"] * options["block_size"] == 64 and llm.engine.scheduler.max_num_seqs > 3:
         assert metrics.num_preemptions > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -67,6 +68,18 @@ def test_a_stream_is_the_text_of_generate_in_pieces(llm: LLM) -> None:
     assert "".join(pieces) == llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
 
 
+def test_special_tokens_and_what_ended_the_text_are_in_it_for_those_who_ask(llm: LLM) -> None:
+    end = llm.tokenizer.eos_token_id
+    assert end is not None
+    name = llm.tokenizer.hf.decode([end])
+    forced = SamplingParams(allowed_token_ids=[end], max_tokens=3, ignore_eos=True, skip_special_tokens=False)
+    assert "".join(llm.stream(PROMPT, forced)) == 3 * name
+    stopped = replace(forced, ignore_eos=False)
+    assert "".join(llm.stream(PROMPT, stopped)) == ""
+    assert "".join(llm.stream(PROMPT, replace(stopped, include_stop_str_in_output=True))) == name
+    assert "".join(llm.stream(PROMPT, replace(forced, skip_special_tokens=True))) == ""
+
+
 def test_streams_and_generate_may_be_interleaved(llm: LLM) -> None:
     params = [SamplingParams(temperature=0.9, seed=i, max_tokens=20, ignore_eos=True) for i in range(3)]
     alone = [llm.generate(PROMPT, own, use_tqdm=False)[0].outputs[0].text for own in params]
@@ -99,6 +112,8 @@ def test_text_ends_before_a_stop_string(llm: LLM) -> None:
     completion = llm.generate(PROMPT, params, use_tqdm=False)[0].outputs[0]
     assert completion.text == text[: text.index(stop)]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+    pieces = list(llm.stream(PROMPT, replace(params, include_stop_str_in_output=True)))
+    assert "".join(pieces) == text[: text.index(stop)] + stop
 
 
 def test_min_tokens_holds_every_kind_of_stop_back(llm: LLM) -> None:

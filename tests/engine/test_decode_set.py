@@ -11,9 +11,9 @@ from nanoengine.engine.sequence import Sequence
 from tests.engine.toys import FAST, make_sequence, tell
 
 
-def decoding(seq_id: int, length: int, row: int | None = None) -> Sequence:
+def decoding(seq_id: int, length: int, row: int | None = None, priority: int = 0) -> Sequence:
     """A sequence of which all tokens but the last are computed."""
-    seq = make_sequence(seq_id, [1] * (length - 1))
+    seq = make_sequence(seq_id, [1] * (length - 1), priority=priority)
     seq.num_computed_tokens = length - 1
     tell(seq, 5)
     seq.row = seq_id if row is None else row
@@ -103,11 +103,11 @@ def test_the_columns_of_earlier_steps_do_not_change() -> None:
     assert (runs(second), decodes.seqs) == ([(1, 2)], [b])
 
 
-def test_newcomers_are_looked_at_before_their_first_step_and_the_oldest_first() -> None:
+def test_newcomers_are_looked_at_before_their_first_step_in_the_order_of_sequences() -> None:
     decodes = DecodeSet()
-    for seq_id in (5, 2, 9):
-        decodes.add(decoding(seq_id, 4))
-    assert [seq.seq_id for _, seq in decodes.due()] == [2, 5, 9]
+    for seq_id, priority in ((5, 0), (2, 0), (9, 0), (1, 3), (7, -3)):
+        decodes.add(decoding(seq_id, 4, priority=priority))
+    assert [seq.seq_id for _, seq in decodes.due()] == [7, 2, 5, 9, 1]
 
 
 def test_each_is_looked_at_before_the_step_that_was_asked_for() -> None:
@@ -154,7 +154,7 @@ def test_an_empty_set_has_nobody_to_look_at() -> None:
 def test_it_is_a_list_of_counters_that_all_grow(moves: list[tuple[str, int, int]]) -> None:
     """Against the obvious: a counter for each sequence, and a time for its next check."""
     decodes = DecodeSet()
-    lengths = {decoding(i, 3 + 2 * i): 2 + 2 * i for i in range(6)}  # computed tokens
+    lengths = {decoding(i, 3 + 2 * i, priority=i % 3): 2 + 2 * i for i in range(6)}  # computed tokens
     checks: dict[Sequence, int] = {}  # of those that are in the set
     for move, which, wait in moves:
         seq = list(lengths)[which]
@@ -167,7 +167,7 @@ def test_it_is_a_list_of_counters_that_all_grow(moves: list[tuple[str, int, int]
         elif move == "step":
             due = decodes.due()
             wanted = [other for other, at in checks.items() if lengths[other] >= at]
-            assert [other for _, other in due] == sorted(wanted, key=lambda other: other.seq_id)
+            assert [other for _, other in due] == sorted(wanted, key=lambda other: (other.seq_id % 3, other.seq_id))
             for place, other in due:
                 decodes.check_again([place], [lengths[other] + wait])
                 checks[other] = lengths[other] + wait

@@ -23,11 +23,11 @@ class Pieces:
 
 
 def stream(
-    pieces: Sequence[bytes | str], stop: Sequence[str] = (), *, min_tokens: int = 0
+    pieces: Sequence[bytes | str], stop: Sequence[str] = (), *, min_tokens: int = 0, include_stop: bool = False
 ) -> tuple[list[str], str | None]:
     """Push all pieces, one token each; the text after each push and after the end, and the stop that was met."""
     raw = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
-    detokenizer = Detokenizer(Pieces(*raw).decode, stop)
+    detokenizer = Detokenizer(Pieces(*raw).decode, stop, include_stop=include_stop)
     texts, met = [], None
     for token in range(len(raw)):
         met = detokenizer.push(token, match_stop=token + 1 >= min_tokens)
@@ -35,7 +35,10 @@ def stream(
         if met is not None:
             break
     detokenizer.finish()
-    return [*texts, detokenizer.text], met
+    texts.append(detokenizer.text)
+    for start in range(len(texts[-1]) + 2):
+        assert detokenizer.text_from(start) == texts[-1][start:]
+    return texts, met
 
 
 # ---- characters
@@ -269,6 +272,34 @@ def test_after_min_tokens_the_next_stop_counts_and_not_an_earlier_one() -> None:
     assert (texts[-1], met) == ("xab", "ab")
 
 
+# ---- stops that stay in the text
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 20])
+def test_a_stop_that_stays_ends_the_text_behind_it_over_any_tokens(size: int) -> None:
+    whole = "some text<|END|>rest"
+    texts, met = stream([whole[i : i + size] for i in range(0, len(whole), size)], ["<|END|>"], include_stop=True)
+    assert met == "<|END|>"
+    assert texts[-1] == "some text<|END|>"
+    assert all(texts[-1].startswith(text) for text in texts)
+
+
+def test_what_may_become_a_stop_that_stays_need_not_be_held() -> None:
+    texts, met = stream(["a", "E", "N", "D"], ["END"], include_stop=True)
+    assert (texts, met) == (["a", "aE", "aEN", "aEND", "aEND"], "END")
+
+
+def test_what_is_new_can_be_taken_while_text_is_held() -> None:
+    detokenizer = Detokenizer(Pieces(b"ab", b"cE", b"N", b"x", b"\xe2\x82").decode, ["END"])
+    taken = [""]
+    for token in range(5):
+        detokenizer.push(token)
+        taken.append(detokenizer.text_from(sum(map(len, taken))))
+    detokenizer.finish()
+    taken.append(detokenizer.text_from(sum(map(len, taken))))
+    assert taken[1:] == ["ab", "c", "", "ENx", "", "\ufffd"]
+
+
 # ---- any text
 
 fragments = st.lists(
@@ -313,6 +344,9 @@ def test_with_stops_the_text_is_the_whole_cut_at_the_first_stop(pieces: list[str
     texts, met = stream(pieces, stops)
     assert (texts[-1], met) == cut(pieces, stops, 0)
     assert all(texts[-1].startswith(text) for text in texts)
+    with_stop, same = stream(pieces, stops, include_stop=True)
+    assert (with_stop[-1], same) == (texts[-1] + (met or ""), met), "it ends at the same stop"
+    assert all(with_stop[-1].startswith(text) for text in with_stop)
 
 
 @FAST
@@ -337,3 +371,6 @@ def test_with_min_tokens_the_text_is_cut_at_the_first_stop_that_ends_after_them(
     texts, met = stream(pieces, stops, min_tokens=min_tokens)
     assert (texts[-1], met) == cut(pieces, stops, min_tokens)
     assert all(texts[-1].startswith(text) for text in texts)
+    with_stop, same = stream(pieces, stops, min_tokens=min_tokens, include_stop=True)
+    assert (with_stop[-1], same) == (texts[-1] + (met or ""), met)
+    assert all(with_stop[-1].startswith(text) for text in with_stop)

@@ -5,11 +5,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
-from nanoengine.engine.door import MAX_BAD_WORD_TOKENS, check_params, resolve_bad_words
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
-from nanoengine.sampling_params import MAX_BAD_WORDS, SamplingParams
+from nanoengine.engine.door import MAX_BAD_WORD_TOKENS, check_params, check_priority, resolve_bad_words
+from nanoengine.errors import InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
+from nanoengine.sampling_params import MAX_BAD_WORDS, BeamSearchParams, SamplingParams
+from tests.engine.engine_toys import Script, make_engine
+
+# ---- who asks
+
+
+@pytest.mark.parametrize("priority", [0, -1, 2**63 - 1, -(2**63), np.int64(5)])
+def test_a_priority_is_an_integer_of_64_bits(priority: Any) -> None:
+    found = check_priority(priority)
+    assert (found, type(found)) == (priority, int)
+
+
+@pytest.mark.parametrize(
+    "priority", [2**63, -(2**63) - 1, 10**9999, 1.0, True, "1", None, [0], float("nan")], ids=shown
+)
+def test_what_is_no_priority_is_named(priority: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^priority (is|must be)") as refused:
+        check_priority(priority)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "client"])
+@pytest.mark.parametrize("name", ["a\n", "\ud800", b"a", None, 5, ["a"]])
+def test_names_are_strings_of_printable_characters(field: str, name: Any) -> None:
+    engine = make_engine(Script())
+    with pytest.raises(InvalidRequest, match=rf"{field} is .*: it must be a string of printable characters"):
+        engine.make_request("a", **{field: name})
+
+
+def test_a_request_knows_its_place_and_its_client_and_so_do_its_sequences() -> None:
+    engine = make_engine(Script())
+    params = SamplingParams(n=2)
+    requests = [engine.make_request("a", params), engine.make_request("a", params, priority=-3, client="Ann")]
+    beams = engine.make_beam_request("a", BeamSearchParams(beam_width=2), priority=np.int64(4), client="Bob")
+    for request in (*requests, beams):
+        engine.submit(request)
+    assert [(seq.order, seq.client) for seq in engine.scheduler.waiting] == [
+        ((-3, 2), "Ann"),
+        ((-3, 3), "Ann"),
+        ((0, 0), ""),
+        ((0, 1), ""),
+        ((4, 4), "Bob"),
+        ((4, 5), "Bob"),
+    ]
+    with pytest.raises(InvalidRequest, match="priority must be an integer"):
+        engine.make_beam_request("a", BeamSearchParams(beam_width=2), priority=0.5)  # type: ignore[arg-type]
+
 
 # ---- params
 

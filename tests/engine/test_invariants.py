@@ -38,6 +38,10 @@ def expect_a_token_of_nobody(scheduler: Scheduler) -> None:
     scheduler.waiting[0].num_tokens += 1
 
 
+def forget_a_client(scheduler: Scheduler) -> None:
+    scheduler.shares.remove("")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -48,6 +52,7 @@ def expect_a_token_of_nobody(scheduler: Scheduler) -> None:
         hold_a_stranger,
         compute_while_waiting,
         expect_a_token_of_nobody,
+        forget_a_client,
     ],
 )
 def test_damage_is_found(damage: Callable[[Scheduler], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from nanoengine.engine.metrics import EngineStats
 from nanoengine.errors import EngineClosed
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.engine_toys import EOS, Clock, Script, assert_idle, make_engine, run
-from tests.engine.toys import ToyModel, continuation
+from tests.engine.toys import ByteTokenizer, ToyModel, continuation
 
 # ---- the whole loop
 
@@ -155,6 +156,56 @@ def test_a_stop_string_is_cut_from_the_text_and_named() -> None:
     assert (completion.text, completion.finish_reason, completion.stop_reason) == ("one ", "stop", "two")
     assert completion.token_ids == [*b"one two"]
     assert all("one ".startswith(text) for text in texts), "nothing of the stop leaked on the way"
+
+
+def test_what_ended_the_text_stays_in_it_if_asked_for() -> None:
+    for stop, text in (({"stop_token_ids": [ord("l")]}, "hel"), ({"stop": ["x", "el"]}, "hel"), ({}, "hello\0")):
+        engine = make_engine()
+        params = SamplingParams(include_stop_str_in_output=True, **stop)  # type: ignore[arg-type]
+        [output] = run(engine, engine.add_request("a", params))
+        assert (output.outputs[0].text, output.outputs[0].finish_reason) == (text, "stop")
+
+
+def test_a_stop_string_that_the_text_of_a_stop_token_completes_is_what_ended_it() -> None:
+    engine = make_engine()
+    params = SamplingParams(stop="el", stop_token_ids=[ord("l")], include_stop_str_in_output=True)
+    [output] = run(engine, engine.add_request("a", params))
+    [completion] = output.outputs
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("hel", "stop", "el")
+
+
+class NamedControls(ByteTokenizer):
+    """Control characters are special tokens."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        names = [b"" if skip_special_tokens else b"<%d>" % token for token in range(32)]
+        return b"".join(names[i] if i < 32 else bytes([i]) for i in token_ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({}, "abc"),
+        ({"skip_special_tokens": False}, "a<1>b<31>c"),
+        ({"include_stop_str_in_output": True}, "abc"),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, "a<1>b<31>c<0>"),
+        ({"stop": "<31>"}, "abc"),
+        ({"skip_special_tokens": False, "stop": "<31>"}, "a<1>b"),
+        ({"skip_special_tokens": False, "stop": "<31>", "include_stop_str_in_output": True}, "a<1>b<31>"),
+        ({"skip_special_tokens": False, "stop_token_ids": [1]}, "a"),
+        ({"skip_special_tokens": False, "ignore_eos": True, "max_tokens": 7}, "a<1>b<31>c<0><0>"),
+    ],
+    ids=str,
+)
+def test_special_tokens_have_a_text_for_those_who_ask(params: dict[str, Any], text: str) -> None:
+    engine = make_engine(Script("a\x01b\x1fc"))
+    engine.tokenizer = NamedControls()
+    request = engine.add_request("a", SamplingParams(**params))
+    pieces: list[str] = []
+    while engine.has_unfinished:
+        engine.step()
+        pieces.append(request.completions[0].detokenizer.text_from(sum(map(len, pieces))))
+    assert request.output().outputs[0].text == "".join(pieces) == text
 
 
 def test_a_stop_string_wins_over_the_length_limit_of_the_same_token() -> None:

@@ -5,6 +5,7 @@ from copy import copy
 import numpy as np
 import pytest
 
+from nanoengine.engine.kv.groups import KVSpec
 from nanoengine.engine.messages import Chunk, Decodes, Drafted, FileWrite, Place, StepPlan, StepResult, Tier
 from nanoengine.engine.metrics import EngineStats
 from nanoengine.sampling_params import SamplingParams
@@ -98,6 +99,19 @@ def test_a_snapshot_has_the_counters_of_all_rooms() -> None:
     assert done.steps.prefill_tokens + done.steps.decode_tokens == engine.executor.num_computed
     assert (done.num_requests, done.finished) == (3, {"length": 2, "abort": 1})
     assert done.cache.num_queried_tokens == 12
+
+
+def test_a_snapshot_says_what_the_pool_holds() -> None:
+    metrics = make_engine(num_blocks=24, block_size=4, max_model_len=64).metrics()
+    assert (metrics.num_blocks, metrics.block_size, metrics.max_model_len) == (24, 4, 64)
+    assert metrics.max_concurrency == 1.5
+
+
+def test_layers_that_forget_make_room_for_more_sequences() -> None:
+    specs = (KVSpec(), KVSpec("window", 8))
+    metrics = make_engine(ToyModel(specs=specs), specs=specs, num_blocks=48, max_model_len=64, budget=5).metrics()
+    most = 64 // 4 + (8 + 5 - 1) // 4 + 1  # of the one group, and of the other
+    assert metrics.max_concurrency == 48 / most
 
 
 def test_a_snapshot_does_not_change_with_the_engine() -> None:

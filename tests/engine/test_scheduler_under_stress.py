@@ -210,8 +210,16 @@ def test_check_notices_corruption(corrupt: Callable[[Scheduler], None]) -> None:
 
 
 requests = st.lists(
-    st.tuples(st.integers(1, 14), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=10
-)  # prompt length, max_tokens, which of a few prompt families
+    st.tuples(
+        st.integers(1, 14),
+        st.integers(1, 12),
+        st.integers(0, 2),
+        st.sampled_from([0, 0, -3, 3]),
+        st.sampled_from("aab"),
+    ),
+    min_size=1,
+    max_size=10,
+)  # prompt length, max_tokens, which of a few prompt families, priority, client
 
 
 @settings(FAST, max_examples=300)
@@ -224,12 +232,13 @@ requests = st.lists(
     caching=st.booleans(),
     policy=st.sampled_from(POLICIES),
     max_chunk=st.sampled_from([None, 1, 3, 8]),
+    max_client_share=st.sampled_from([0.01, 0.5, 1.0]),
     events=st.dictionaries(
         st.integers(0, 60), st.tuples(st.sampled_from(["abort", "fail"]), st.integers(0, 9)), max_size=6
     ),
 )
 def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
-    requests: list[tuple[int, int, int]],
+    requests: list[tuple[int, int, int, int, str]],
     num_blocks: int,
     block_size: int,
     budget: int,
@@ -237,6 +246,7 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
     caching: bool,
     policy: str,
     max_chunk: int | None,
+    max_client_share: float,
     events: dict[int, tuple[str, int]],
 ) -> None:
     max_model_len = max(2, min(num_blocks * block_size, 20))
@@ -249,12 +259,13 @@ def test_any_mix_of_requests_aborts_and_failures_ends_with_the_right_tokens(
         caching=caching,
         policy=policy,
         max_chunk=max_chunk,
+        max_client_share=max_client_share,
     )
     model = ToyModel(block_size)
     seqs = []
-    for seq_id, (length, max_tokens, family) in enumerate(requests):
+    for seq_id, (length, max_tokens, family, priority, client) in enumerate(requests):
         prompt = [family] * min(length, max_model_len - 1)
-        seqs.append(make_sequence(seq_id, prompt, max_tokens=max_tokens))
+        seqs.append(make_sequence(seq_id, prompt, max_tokens=max_tokens, priority=priority, client=client))
     late = seqs[len(seqs) // 2 :]
     for seq in seqs[: len(seqs) // 2]:
         scheduler.add(seq)

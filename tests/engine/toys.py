@@ -24,8 +24,11 @@ FAST = settings(max_examples=60, deadline=None, database=None, suppress_health_c
 VOCAB_SIZE = 1000
 
 
-def make_sequence(seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), **params: Any) -> Sequence:
-    return Sequence(seq_id, list(prompt), SamplingParams(**params), eos_token_ids=eos)
+def make_sequence(
+    seq_id: int, prompt: Seq[int], *, eos: Seq[int] = (), priority: int = 0, client: str = "", **params: Any
+) -> Sequence:
+    own = SamplingParams(**params)
+    return Sequence(seq_id, list(prompt), own, eos_token_ids=eos, priority=priority, client=client)
 
 
 def tell(seq: Sequence, *tokens: int) -> None:
@@ -44,6 +47,7 @@ def make_scheduler(
     caching: bool = True,
     policy: str = "prefill_first",
     max_chunk: int | None = None,
+    max_client_share: float = 0.5,
     specs: tuple[KVSpec, ...] = (KVSpec(),),
     speculation: Speculation | None = None,
 ) -> Scheduler:
@@ -54,6 +58,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         policy=policy,
         long_prefill_token_threshold=max_chunk,
+        max_client_share=max_client_share,
         speculation=speculation,
     )
 
@@ -365,14 +370,14 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Seq[int]) -> str:
+    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return bytes(token_ids).decode(errors="replace")
 
 
 seq_ids = itertools.count()
 
 
-def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]:
+def add(scheduler: Scheduler, *lengths: int, **params: Any) -> list[Sequence]:
     """Queue sequences with these prompt lengths; their prompts share nothing."""
     seqs = []
     for length, seq_id in zip(lengths, seq_ids, strict=False):
@@ -382,7 +387,15 @@ def add(scheduler: Scheduler, *lengths: int, **params: object) -> list[Sequence]
 
 
 def add_family(
-    scheduler: Scheduler, prompt: list[int], n: int, *, first_id: int = 0, seed: int = 0, **params: object
+    scheduler: Scheduler,
+    prompt: list[int],
+    n: int,
+    *,
+    first_id: int = 0,
+    seed: int = 0,
+    priority: int = 0,
+    client: str = "",
+    **params: object,
 ) -> list[Sequence]:
     family: list[Sequence] = []
     for index in range(n):
@@ -394,6 +407,8 @@ def add_family(
                 index=index,
                 seed=seed,
                 fork_of=family[0] if family else None,
+                priority=priority,
+                client=client,
             )
         )
         scheduler.add(family[-1])

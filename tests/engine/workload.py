@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -26,11 +27,21 @@ class Wish:
     stops: frozenset[int]  # it ends at a token whose remainder by 7 is one of these: nobody can foresee it
     arrives: int  # in the engine's step of this number
     abort_at: int | None  # likewise
+    priority: int = 0
+    client: str = ""
+    include_stop: bool = False  # the text of the token at which it ends is in its text
 
     @property
     def params(self) -> SamplingParams:
         stops = [token for token in range(VOCAB_SIZE) if token % 7 in self.stops]
-        return SamplingParams(temperature=0.0, max_tokens=self.max_tokens, n=self.n, stop_token_ids=stops, seed=0)
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            n=self.n,
+            stop_token_ids=stops,
+            include_stop_str_in_output=self.include_stop,
+            seed=0,
+        )
 
 
 prompts = st.one_of(
@@ -45,15 +56,23 @@ wishes = st.builds(
     stops=st.frozensets(st.integers(0, 6), max_size=2),
     arrives=st.integers(0, 8),
     abort_at=st.one_of(st.none(), st.none(), st.integers(0, 14)),
+    priority=st.sampled_from([0, 0, -1, 1]),
+    client=st.sampled_from(["", "", "a", "b"]),
+    include_stop=st.booleans(),
 )
 
 
-def serve(engine: LLMEngine, workload: list[Wish]) -> list[Request]:
+def serve(engine: LLMEngine, workload: list[Wish], before_step: Callable[[int], None] | None = None) -> list[Request]:
     """Run a workload to its end; the invariants are checked after every step."""
-    requests = [engine.make_request(list(wish.prompt), wish.params) for wish in workload]
+    requests = [
+        engine.make_request(list(wish.prompt), wish.params, priority=wish.priority, client=wish.client)
+        for wish in workload
+    ]
     step = 0
     while step <= 15 or engine.has_unfinished:
         assert step < 3000, "the engine does not come to an end"
+        if before_step is not None:
+            before_step(step)
         for wish, request in zip(workload, requests, strict=True):
             if wish.arrives == step:
                 engine.submit(request)
@@ -83,7 +102,8 @@ def assert_as_alone(engine: LLMEngine, workload: list[Wish], requests: list[Requ
     for wish, request in zip(workload, requests, strict=True):
         for output in request.output().outputs:
             tokens = expected(wish)
-            said = output.token_ids if output.finish_reason != "stop" else output.token_ids[:-1]
+            is_cut = output.finish_reason == "stop" and not wish.include_stop
+            said = output.token_ids[:-1] if is_cut else output.token_ids
             assert output.text == engine.tokenizer.decode(said)
             if output.finish_reason == "abort":
                 assert output.token_ids == tokens[: len(output.token_ids)]

@@ -45,7 +45,12 @@ def drafting(**options: Any) -> tuple[Scheduler, Speculation]:
 
 def finish(engine: LLMEngine, requests: list[tuple[list[int], SamplingParams]]) -> list[Any]:
     """What became of the completions of some requests, and of the engine's blocks: all must be back."""
-    live = [engine.add_request(prompt, params) for prompt, params in requests]
+    live = [
+        engine.make_request(prompt, params, priority=-(i % 3), client="ab"[i % 2])
+        for i, (prompt, params) in enumerate(requests)
+    ]
+    for request in live:
+        engine.submit(request)
     for _ in range(3000):
         if not engine.has_unfinished:
             break
@@ -75,6 +80,7 @@ requests = st.lists(
             n=st.sampled_from([1, 1, 1, 3]),
             stop_token_ids=st.sampled_from([(), (), tuple(range(0, 1000, 9))]),
             stop=st.sampled_from([(), (), ("7 1", "33", "8 9"), ("4",)]),
+            include_stop_str_in_output=st.booleans(),
             min_tokens=st.sampled_from([0, 1]),
             logprobs=st.sampled_from([None, 1]),
             speculate=st.sampled_from([True, True, True, False]),
@@ -283,7 +289,7 @@ def test_one_who_is_preempted_meanwhile_keeps_what_was_accepted() -> None:
     model = LateModel()
     scheduler.update(plan := scheduler.schedule(), model.launch(plan).result())
     launched = model.launch(plan := scheduler.schedule())
-    scheduler._preempt_newest()
+    scheduler._preempt_last()
     scheduler.check()
     assert not scheduler.schedule(), "its tokens are on their way"
     scheduler.update(plan, launched.result())

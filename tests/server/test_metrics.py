@@ -1,0 +1,307 @@
+"""The text of `GET /metrics`, read back by Prometheus' own parser.
+
+The families and bounds below are all that vLLM's Grafana dashboards ask for, and the EXPECTED_METRICS_V1 of its tests (0.33).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("prometheus_client")
+from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.engine.messages import StepPlan, StepResult
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
+from tests.engine.engine_toys import Clock, Script, make_engine, run
+from tests.engine.speculation.guessers import speculation
+from tests.engine.test_fetching import FILED, make_slow_engine
+from tests.engine.toys import ToyModel
+
+LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
+FIRST = [
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+]
+BETWEEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+STEP = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
+LENGTH = [1, 2, 5, 10, 20, 50]  # of at most 64 tokens
+
+HISTOGRAMS: dict[str, list[float]] = {
+    "vllm:time_to_first_token_seconds": FIRST,
+    "vllm:inter_token_latency_seconds": BETWEEN,
+    "vllm:request_time_per_output_token_seconds": BETWEEN,
+    "vllm:e2e_request_latency_seconds": LATENCY,
+    "vllm:request_queue_time_seconds": LATENCY,
+    "vllm:request_prefill_time_seconds": LATENCY,
+    "vllm:request_decode_time_seconds": LATENCY,
+    "vllm:request_inference_time_seconds": LATENCY,
+    "vllm:iteration_tokens_total": STEP,
+    "vllm:request_prompt_tokens": LENGTH,
+    "vllm:request_generation_tokens": LENGTH,
+    "vllm:request_max_num_generation_tokens": LENGTH,
+    "vllm:request_params_max_tokens": LENGTH,
+    "vllm:request_prefill_kv_computed_tokens": LENGTH,
+    "vllm:request_params_n": [1, 2, 5, 10, 20],
+    "vllm:request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
+}
+GAUGES: dict[str, set[str]] = {
+    "vllm:num_requests_running": set(),
+    "vllm:num_requests_waiting": set(),
+    "vllm:num_requests_waiting_by_reason": {"reason"},
+    "vllm:kv_cache_usage_perc": set(),
+}
+COUNTERS: dict[str, set[str]] = {  # a sample has "_total" behind it
+    "vllm:num_preemptions": set(),
+    "vllm:prompt_tokens": set(),
+    "vllm:prompt_tokens_by_source": {"source"},
+    "vllm:prompt_tokens_cached": set(),
+    "vllm:generation_tokens": set(),
+    "vllm:prefix_cache_queries": set(),
+    "vllm:prefix_cache_hits": set(),
+    "vllm:request_success": {"finished_reason"},
+}
+
+
+class Slow(Script):
+    def __init__(self, clock: Clock):
+        super().__init__("hello, world")
+        self.clock = clock
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.clock.now += 0.25
+        return super().execute(plan)
+
+
+def text_of(engine: LLMEngine, num_rejected: Mapping[str, int] | None = None, **options: Any) -> str:
+    options = {"model_name": "demo", "cache_config": {"cache_dtype": "auto"}} | options
+    return render_metrics(engine.metrics(), num_rejected=num_rejected or {}, **options).decode()
+
+
+def families(text: str) -> dict[str, Metric]:
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    """That of the one series that has these labels, among others."""
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    assert len(found) == 1, f"{len(found)} series of {name} with {labels}"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", HISTOGRAMS)
+def test_histograms_have_vllms_bounds(name: str) -> None:
+    family = families(text_of(make_engine()))[name]
+    assert family.type == "histogram"
+    buckets = [sample for sample in family.samples if sample.name == f"{name}_bucket"]
+    assert [float(sample.labels["le"]) for sample in buckets] == [*HISTOGRAMS[name], math.inf]
+    assert {tuple(sample.labels) for sample in buckets} == {("engine", "le", "model_name")}
+    assert value(text_of(make_engine()), f"{name}_count", model_name="demo", engine="0") == 0
+
+
+def test_bounds_are_written_as_prometheus_writes_them() -> None:
+    text = text_of(make_engine(max_model_len=2**21, num_blocks=2**19))
+    assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="demo"} 0' in text
+    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="demo"} 0' in text
+    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1e+06",model_name="demo"} 0' in text
+    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="+Inf",model_name="demo"} 0' in text
+
+
+@pytest.mark.parametrize(("type_", "expected"), [("gauge", GAUGES), ("counter", COUNTERS)])
+def test_other_families_have_vllms_types_and_labels(type_: str, expected: dict[str, set[str]]) -> None:
+    found = families(text_of(make_engine()))
+    for name, more in expected.items():
+        assert found[name].type == type_
+        assert found[name].samples
+        for sample in found[name].samples:
+            assert sample.name == name + "_total" * (type_ == "counter")
+            assert set(sample.labels) == {"model_name", "engine"} | more
+            assert (sample.labels["model_name"], sample.labels["engine"]) == ("demo", "0")
+
+
+def test_every_value_of_a_label_has_a_series_from_the_start() -> None:
+    found = families(text_of(make_engine()))
+
+    def values(name: str, label: str) -> list[str]:
+        return [sample.labels[label] for sample in found[name].samples]
+
+    assert values("vllm:request_success", "finished_reason") == ["stop", "length", "abort", "error", "repetition"]
+    assert values("vllm:num_requests_waiting_by_reason", "reason") == ["capacity", "deferred"]
+    assert values("vllm:admission_rejections", "reason") == ["max_num_queued_reqs", "max_num_queued_tokens"]
+    sources = ["local_compute", "local_cache_hit", "external_kv_transfer"]
+    assert values("vllm:prompt_tokens_by_source", "source") == sources
+
+
+def test_no_series_comes_twice() -> None:
+    engine = make_engine(ToyModel(), eos=(), speculation=speculation())
+    run(engine, engine.add_request([1, 2], SamplingParams(max_tokens=9)))
+    series = [line.rsplit(" ", 1)[0] for line in text_of(engine).splitlines() if not line.startswith("#")]
+    assert len(series) == len(set(series))
+
+
+def test_the_values_are_those_of_the_engine() -> None:
+    clock = Clock()
+    engine = make_engine(Slow(clock), clock=clock)
+    run(engine, *[engine.add_request("abcdefghij", SamplingParams(n=2, max_tokens=3)) for _ in range(2)])
+    engine.abort(engine.add_request("gone").request_id)
+    text = text_of(engine)
+    assert value(text, "vllm:request_success_total", finished_reason="length") == 4
+    assert value(text, "vllm:request_success_total", finished_reason="abort") == 1
+    assert value(text, "vllm:prompt_tokens_total") == 40
+    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_compute") == 10 + 2
+    assert value(text, "vllm:prompt_tokens_cached_total") == 10 + 8 + 10
+    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 28
+    assert value(text, "vllm:generation_tokens_total") == 12
+    assert value(text, "vllm:prefix_cache_queries_total") == 20
+    assert value(text, "vllm:prefix_cache_hits_total") == 8
+    assert value(text, "vllm:time_to_first_token_seconds_count") == 4
+    assert value(text, "vllm:time_to_first_token_seconds_sum") == 1.0
+    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
+    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 4
+    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 4
+    assert value(text, "vllm:inter_token_latency_seconds_count") == 8
+    assert value(text, "vllm:e2e_request_latency_seconds_sum") == 4 * 0.75
+    assert value(text, "vllm:request_prefill_time_seconds_sum") == 1.0
+    assert value(text, "vllm:request_decode_time_seconds_sum") == 2.0
+    assert value(text, "vllm:request_inference_time_seconds_sum") == 3.0
+    assert value(text, "vllm:request_queue_time_seconds_sum") == 0.0
+    assert value(text, "vllm:request_time_per_output_token_seconds_sum") == 1.0
+    assert value(text, "vllm:request_prompt_tokens_sum") == 40
+    assert value(text, "vllm:request_prefill_kv_computed_tokens_sum") == 12
+    assert value(text, "vllm:request_generation_tokens_sum") == 12
+    assert value(text, "vllm:request_max_num_generation_tokens_sum") == 6
+    assert value(text, "vllm:request_params_n_sum") == 4
+    assert value(text, "vllm:request_params_max_tokens_sum") == 12
+    assert value(text, "vllm:iteration_tokens_total_sum") == 12 + 12
+    assert value(text, "vllm:iteration_tokens_total_count") == 3
+    assert value(text, "nanoengine:prefix_cache_hits_by_tier_total", tier="device") == 8
+    assert value(text, "nanoengine:step_seconds_total", phase="prefill") == 0.25
+    assert value(text, "nanoengine:step_seconds_total", phase="decode") == 0.5
+
+
+def test_gauges_are_those_of_the_moment() -> None:
+    engine = make_engine(max_num_seqs=1, num_blocks=16)
+    requests = [engine.add_request("abcd", SamplingParams(max_tokens=3)) for _ in range(3)]
+    engine.step()
+    text = text_of(engine)
+    assert value(text, "vllm:num_requests_running") == 1
+    assert value(text, "vllm:num_requests_waiting") == 2
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
+    assert value(text, "vllm:kv_cache_usage_perc") == 2 / 16
+    run(engine, *requests)
+    idle = text_of(engine)
+    assert value(idle, "vllm:num_requests_running") == value(idle, "vllm:num_requests_waiting") == 0
+    assert value(idle, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_those_that_wait_for_files_are_deferred(tmp_path: Path) -> None:
+    engine, _ = make_slow_engine(tmp_path, 1)
+    for prompt in ([7] * 5, FILED):  # beside somebody else nobody waits for the files
+        engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=9))
+    engine.step()
+    text = text_of(engine)
+    assert value(text, "vllm:num_requests_waiting") == 1
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 1
+    run(engine)
+    text = text_of(engine)
+    assert value(text, "nanoengine:prefix_cache_hits_by_tier_total", tier="disk") > 0
+    assert value(text, "nanoengine:kv_blocks_moved_total", way="from_disk") > 0
+    assert value(text, "nanoengine:kv_file_errors_total") == 0
+
+
+def test_preemptions_are_counted_by_kind() -> None:
+    engine = make_engine(ToyModel(), eos=(), num_blocks=4, max_model_len=16)
+    run(engine, *[engine.add_request([n] * 6, SamplingParams(max_tokens=9)) for n in (1, 2)])
+    text = text_of(engine)
+    assert value(text, "vllm:num_preemptions_total") == 1
+    assert value(text, "vllm:request_num_preemptions_sum") == 1
+    assert value(text, "nanoengine:preemptions_by_kind_total", kind="recompute") == 1
+    assert value(text, "nanoengine:preemptions_by_kind_total", kind="swap") == 0
+
+
+def test_speculation_is_told_of_where_there_is_any() -> None:
+    assert "spec_decode" not in text_of(make_engine())
+    engine = make_engine(ToyModel(), eos=(), speculation=speculation(num_drafts=3))
+    run(engine, engine.add_request([1, 2, 3], SamplingParams(max_tokens=9)))
+    text = text_of(engine)
+    assert value(text, "vllm:spec_decode_num_drafts_total") == 2
+    assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 6
+    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 6
+    for place in "012":
+        assert value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) == 2
+
+
+def test_rejections_are_counted_by_reason_and_belong_to_no_engine() -> None:
+    text = text_of(make_engine(), {"max_num_queued_reqs": 3, "draining": 1})
+    samples = families(text)["vllm:admission_rejections"].samples
+    assert [(sample.labels, sample.value) for sample in samples] == [
+        ({"model_name": "demo", "reason": "max_num_queued_reqs"}, 3),
+        ({"model_name": "demo", "reason": "max_num_queued_tokens"}, 0),
+        ({"model_name": "demo", "reason": "draining"}, 1),
+    ]
+
+
+def test_the_options_of_the_cache_are_labels() -> None:
+    engine = make_engine(num_blocks=24, block_size=4, max_model_len=64)
+    [sample] = families(text_of(engine, cache_config={"cache_dtype": "int8", "enable_prefix_caching": "True"}))[
+        "vllm:cache_config_info"
+    ].samples
+    assert sample.value == 1
+    assert sample.labels == {
+        "cache_dtype": "int8",
+        "enable_prefix_caching": "True",
+        "block_size": "4",
+        "num_gpu_blocks": "24",
+        "kv_cache_size_tokens": "96",
+        "kv_cache_max_concurrency": "1.5",
+        "engine": "0",
+    }
+
+
+def test_names_of_models_are_escaped() -> None:
+    name = 'my "own"\\\nmodel é'
+    assert value(text_of(make_engine(), model_name=name), "vllm:num_requests_running", model_name=name) == 0
+
+
+def test_the_process_is_told_of_and_nothing_global_is_touched() -> None:
+    before = {family.name for family in REGISTRY.collect()}
+    text = text_of(make_engine())
+    assert {family.name for family in REGISTRY.collect()} == before
+    if Path("/proc/self/stat").exists():
+        assert value(text, "process_resident_memory_bytes") > 2**20
+    assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
