@@ -69,7 +69,7 @@ def answer(path: str, data: Any, body: Any) -> Any:
         return body
     if path == "/detokenize":
         return {"content": body["prompt"]}
-    if path == "/completion":
+    if path in ("/completion", "/completions"):
         answers = [
             {"content": choice["text"], "stop": choice["finish_reason"] is not None} for choice in body["choices"]
         ]

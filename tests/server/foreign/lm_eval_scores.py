@@ -43,11 +43,11 @@ def make_tasks(folder: Path) -> list[str]:
     return ["nano_choose", "nano_whole"]
 
 
-def scores(tasks: list[str], folder: Path, model: str, **arguments: Any) -> dict[tuple[str, int, int], float]:
+def scores(tasks: list[str], folder: Path, client: str, **arguments: Any) -> dict[tuple[str, int, int], float]:
     """Log-likelihood by task, document and choice."""
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     result = lm_eval.simple_evaluate(
-        model=model, model_args=arguments, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0
+        model=client, model_args=arguments, tasks=tasks, task_manager=manager, log_samples=True, bootstrap_iters=0
     )
     found = {}
     for task, samples in result["samples"].items():
