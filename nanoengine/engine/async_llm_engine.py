@@ -96,9 +96,14 @@ class AsyncLLMEngine:
         request_id: str | None = None,
         **options: Any,
     ) -> Request:
-        """`LLMEngine.make_request`, from any thread: it encodes the prompt and checks all, and nothing runs before `submit`."""
+        """`LLMEngine.make_request`, from any thread: it encodes the prompt and checks all, and nothing runs before `submit`. The
+        request has arrived now: its times count from here.
+        """
         self._check_alive()
-        return self.engine.make_request(prompt, params, request_id or f"request-{uuid.uuid4().hex}", **options)
+        now = self.engine.clock()
+        request = self.engine.make_request(prompt, params, request_id or f"request-{uuid.uuid4().hex}", **options)
+        request.arrival_time = now
+        return request
 
     def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
         """Queue a request; called on the event loop that will await its stream.
@@ -229,7 +234,7 @@ class AsyncLLMEngine:
         request = stream.request
         self._num_received += request.params.num_sequences
         try:
-            self.engine.submit(request)
+            self.engine.submit(request, arrival_time=request.arrival_time)
         except InvalidRequest as error:  # its id is in use
             _call_soon(stream.loop, partial(stream.deliver, [], True, error))
             return

@@ -76,7 +76,7 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}
         self._owner: dict[int, tuple[Request, Completion]] = {}  # seq_id -> whose it is
         self._num_requests = 0
-        self._num_submitted = 0
+        self.num_requests = 0
         self._num_beam_requests = 0  # of those that are running
         self._num_sequences = 0
         self._closed = False
@@ -155,7 +155,7 @@ class LLMEngine:
             seed = self._seeds.getrandbits(63) if request.params.seed is None else request.params.seed
             request.arrival_time = self.clock() if arrival_time is None else arrival_time
             self._requests[request.request_id] = request
-            self._num_submitted += 1
+            self.num_requests += 1
             self._num_beam_requests += isinstance(request, BeamRequest)
             first: Sequence | None = None
             for index in range(request.params.num_sequences):
@@ -420,6 +420,10 @@ class LLMEngine:
 
     # ---- what others want to know
 
+    def request_of(self, seq: Sequence) -> Request:
+        """Whose completion a sequence is that has not ended."""
+        return self._owner[seq.seq_id][0]
+
     def metrics(self) -> EngineMetrics:
         """All counters at this moment."""
         return take_snapshot(
@@ -427,7 +431,7 @@ class LLMEngine:
             self.stats,
             self._times,
             self._finished,
-            num_requests=self._num_submitted,
+            num_requests=self.num_requests,
             num_listener_errors=self._announcer.num_errors,
         )
 

@@ -14,6 +14,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nanoengine.engine.view import take_view
 from nanoengine.errors import NanoEngineError
 from nanoengine.server import operations
 from nanoengine.server.chat import chat_completions
@@ -21,6 +22,7 @@ from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
+from nanoengine.server.page import FILES, page_routes
 from nanoengine.server.serving import Serving
 from nanoengine.server.tokens import detokenize, tokenize, tokenizer_info
 
@@ -31,6 +33,7 @@ ROUTES = [
     Route("/ping", operations.health, methods=["GET", "POST"]),
     Route("/load", operations.load),
     Route("/version", operations.version),
+    Route("/metrics", operations.metrics),
     Route("/v1/models", operations.models),
     Route("/v1/models/{name:path}", operations.model),
     Route("/v1/completions", completions, methods=["POST"]),
@@ -44,16 +47,23 @@ ROUTES = [
 ]
 
 
+OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
+"""What balancers, dashboards and those who write clients ask for: no key is needed."""
+
+
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    middleware = [Middleware(Identify, keys=config.api_key, log=config.access_log)]
+    routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(take_view)) if config.page else ())]
+    middleware = [
+        Middleware(Identify, keys=config.api_key, open_paths=(*OPEN_PATHS, *FILES.values()), log=config.access_log)
+    ]
     if config.cors_origin is not None:
         middleware.append(
             Middleware(CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"])
         )
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
-    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.serving = serving
     return app
 

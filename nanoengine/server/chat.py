@@ -13,7 +13,7 @@ from starlette.responses import Response
 from nanoengine.outputs import Delta, RequestOutput
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.jobs import Job
-from nanoengine.server.logprobs import LogprobShapes
+from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import sampling_params
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.serving import Serving, new_id
@@ -146,50 +146,52 @@ class _Answer:
         with_usage = options is not None and bool(options.include_usage)
         each = with_usage and options is not None and bool(options.continuous_usage_stats)
         is_plain = not request.logprobs and not request.return_token_ids
-        counts = [0] * n
+        choices = [Progress() for _ in range(n)]
         begun = False
         async for news in job.deltas():
             parts = [] if begun else self._beginning(job, chunks, n, each)
             begun = True
             for _, delta in news:
-                index = delta.index
-                counts[index] += len(delta.token_ids)
-                rest = b',"usage":' + usage_json(self.num_prompt_tokens, counts[index]) if each else b""
+                index, progress = delta.index, choices[delta.index]
+                num_tokens = progress.num_tokens + len(delta.token_ids)
+                rest = b',"usage":' + usage_json(self.num_prompt_tokens, num_tokens) if each else b""
                 if is_plain and delta.finish_reason is None:
                     choice = b'{"index":%d,"delta":{"content":' % index + encode(delta.text) + REST
                     parts.append(chunks.chunk(choice, rest))
                 elif delta.finish_reason is None or with_usage:
-                    parts.append(chunks.chunk(encode(self._delta(delta)), rest))
+                    parts.append(chunks.chunk(encode(self._delta(delta, progress)), rest))
                 else:
-                    parts.append(chunks.last(encode(self._delta(delta)), rest))
+                    parts.append(chunks.last(encode(self._delta(delta, progress)), rest))
+                progress.advance(delta.token_ids)
             yield b"".join(parts)
         if with_usage:
             cached = job.requests[0].num_cached_tokens
-            yield chunks.usage(encode(serving.usage(self.num_prompt_tokens, sum(counts), cached)))
+            yield chunks.usage(
+                encode(serving.usage(self.num_prompt_tokens, sum(c.num_tokens for c in choices), cached))
+            )
 
     def _beginning(self, job: Job, chunks: Chunks, n: int, each: bool) -> list[bytes]:
         """Who speaks, and what is repeated, of every choice."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
         prompt = self.prompt if request.return_prompt_text else None
-        rest = b',"prompt_token_ids":' + encode(token_ids) + b',"prompt_text":' + encode(prompt)
-        if each:
-            rest += b',"usage":' + usage_json(self.num_prompt_tokens, 0)
-        deltas = [{"role": self.role, "content": ""}]
+        of_prompt = b',"prompt_token_ids":' + encode(token_ids) + b',"prompt_text":' + encode(prompt)
+        usage = b',"usage":' + usage_json(self.num_prompt_tokens, 0) if each else b""
+        deltas = [({"role": self.role, "content": ""}, of_prompt + usage)]
         if self.echo:
-            deltas.append({"content": self.echo})
+            deltas.append(({"content": self.echo}, usage))
         return [
             chunks.chunk(encode({"index": i, "delta": delta, "logprobs": None, "finish_reason": None}), rest)
-            for delta in deltas
+            for delta, rest in deltas
             for i in range(n)
         ]
 
-    def _delta(self, delta: Delta) -> dict[str, Any]:
+    def _delta(self, delta: Delta, progress: Progress) -> dict[str, Any]:
         """A choice with more than text."""
         request = self.request
         logprobs = None
         if delta.logprobs is not None:
-            logprobs = self.shapes.chat(delta.token_ids, delta.logprobs, request.top_logprobs or 0)
+            logprobs = self.shapes.chat(delta.token_ids, delta.logprobs, request.top_logprobs or 0, progress.last)
         choice = {
             "index": delta.index,
             "delta": {"content": delta.text},

@@ -11,11 +11,12 @@ from typing import Any, cast
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from nanoengine.engine.request import Request
 from nanoengine.outputs import Delta, RequestOutput, TokenLogprobs
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
-from nanoengine.server.logprobs import LogprobShapes
+from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import sampling_params
 from nanoengine.server.protocol import CompletionRequest
 from nanoengine.server.serving import Serving, new_id
@@ -39,8 +40,6 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    if params.prompt_logprobs and request.stream and not request.echo:
-        raise Problem(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
     add_special_tokens = request.add_special_tokens is not False
     answer = _Answer(serving, request, new_id("cmpl", http, request.request_id), is_echo_only)
 
@@ -53,7 +52,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         ]
         if request.echo and not request.return_token_ids:
             answer.echoes = [
-                prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids)
+                prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
                 for prompt, ids in zip(prompts, encoded, strict=True)
             ]
         return encoded
@@ -165,49 +164,50 @@ class _Answer:
         options = request.stream_options
         with_usage = options is not None and bool(options.include_usage)
         each = with_usage and options is not None and bool(options.continuous_usage_stats)
-        counts = [0] * (n * len(job.requests))
-        offsets = [0] * len(counts)
+        choices = [Progress() for _ in range(n * len(job.requests))]
         is_plain = request.logprobs is None and not request.return_token_ids
         async for news in job.deltas():
             parts = []
             for number, delta in news:
                 index = number * n + delta.index
-                is_first = counts[index] == 0
-                counts[index] += len(delta.token_ids)
+                progress = choices[index]
+                is_first = progress.num_tokens == 0
                 if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
                     choice = b'{"index":%d,"text":' % index + encode(delta.text) + REST
                 else:
                     is_long = is_first and bool(request.echo)
-                    make = partial(self._delta, job, number, index, delta, is_first)
-                    choice = encode(await serving.make(make, offsets, slow=is_long))
+                    make = partial(self._delta, job.requests[number], index, delta)
+                    choice = encode(await serving.make(make, progress, slow=is_long))
+                progress.advance(delta.token_ids)
                 rest = b""
                 if each:
-                    rest = b',"usage":' + usage_json(self.num_prompt_tokens[number], counts[index])
+                    rest = b',"usage":' + usage_json(self.num_prompt_tokens[number], progress.num_tokens)
                 is_last = delta.finish_reason is not None and not with_usage
                 parts.append(chunks.last(choice, rest) if is_last else chunks.chunk(choice, rest))
             yield b"".join(parts)
         if with_usage:
             cached = sum(own.num_cached_tokens for own in job.requests)
-            yield chunks.usage(encode(serving.usage(sum(self.num_prompt_tokens), sum(counts), cached)))
+            yield chunks.usage(
+                encode(serving.usage(sum(self.num_prompt_tokens), sum(c.num_tokens for c in choices), cached))
+            )
 
-    def _delta(
-        self, job: Job, number: int, index: int, delta: Delta, is_first: bool, offsets: list[int]
-    ) -> dict[str, Any]:
+    def _delta(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
         """A choice with more than text."""
-        request, own = self.request, job.requests[number]
+        request, is_first = self.request, progress.num_tokens == 0
         text = "" if self.is_echo_only else delta.text
         if is_first and self.echoes:
-            text = self.echoes[number] + text
+            text = self.echoes[index // (request.n or 1)] + text
         logprobs = None
         if delta.logprobs is not None:
             token_ids = [] if self.is_echo_only else delta.token_ids
             if is_first and request.echo:
                 logprobs = self._logprobs(own.prompt_token_ids, own.prompt_logprobs(), token_ids, delta.logprobs)
             else:
+                entries = delta.logprobs[: len(token_ids)]
                 logprobs = self.shapes.completion(
-                    token_ids, delta.logprobs[: len(token_ids)], request.logprobs or 0, offsets[index]
+                    token_ids, entries, request.logprobs or 0, progress.num_chars, progress.last
                 )
-            offsets[index] += sum(map(len, logprobs["tokens"]))
+            progress.num_chars += sum(map(len, logprobs["tokens"]))
         return {
             "index": index,
             "text": text,

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,9 +16,6 @@ from nanoengine.server.serving import CLIENT
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
-
-OPEN_PATHS = ("/", "/page.css", "/page.js", "/health", "/ping", "/version", "/metrics", "/openapi.json")
-"""Paths that need no key: what balancers and dashboards ask for, and the page, which has nothing of anybody in it."""
 
 MAX_ID = 128
 
@@ -29,12 +26,14 @@ class Identify:
     Args:
         app: what comes next.
         keys: see `ServerConfig.api_key`.
+        open_paths: for which nobody needs a key.
         log: whether to write a line for each.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] | None, log: bool):
+    def __init__(self, app: ASGIApp, keys: Sequence[str] | None, open_paths: Collection[str], log: bool):
         self._app = app
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
+        self._open_paths = frozenset(open_paths)
         self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +82,7 @@ class Identify:
                 )
 
     def _may_pass(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        if self._digests is None or scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
+        if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
             return True
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())

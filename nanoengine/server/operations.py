@@ -8,6 +8,7 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.server.answers import json_response
+from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
 from nanoengine.server.protocol import AbortRequest
 from nanoengine.server.serving import Serving
 from nanoengine.server.sse import encode
@@ -75,6 +76,20 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
         "max_model_len": serving.max_model_len,
         "permission": [permission],
     }
+
+
+async def metrics(http: HTTPRequest) -> Response:
+    """All counters between two steps, for Prometheus."""
+    serving: Serving = http.app.state.serving
+    snapshot = await serving.engine.metrics()
+    body = await serving.text.run(
+        render_metrics,
+        snapshot,
+        model_name=serving.name,
+        cache_config=serving.cache_config,
+        num_rejected=dict(serving.num_rejected),
+    )
+    return Response(body, media_type=CONTENT_TYPE)
 
 
 async def abort_requests(http: HTTPRequest) -> Response:

@@ -61,7 +61,7 @@ def sampling_params(
     if request.seed is not None and request.seed != -1:  # as vLLM has it, -1 is none
         values["seed"] = request.seed
     if request.logit_bias is not None:
-        values["logit_bias"] = {_token_id(key): max(-100.0, min(b, 100.0)) for key, b in request.logit_bias.items()}
+        values["logit_bias"] = _biases(request.logit_bias)
     if max_tokens is not None and max_tokens > max_model_len:
         message = f"{max_tokens_field} is {max_tokens}, but max_model_len is {max_model_len}: ask for fewer"
         raise Problem(400, message, max_tokens_field)
@@ -72,10 +72,12 @@ def sampling_params(
     return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
 
 
-def _token_id(key: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,10}", key):
-        raise Problem(400, f"logit_bias holds {key[:80]!r}: its keys must be token ids", "logit_bias")
-    return int(key)
+def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    """By token id, between -100 and 100: JSON's keys are text."""
+    wrong = [key[:80] for key in biases if not re.fullmatch(r"[0-9]{1,10}", key)]
+    if wrong:
+        raise Problem(400, f"logit_bias holds the keys {wrong[:10]}: keys must be token ids", "logit_bias")
+    return {int(key): max(-100.0, min(bias, 100.0)) for key, bias in biases.items()}
 
 
 def cut(token_ids: list[int], request: Generation, max_model_len: int) -> list[int]:

@@ -168,6 +168,8 @@ class Generation(_Named, kw_only=True):
             )
         if self.stream_options is not None and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
+        if self.stream and self.prompt_logprobs:
+            raise Problem(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
         if self.stream and self.best_of not in (None, self.n):
             raise Problem(400, f"best_of is {self.best_of}: with stream it must be n", "best_of")
 

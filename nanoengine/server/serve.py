@@ -47,6 +47,11 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
     try:
         engine_config = EngineConfig.from_options(model, {**_defaults(options), **options})
         serving = Serving(lambda: build_engine(engine_config), config, model)
+        serving.cache_config = {
+            "cache_dtype": engine_config.kv_cache_dtype,
+            "enable_prefix_caching": str(engine_config.enable_prefix_caching),
+            "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
+        }
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
             settings = uvicorn.Config(

@@ -68,7 +68,7 @@ class Serving:
         self.jobs = Jobs()
         self.num_rejected: Counter[str] = Counter()  # by reason
         self.is_draining = False  # the server will end when the jobs have
-        self.cache_config: dict[str, str] = {}
+        self.cache_config: dict[str, str] = {}  # for who reads metrics
         self._num_preparing = 0  # sequences whose text is being encoded
 
     @property
@@ -147,7 +147,7 @@ class Serving:
         self.check_open()
         waiting = self.engine.num_waiting + self._num_preparing
         if waiting and waiting + num_sequences > self.config.max_waiting:  # whoever finds nobody waiting is let in
-            self.num_rejected["queue_full"] += 1
+            self.num_rejected["max_num_queued_reqs"] += 1
             message = (
                 f"{waiting} sequences are waiting, and {self.config.max_waiting} may (max_waiting): try again later"
             )

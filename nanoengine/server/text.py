@@ -12,10 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
+from nanoengine.engine.detokenizer import INCOMPLETE
 from nanoengine.errors import InvalidPrompt
 from nanoengine.tokenizer import Message, ModelTokenizer
 
 T = TypeVar("T")
+
+MOST_PARTS = 4
+"""Tokens before one that may be parts of the same character."""
 
 
 class TextThreads:
@@ -123,19 +127,27 @@ def _joined(message: Message) -> Mapping[str, Any]:
 
 
 class TokenTexts:
-    """What each token is called in log probabilities: its text alone, or "token_id:N"."""
+    """The texts of single tokens, as log probabilities name them."""
 
     def __init__(self, tokenizer: ModelTokenizer):
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
-    def learn(self, token_ids: Sequence[int]) -> None:
-        """Decode those that were not met before; takes microseconds for each, so it is called in a thread."""
-        for token in token_ids:
-            if token not in self._texts:
-                self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
-
     def __getitem__(self, token: int) -> str:
         if token not in self._texts:
-            self.learn([token])
+            self._texts[token] = self._decode([token])
         return self._texts[token]
+
+    def after(self, before: Sequence[int], token: int) -> str:
+        """What a token adds to the text of those before it: nothing, while a character is incomplete, then all of it."""
+        text = self[token]
+        if not text.endswith(INCOMPLETE):
+            return text
+        for count in range(1, len(before) + 1):
+            whole = self._decode([*before[-count:], token])
+            if not whole.endswith(INCOMPLETE):
+                return whole[len(self._decode(before[-count:]).rstrip(INCOMPLETE)) :]
+        return ""
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,65 @@
+"""The page at `/`, which shows the engine while it works, and the views that it asks for. Its files are in the folder `page`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from pathlib import PurePath
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nanoengine.engine.view import EngineView
+
+_FOLDER = files("nanoengine.server") / "page"
+
+FILES = {file.name: "/" if file.name == "index.html" else f"/{file.name}" for file in _FOLDER.iterdir()}
+"""Where each file of the page is. There is nothing of anybody in them."""
+
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+"""Of the page's files, by how their names end."""
+
+HEADERS = {
+    # Nothing from another host, nothing inline, no frame around it: what a model writes can only ever be text.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def page_routes(view: Callable[[], Awaitable[EngineView]]) -> list[Route]:
+    """The page's files, which hold nothing secret, and `GET /view`, which may be put behind the server's API key.
+
+    Args:
+        view: takes a view of the engine (`take_view`, in the engine's thread).
+    """
+
+    async def show_view(_: Request) -> Response:
+        body = msgspec.json.encode(await view())
+        headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        return Response(body, media_type="application/json", headers=headers)
+
+    return [*map(_file_route, sorted(FILES)), Route("/view", show_view)]
+
+
+def _file_route(name: str) -> Route:
+    """A file of the page, read now. A browser may keep it, but asks each time whether it is still the same."""
+    body = (_FOLDER / name).read_bytes()
+    media_type = MEDIA_TYPES[PurePath(name).suffix]
+    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = HEADERS | {"Cache-Control": "no-cache", "ETag": etag}
+
+    async def show_file(request: Request) -> Response:
+        if etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
+
+    return Route(FILES[name], show_file)
