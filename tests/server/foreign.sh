@@ -78,6 +78,7 @@ run_vllm() {
     sed -i 's/"4080"/"256"/; /assert choice.finish_reason == "stop"/d' openai/chat_completion/test_chat_echo.py
     sed -i 's/"What is an LLM?"/"Once upon a time"/' openai/completion/test_completion.py
     sed -i 's/"Hello, world! How are you today?"/"Hello, world is what the first program of"/' openai/test_return_token_ids.py
+    sed -i 's/from transformers import AutoTokenizer/from vllm.tokenizers import AutoTokenizer/' serve/instrumentator/test_metrics.py
     cd "$work/vllm"
     local files=()
     for file in openai/completion/test_completion.py openai/chat_completion/test_{chat,chat_completion,chat_echo,chat_logit_bias_validation}.py \

@@ -106,7 +106,10 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},
     "vllm.exceptions": {"VLLMValidationError": ValueError},
     "vllm.platforms": {"current_platform": SimpleNamespace(is_rocm=lambda: False)},
-    "vllm.tokenizers": {"get_tokenizer": get_tokenizer},
+    "vllm.tokenizers": {
+        "get_tokenizer": get_tokenizer,
+        "AutoTokenizer": SimpleNamespace(from_pretrained=get_tokenizer),
+    },
     "vllm.transformers_utils.repo_utils": {"hf_api": hf_api},
     "vllm.utils.network_utils": {"get_open_port": launch.free_port},
     "vllm.v1.engine.exceptions": {"EngineDeadError": RuntimeError},
