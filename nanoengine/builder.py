@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanoengine.config import EngineConfig
+from nanoengine.engine.async_llm_engine import AsyncLLMEngine
 from nanoengine.engine.executor import Executor, ExecutorInfo
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.disk_tier import DiskTier
@@ -78,6 +79,11 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True, executor: Executor
         runner.close()
         raise
     return Built(engine, model.config, model.tokenizer, model.default_sampling)
+
+
+def build_async_engine(config: EngineConfig) -> AsyncLLMEngine:
+    """The same engine for callers on an event loop, in a thread of its own. Raises as `build_engine`."""
+    return AsyncLLMEngine(lambda: build_engine(config, use_tqdm=False).engine)
 
 
 def _executor_in_this_process(config: EngineConfig, model_config: ModelConfig, path: Path, use_tqdm: bool) -> Executor:

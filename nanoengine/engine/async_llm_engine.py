@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -62,7 +62,7 @@ class AsyncLLMEngine:
     """An engine that steps while others wait for what they asked for.
 
     Args:
-        make: makes the engine, such as `lambda: build_engine(config).engine`; nobody else may call it. It is made in the thread
+        make: makes the engine, (`build_async_engine` has one); nobody else may call it. It is made in the thread
             that it will live in: OpenMP keeps a team of threads for every thread that it was used from, and two teams on the same
             cores take turns to sleep, which made every step a quarter slower.
 
@@ -127,7 +127,7 @@ class AsyncLLMEngine:
 
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """Complete one prompt, and yield what each step brings; closing the iterator early aborts the request.
 
         Args:
