@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, the openai package, lm-eval, guidellm
+# and schemathesis. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
+#
+#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm llama openai lm-eval load schema
+#
+# FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
+# tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. foreign/exclusions.txt says what is left out, and why.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)/foreign
+if [ $# -gt 0 ]; then
+    mkdir -p "$1"
+    work=$(cd "$1" && pwd)
+    shift
+else
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+fi
+suites=${*:-vllm llama openai lm-eval load schema}
+python=${PYTHON:-python}
+NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
+export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+counts=$work/counts.txt
+: > "$counts"
+
+# fetch_source PACKAGE==VERSION: its source package, unpacked, in $work/src/PACKAGE. pip fails for want of build tools, and leaves it.
+fetch_source() {
+    local name=${1%%==*}
+    [ -e "$work/src/$name" ] && return
+    mkdir -p "$work/src/tmp"
+    TMPDIR=$work/src/tmp "$python" -m pip download --quiet --no-deps --no-clean --no-build-isolation --no-binary :all: \
+        -d "$work/src/tmp" "$1" > /dev/null 2>&1 || true
+    mv "$(find "$work/src/tmp" -mindepth 2 -maxdepth 2 -type d -name "${name}_*")" "$work/src/$name"
+    rm -rf "$work/src/tmp"
+}
+
+# environment NAME PACKAGE...: a virtual environment in $work/NAME
+environment() {
+    local folder=$work/$1
+    shift
+    [ -e "$folder/.complete" ] && return
+    "$python" -m venv "$folder"
+    "$folder/bin/python" -m pip install --quiet "$@"
+    touch "$folder/.complete"
+}
+
+tests_environment() {
+    environment tests torch==2.13.0 transformers==5.23.0 gguf==0.19.0 'lm_eval[api]==0.4.13' accelerate openai==3.54.0 requests httpx regex \
+        jsonschema prometheus_client fastapi schemathesis filelock wget pytest==9.2.0 pytest-asyncio pytest-timeout
+}
+
+smollm2() {
+    MODEL_FILE=$("$NANOENGINE_PYTHON" -m nanoengine fetch smollm2 | head -1)
+    export MODEL=smollm2 MODEL_FILE
+}
+
+# run_pytest SUITE ROOT SECONDS ARGUMENT...: what is there of a suite, in the folder one is in, within a time
+run_pytest() {
+    local suite=$1 root=$2 seconds=$3
+    shift 3
+    PYTHONPATH=$here timeout "$seconds" "$work/tests/bin/python" -m pytest -c /dev/null --rootdir . -p excluded --suite "$suite" \
+        --suite-root "$root" --counts "$counts" -p no:cacheprovider --timeout 180 --tb short -q -o asyncio_default_fixture_loop_scope=function "$@" || true
+}
+
+run_vllm() {
+    fetch_source vllm==0.33.0
+    tests_environment
+    smollm2
+    rm -rf "$work/vllm"
+    mkdir -p "$work/vllm/tests"
+    cp -r "$work/src/vllm/tests/entrypoints" "$work/src/vllm/tests/__init__.py" "$work/vllm/tests/"
+    cd "$work/vllm/tests/entrypoints"
+    # What is fitted to the model: its longest sequence is 8192 tokens, and the requests that are cancelled must fit into it; where a test
+    # gives no max_tokens it may talk that long, and it need not come to an end; it has nothing to say after "What is an LLM?" and the like.
+    sed -i 's/"10100"/"8192"/; s/10000/8000/' serve/instrumentator/test_basic.py
+    sed -i 's/"8192"/"256"/' openai/chat_completion/test_chat.py
+    sed -i 's/"4080"/"256"/; /assert choice.finish_reason == "stop"/d' openai/chat_completion/test_chat_echo.py
+    sed -i 's/"What is an LLM?"/"Once upon a time"/' openai/completion/test_completion.py
+    sed -i 's/"Hello, world! How are you today?"/"Hello, world is what the first program of"/' openai/test_return_token_ids.py
+    sed -i 's/from transformers import AutoTokenizer/from vllm.tokenizers import AutoTokenizer/' serve/instrumentator/test_metrics.py
+    cd "$work/vllm"
+    local files=()
+    for file in openai/completion/test_completion.py openai/chat_completion/test_{chat,chat_completion,chat_echo,chat_logit_bias_validation}.py \
+        openai/chat_completion/test_{enable_force_include_usage,root_path}.py openai/models/test_models.py \
+        openai/test_{chunked_prompt,return_token_ids,return_tokens_as_ids,openai_schema}.py \
+        serve/tokenize/test_tokenization.py serve/instrumentator/test_{basic,metrics}.py serve/middleware/test_optional_middleware.py; do
+        files+=("tests/entrypoints/$file")
+    done
+    run_pytest vllm tests/entrypoints/ 2400 -p vllm_stand_in -o asyncio_mode=strict "${files[@]}"
+}
+
+run_llama() {
+    fetch_source llama-cpp-python==0.3.36
+    tests_environment
+    smollm2
+    rm -rf "$work/llama"
+    cp -r "$work/src/llama-cpp-python/vendor/llama.cpp/tools/server/tests" "$work/llama"
+    cd "$work/llama"
+    run_pytest llama '' 1200 -p llama_adapter -o markers=slow unit
+}
+
+# with_server MODEL [OPTION...] -- COMMAND...: the command, with the address of a server in $SERVER_URL
+with_server() {
+    PYTHONPATH=$here "$work/tests/bin/python" "$here/launch.py" "$@"
+}
+
+run_openai() {
+    tests_environment
+    smollm2
+    cd "$work"
+    with_server smollm2 --served-model-name smollm2 -- bash -c "timeout 600 tests/bin/python -m pytest -c /dev/null --rootdir . -p excluded --suite openai --counts '$counts' \
+            -p no:cacheprovider --timeout 120 --tb short -q '$here/openai_client.py'" || true
+}
+
+run_lm-eval() {
+    tests_environment
+    local demo
+    demo=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")')
+    SERVED_NAME=demo with_server demo --dtype float32 --served-model-name demo --enable-tokenizer-info-endpoint -- \
+        timeout 900 "$work/tests/bin/python" "$here/lm_eval_scores.py" "$demo" "$work/lm-eval" "$counts" || true
+}
+
+run_load() {
+    tests_environment
+    environment load torch==2.13.0 guidellm==0.8.1
+    local demo
+    demo=$("$NANOENGINE_PYTHON" -c 'import nanoengine, pathlib; print(pathlib.Path(nanoengine.__file__).parent / "demo")')
+    with_server demo --served-model-name demo -- \
+        "$work/tests/bin/python" "$here/load.py" "$work/load/bin/guidellm" "$demo" "$work" "$counts" || true
+}
+
+run_schema() {
+    tests_environment
+    local status=0
+    with_server demo --max-model-len 256 -- bash -c "timeout 900 '$work/tests/bin/schemathesis' run \"\$SERVER_URL/openapi.json\" \
+        --checks not_a_server_error --phases examples,coverage,fuzzing --max-examples 60 --max-time 300 --seed 1 --request-timeout 60 \
+        && curl -sf \"\$SERVER_URL/health\"" || status=$?
+    echo "schema: $((status == 0)) passed, $((status != 0)) failed, 0 excluded (every endpoint: no 5xx, and the server lives)" >> "$counts"
+}
+
+for suite in $suites; do
+    echo "== $suite"
+    (run_"$suite") || true
+    grep -q "^$suite:" "$counts" || echo "$suite: 0 passed, 1 failed, 0 excluded (it did not run to its end)" >> "$counts"
+done
+echo "== results"
+cat "$counts"
+! grep -Eq '[1-9][0-9]* failed' "$counts"
