@@ -223,6 +223,11 @@ async def gauges_of(client: Client) -> dict[str, float]:
 # ---- what is done to the server
 
 
+def _first_block(case: Case) -> tuple[int, ...]:
+    """The tokens that other prompts must begin with to hit this one's cached blocks."""
+    return tuple(case.request.get("prompt", ())[:16])
+
+
 class Soak:
     """Clients of all kinds, and what came of them.
 
@@ -392,7 +397,7 @@ class Soak:
 
     async def _watch(self) -> None:
         start = perf_counter()
-        while not self.is_killed:
+        while self._server.process.poll() is None:
             self.notes.append(
                 Note(perf_counter() - start, self._server.resident_bytes(), await gauges_of(self._client))
             )
@@ -421,13 +426,15 @@ class Soak:
             self.count("end", found)
 
     async def ask_again(self, served: set[int]) -> None:
-        """After a restart: what was served before must be right again, and some of it must come from the disk."""
+        """After a restart: what was served before must be right again, and some of it must come from the disk: prompts of whose
+        first block there is no other."""
         num_cached = 0
+        first_blocks = Counter(map(_first_block, self._cases))
         for number in sorted(served):
             case = self._cases[number]
             answer = await self._client.complete(case.request | {"return_token_ids": True}, case.path, keep=True)
             self.count("restart", self._outcome(number, 1, answer))
-            if answer.is_ok:
+            if answer.is_ok and first_blocks[_first_block(case)] == 1 and case.path == COMPLETIONS:
                 num_cached += json.loads(answer.body)["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         self.counts["restart cached"] += num_cached
         if not num_cached:
