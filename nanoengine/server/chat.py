@@ -18,6 +18,7 @@ from nanoengine.server.params import sampling_params
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.server.sse import Chunks, encode, usage_json
+from nanoengine.server.text import joined
 
 ASSISTANT = "assistant"
 
@@ -93,7 +94,7 @@ class _Answer:
     @property
     def echo(self) -> str:
         """What is repeated before the answer: the message that it goes on with."""
-        last = self.request.messages[-1]
+        last = joined(self.request.messages[-1])
         content = last.get("content")
         return content if self.request.echo and last.get("role") == self.role and isinstance(content, str) else ""
 

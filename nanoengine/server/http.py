@@ -21,6 +21,7 @@ class BoundedHTTP(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_head = True
+        self._has_ended = False  # a message, in what was received last
         self._clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -32,8 +33,9 @@ class BoundedHTTP(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._has_ended = False
         super().data_received(data)
-        if self._is_in_head:
+        if self._is_in_head and not self._has_ended:  # otherwise some of it was the body before
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._refuse()
@@ -49,6 +51,10 @@ class BoundedHTTP(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_clock()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._has_ended = True
+        super().on_message_complete()
 
     def _watch_head(self) -> None:
         self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse)

@@ -12,12 +12,11 @@ from collections.abc import Collection, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import CLIENT
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
-
-MAX_ID = 128
 
 
 class Identify:
@@ -75,7 +74,7 @@ class Identify:
                     request_id,
                     scope[CLIENT],
                     scope["method"],
-                    scope["path"].encode("unicode_escape").decode(),
+                    scope["path"].encode("unicode_escape").decode().replace('"', '\\"'),
                     status,
                     size,
                     seconds,
@@ -100,4 +99,4 @@ def _digest(key: bytes) -> bytes:
 def _printable(value: bytes) -> str | None:
     """A client's own id for its request, if it can be written into a header and a log."""
     text = value.decode("latin-1")
-    return text if 0 < len(text) <= MAX_ID and text.isascii() and text.isprintable() and '"' not in text else None
+    return text if 0 < len(text) <= MAX_ID_CHARS and text.isascii() and text.isprintable() and '"' not in text else None

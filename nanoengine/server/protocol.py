@@ -20,6 +20,9 @@ Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Table = dict[str, Any]
 
+MAX_ID_CHARS = 128
+"""Of the name that a client gives its request: every chunk of a stream repeats it."""
+
 IGNORED = (
     "user",
     "store",
@@ -118,7 +121,7 @@ class Generation(_Named, kw_only=True):
     bad_words: list[str] | None = None
     add_special_tokens: bool | None = None
     priority: Int64 = 0
-    request_id: str | None = None
+    request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     cache_salt: str | None = None
@@ -170,7 +173,7 @@ class Generation(_Named, kw_only=True):
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
             raise Problem(400, "prompt_logprobs are not available with stream=true", "prompt_logprobs")
-        if self.stream and self.best_of not in (None, self.n):
+        if self.stream and self.best_of not in (None, self.n or 1):
             raise Problem(400, f"best_of is {self.best_of}: with stream it must be n", "best_of")
 
 

@@ -22,7 +22,7 @@ from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import cut
-from nanoengine.server.protocol import Generation
+from nanoengine.server.protocol import MAX_ID_CHARS, Generation
 from nanoengine.server.reading import S, read
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
 
@@ -199,7 +199,9 @@ def _short_name(model: str) -> str:
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """What the client will know an answer by: its own id, or a new one."""
-    own = http.headers.get("x-request-id") or request_id
+    own = http.headers.get("x-request-id")
+    if not own or len(own) > MAX_ID_CHARS:
+        own = request_id
     return f"{prefix}-{own or uuid.uuid4().hex}"
 
 

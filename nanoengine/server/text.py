@@ -74,7 +74,7 @@ class ChatEncoder:
         Raises:
             InvalidPrompt: a part that is no text.
         """
-        return self.tokenizer.render_chat([_joined(message) for message in messages], **options)
+        return self.tokenizer.render_chat([joined(message) for message in messages], **options)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for."""
@@ -109,7 +109,7 @@ class ChatEncoder:
         return token_ids
 
 
-def _joined(message: Message) -> Mapping[str, Any]:
+def joined(message: Message) -> Mapping[str, Any]:
     """A message whose content is one text: templates of models for text alone take no parts."""
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list):

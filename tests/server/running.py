@@ -74,7 +74,7 @@ class Server:
 
     def __init__(self, built: Built, name: str = "model", **config: Any):
         self.gate = Gate(built.engine)
-        self.serving = Serving(built, ServerConfig(**config), name)
+        self.serving = Serving(lambda: built, ServerConfig(**config), name)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"

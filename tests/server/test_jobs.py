@@ -116,6 +116,7 @@ def test_a_client_that_is_gone_while_it_waits_is_not_started(make_server: MakeSe
     server.gate.let()
     until(lambda: server.gate.num_steps == 1)
     server.gate.wait_until_held()
+    until(lambda: len(server.serving.jobs) == 1)
     assert server.serving.engine.num_waiting == 0
     hang_up(first, rudely=False)
     server.wait_until_ended()

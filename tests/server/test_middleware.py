@@ -29,7 +29,7 @@ GUARDED = [
     ("GET", "//health"),
     ("GET", "/v1/../health"),
 ]
-OPEN = ["/health", "/ping", "/version", "/openapi.json"]
+OPEN = ["/", "/metrics", "/health", "/ping", "/version", "/openapi.json"]
 
 
 @pytest.fixture(scope="module")
