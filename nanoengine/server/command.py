@@ -15,12 +15,17 @@ from nanoengine.config import EngineConfig
 from nanoengine.errors import InvalidConfig
 from nanoengine.server.config import ServerConfig
 
+SERVER_DEFAULTS = (
+    "A server has defaults of its own for three: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), and "
+    "long_prefill_token_threshold half of that."
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the model and all options; those that are not given are left out of what it parses."""
     parser.add_argument("model", help=_help(EngineConfig)["model"])
     for title, kind in (("server", ServerConfig), ("engine", EngineConfig)):
-        group = parser.add_argument_group(title)
+        group = parser.add_argument_group(title, SERVER_DEFAULTS if kind is EngineConfig else None)
         hints, helps = typing.get_type_hints(kind), _help(kind)
         for field in fields(kind):
             if field.name != "model":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -14,6 +15,9 @@ from nanoengine.server.text import TextThreads
 
 SLOW_BYTES = 1 << 16
 """A longer body is parsed in a thread."""
+
+MAX_BODY_SECONDS = 120
+"""A request that is not there by then is given up."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -41,11 +45,16 @@ async def _body(http: HTTPRequest, max_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
-        async for part in http.stream():
-            size += len(part)
-            if size > max_bytes:
-                raise Problem(413, f"the body has more than {max_bytes} bytes: shorten it, or raise max_body_bytes")
-            parts.append(part)
+        async with asyncio.timeout(MAX_BODY_SECONDS):
+            async for part in http.stream():
+                size += len(part)
+                if size > max_bytes:
+                    raise Problem(413, f"the body has more than {max_bytes} bytes: shorten it, or raise max_body_bytes")
+                parts.append(part)
+    except TimeoutError as error:
+        raise Problem(
+            408, f"the body was not there after {MAX_BODY_SECONDS} s", headers={"connection": "close"}
+        ) from error
     except ClientDisconnect as error:
         raise Problem(499, "the client is gone") from error
     return b"".join(parts)
