@@ -97,7 +97,7 @@ def main() -> None:
     built = Built(engine, model.config, model.tokenizer, {})
     serving = Serving(lambda: built, ServerConfig(access_log=False, max_waiting=1 << 20), "demo")
     serving.engine = cast(Any, MockEngine(door))
-    own = socket.socket()
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     own.bind(("127.0.0.1", 0))
     print(own.getsockname()[1], flush=True)
     settings = uvicorn.Config(
