@@ -1,0 +1,124 @@
+"""OpenAI's own package speaks to the server: what it parses, its types accept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.server.conftest import MakeServer
+from tests.server.running import Server, until
+
+MESSAGES = [{"role": "system", "content": "A module."}, {"role": "user", "content": "Write a function."}]
+PROMPT = "def binary_search("
+
+
+@pytest.fixture(scope="module")
+def client(demo: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as own:
+        yield own
+
+
+@pytest.fixture(scope="module")
+def strict(demo: Server) -> Iterator[openai.OpenAI]:
+    """Raises what does not fit the types, which those of streamed completions themselves do not: an end is no null there."""
+    with openai.OpenAI(
+        base_url=f"{demo.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as own:
+        yield own
+
+
+def test_models(strict: openai.OpenAI) -> None:
+    [model] = strict.models.list().data
+    assert model.id == "demo"
+    assert strict.models.retrieve("demo") == model
+    with pytest.raises(openai.NotFoundError):
+        strict.models.retrieve("other")
+
+
+def test_a_completion_whole_and_streamed(client: openai.OpenAI, strict: openai.OpenAI) -> None:
+    fields = {"model": "demo", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 2, "n": 2}
+    whole = strict.completions.create(**fields)
+    texts = {0: "", 1: ""}
+    for chunk in client.completions.create(**fields, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert [texts[choice.index] for choice in whole.choices] == [choice.text for choice in whole.choices]
+    assert whole.usage.completion_tokens == 16
+    assert whole.choices[0].logprobs.tokens
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_a_chat_whole_and_streamed(strict: openai.OpenAI) -> None:
+    fields = {"model": "demo", "messages": MESSAGES, "max_completion_tokens": 8, "temperature": 0, "stop": ["\n\n"]}
+    whole = strict.chat.completions.create(**fields, logprobs=True, top_logprobs=1)
+    chunks = list(strict.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+
+
+def test_a_chat_by_the_streaming_helper(client: openai.OpenAI) -> None:
+    fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 200, "temperature": 0, "stop": ["\n"]}
+    with client.chat.completions.stream(**fields) as stream:
+        stream.until_done()
+        helped = stream.get_final_completion()
+    whole = client.chat.completions.create(**fields)
+    assert helped.choices[0].message.content == whole.choices[0].message.content
+    assert helped.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_many_at_once_from_an_event_loop(demo: Server, client: openai.OpenAI) -> None:
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as own:
+
+            async def stream(i: int) -> str:
+                chunks = await own.completions.create(
+                    model="demo", prompt=PROMPT + "x" * i, max_tokens=6, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in chunks])
+
+            return await asyncio.gather(*(stream(i) for i in range(8)))
+
+    texts = asyncio.run(main())
+    for i, text in enumerate(texts):
+        own = client.completions.create(model="demo", prompt=PROMPT + "x" * i, max_tokens=6, temperature=0)
+        assert own.choices[0].text == text
+
+
+def test_a_stream_that_is_left_early_ends(demo: Server, client: openai.OpenAI) -> None:
+    with client.completions.create(model="demo", prompt=PROMPT, max_tokens=2000, stream=True) as stream:
+        next(iter(stream))
+    until(lambda: not len(demo.serving.jobs))
+    demo.check_idle()
+
+
+def test_vllms_fields_pass_as_extras(client: openai.OpenAI) -> None:
+    extra = {"top_k": 1, "min_tokens": 4, "ignore_eos": True, "repetition_penalty": 1.1, "return_token_ids": True}
+    whole = client.completions.create(model="demo", prompt=PROMPT, max_tokens=4, extra_body=extra)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 4
+
+
+def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="demo", prompt=PROMPT, temperature=-1)
+    assert refused.value.param == "temperature"
+    assert refused.value.status_code == 400
+    assert "temperature is -1" in refused.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        client.chat.completions.create(model="demo", messages=MESSAGES, response_format={"type": "json_object"})
+
+
+def test_an_error_in_a_stream_is_raised(make_server: MakeServer) -> None:
+    server = make_server()
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as own:
+        stream = own.completions.create(model="parrot", prompt="\x01abc", stream=True)
+        with pytest.raises(openai.APIError, match="the step broke"):
+            list(stream)

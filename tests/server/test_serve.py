@@ -1,0 +1,181 @@
+"""The server as a process: it says where it is, ends when it is told to, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine.cli import main
+from tests.engine.gate import PATIENCE
+from tests.server.events import EventReader
+from tests.server.running import JSON, until
+
+SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
+
+
+class Process:
+    """A server that was started by its command."""
+
+    def __init__(self, *arguments: str):
+        command = [sys.executable, "-m", "nanoengine", "serve", "demo", *SMALL, *arguments]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.where = self._address()
+
+    def _address(self) -> str:
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if found := re.search(r"serving demo at (\S+)", line):
+                return found[1]
+        raise AssertionError("".join(said))
+
+    def connect(self) -> http.client.HTTPConnection:
+        if self.where.startswith("http://"):
+            return http.client.HTTPConnection(self.where.removeprefix("http://"), timeout=PATIENCE)
+        connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(PATIENCE)
+        connection.sock.connect(self.where)
+        return connection
+
+    def open(self, method: str, path: str, **body: Any) -> http.client.HTTPResponse:
+        connection = self.connect()
+        connection.request(method, path, json.dumps(body) if body else None, JSON if body else {})
+        return connection.getresponse()
+
+    def stream(self, max_tokens: int) -> http.client.HTTPResponse:
+        """A completion that was begun: its first chunk is there."""
+        body = {"prompt": "def f(", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        response = self.open("POST", "/v1/completions", **body)
+        assert response.fp.peek(1)
+        return response
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def check_gone(self) -> None:
+        """It has ended as it should, and so have all processes that it began."""
+        assert self.process.wait(PATIENCE) == 0
+        with pytest.raises(ProcessLookupError):
+            os.killpg(self.process.pid, 0)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def processes() -> Iterator[list[Process]]:
+    started: list[Process] = []
+    yield started
+    for process in started:
+        process.kill()
+
+
+def end_of(response: http.client.HTTPResponse) -> str:
+    """Why a stream has ended, if it has come to its proper end."""
+    reader = EventReader()
+    events = reader.feed(response.read())
+    assert events[-1] == "[DONE]"
+    return str(json.loads(events[-2])["choices"][0]["finish_reason"])
+
+
+def test_sigterm_lets_answers_end_and_a_second_one_does_not_wait(processes: list[Process]) -> None:
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "1000"))
+    short, endless = server.stream(20), server.stream(4000)
+    server.tell(signal.SIGTERM)
+    until(lambda: server.open("GET", "/health").status == 503)
+    refused = server.open("POST", "/v1/completions", prompt="a")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert end_of(short) == "length"
+    server.tell(signal.SIGTERM)
+    assert end_of(endless) == "abort"
+    server.check_gone()
+
+
+def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
+    processes: list[Process], tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()  # as a server that was killed leaves it
+    processes.append(server := Process("--uds", str(path), "--shutdown-timeout", "0", "--no-access-log"))
+    assert server.where == str(path)
+    endless = server.stream(4000)
+    server.tell(signal.SIGINT)
+    assert end_of(endless) == "abort"
+    server.check_gone()
+    assert not path.exists()
+
+
+# ---- where it cannot listen
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says when it ends at once."""
+    assert main(["serve", "demo", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("nanoengine: InvalidConfig: ")
+    assert "Traceback" not in said
+    return said
+
+
+def test_a_port_that_is_taken_is_said_so_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = refusal(capsys, "--port", str(port))
+    assert f"127.0.0.1, port {port}" in said
+    assert "in use" in said
+
+
+def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        assert "another server" in refusal(capsys, "--uds", str(path))
+        assert path.exists()
+    file = tmp_path / "file"
+    file.write_text("mine")
+    refusal(capsys, "--uds", str(file))
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--host", "no.such.host.invalid"),
+        ("--host", "a..b"),
+        ("--host", ""),
+        ("--host", "203.0.113.7"),
+        ("--uds", ""),
+        ("--uds", "/no/such/folder/socket"),
+        ("--uds", "/tmp/" + "x" * 200),
+        ("--port", "70000"),
+        ("--max-n", "0"),
+        ("--request-timeout", "-1"),
+        ("--shutdown-timeout", "nan"),
+        ("--api-key", ""),
+        ("--served-model-name", ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    said = refusal(capsys, *arguments)
+    assert arguments[0].removeprefix("--").replace("-", "_") in said or "cannot listen" in said
