@@ -24,6 +24,8 @@ MAX_CANDIDATES = 100
 MAX_COMPLETIONS = 16384
 MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 128
+MAX_STOP_CHARS = 4096
+"""Of each string that ends the text."""
 
 MAX_INT32 = 2**31 - 1
 """Positions and top_k have 32 bits on the device."""
@@ -116,6 +118,11 @@ class SamplingParams:
         self._keep("logprobs", _optional("logprobs", self.logprobs, 0, MAX_LOGPROBS))
         self._keep("prompt_logprobs", _optional("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS))
         self._keep("stop", _strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
+        for stop in self.stop:
+            if len(stop) > MAX_STOP_CHARS:
+                raise InvalidSamplingParams(
+                    f"stop holds a string of {len(stop)} characters: it must be at most {MAX_STOP_CHARS}"
+                )
         self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         self._keep("logit_bias", _biases(self.logit_bias))
         self._keep("bad_words", tuple(dict.fromkeys(_strings("bad_words", self.bad_words))))

@@ -31,6 +31,9 @@ FILES = (
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
+LONG = 1000
+"""Tokens that take a millisecond, or longer, to decode."""
+
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that add nothing to tokenizer.json."""
@@ -78,7 +81,9 @@ class ModelTokenizer(ABC):
             raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
         try:
             if self._fast is not None:
-                return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+                # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
+                (encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)
+                return list(encoding.ids)
             return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
         except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
             raise InvalidPrompt(f"{self._name} cannot encode the prompt: {error}") from error
@@ -111,6 +116,8 @@ class ModelTokenizer(ABC):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
+        if self._fast is not None and len(token_ids) > LONG:  # as in `encode`, others may run
+            return str(self._fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
         if self._fast is not None:
             return str(self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}

@@ -29,6 +29,9 @@ logger = logging.getLogger("nanoengine")
 
 T = TypeVar("T")
 
+MOST_MESSAGES = 256
+"""Messages that are handled between two steps: whoever asks without a pause must not keep the others from theirs."""
+
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """What a step brought a stream: its deltas, whether it is over, and what went wrong."""
 
@@ -170,6 +173,10 @@ class AsyncLLMEngine:
         scheduler = self.engine.scheduler
         return self._num_sent - self._num_received + len(scheduler.waiting) + len(scheduler.fetching)
 
+    def num_unfinished_of(self, client: str) -> int:
+        """Sequences of a client that the engine has not ended."""
+        return self.engine.scheduler.shares.num_unfinished[client]
+
     def close(self) -> None:
         """Abort what runs, give the memory back and end the thread. Waits for the step that runs; closing twice is allowed."""
         self._is_closing = True
@@ -209,8 +216,10 @@ class AsyncLLMEngine:
         self._end()
 
     def _empty_inbox(self) -> None:
-        """Do what was asked for; with no other work, wait for it."""
-        while not (self._inbox.empty() and (self.engine.has_unfinished or self._is_closing)):
+        """Do what was asked for, a bounded part of it while there are steps to make; with no other work, wait for it."""
+        for _ in range(MOST_MESSAGES):
+            if self._inbox.empty() and (self.engine.has_unfinished or self._is_closing):
+                break
             self._handle(self._inbox.get())
 
     def _handle(self, message: Message) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that are not (yet) a whole character."""
@@ -27,7 +28,7 @@ class Detokenizer:
         self._decode = decode
         self._stop = tuple(stop)
         self._include_stop = include_stop
-        self._most_held = 0 if include_stop else max(map(len, self._stop), default=1) - 1
+        self._begun = [0] * len(self._stop)  # characters of each stop that the text ends with
         self._text = ""  # all complete characters so far
         self._num_released = 0
         # The last tokens: those that are not decoded for good, and a few before them as context.
@@ -87,12 +88,33 @@ class Detokenizer:
                 self._window, self._num_context, self._window_text = [], 0, ""
                 self._num_released = end
                 return stop
-        self._num_released = len(self._text) - self._num_held()
+        num_held = 0 if self._include_stop else self._follow_stops(new)
+        self._num_released = len(self._text) - num_held
         return None
 
-    def _num_held(self) -> int:
-        """Length of the longest end of the text that begins a stop string that would be cut off."""
-        for length in range(min(self._most_held, len(self._text)), 0, -1):
-            if any(stop.startswith(self._text[-length:]) for stop in self._stop):
-                return length
-        return 0
+    def _follow_stops(self, new: str) -> int:
+        """Length of the longest end of the text that begins a stop string; what is new of the text moves it on.
+
+        By Knuth, Morris and Pratt: a character costs the same, however long the stops are.
+        """
+        for i, stop in enumerate(self._stop):
+            fallbacks, begun = _fallbacks(stop), self._begun[i]
+            for character in new:
+                while begun and (begun == len(stop) or stop[begun] != character):
+                    begun = fallbacks[begun - 1]
+                begun += stop[begun] == character
+            # All of it is text where it was not to be heeded; it may begin again within itself.
+            self._begun[i] = fallbacks[begun - 1] if begun == len(stop) else begun
+        return max(self._begun)
+
+
+@lru_cache(maxsize=1024)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """For each beginning of a string, the length of the longest shorter beginning that it ends with."""
+    lengths = [0]
+    for character in stop[1:]:
+        length = lengths[-1]
+        while length and stop[length] != character:
+            length = lengths[length - 1]
+        lengths.append(length + (stop[length] == character))
+    return tuple(lengths)

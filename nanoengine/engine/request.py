@@ -70,7 +70,10 @@ class Request:
 
     def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """One entry per prompt token; nothing comes before the first, so it has none."""
-        return None if self.params.prompt_logprobs is None else [None, *self.completions[0].seq.prompt_logprobs]
+        if self.params.prompt_logprobs is None:
+            return None
+        computed = self.completions[0].seq.prompt_logprobs
+        return [None, *computed, *[None] * (len(self.prompt_token_ids) - 1 - len(computed))]
 
     def _outputs(self) -> list[CompletionOutput]:
         outputs = [self._completion_output(completion) for completion in self.completions]

@@ -56,7 +56,13 @@ def make_app(serving: Serving) -> Starlette:
     config = serving.config
     routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(take_view)) if config.page else ())]
     middleware = [
-        Middleware(Identify, keys=config.api_key, open_paths=(*OPEN_PATHS, *FILES.values()), log=config.access_log)
+        Middleware(
+            Identify,
+            keys=config.api_key,
+            open_paths=(*OPEN_PATHS, *FILES.values()),
+            origins=config.cors_origin or (),
+            log=config.access_log,
+        )
     ]
     if config.cors_origin is not None:
         middleware.append(
@@ -64,6 +70,7 @@ def make_app(serving: Serving) -> Starlette:
         )
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.router.redirect_slashes = False  # to whatever host the request names
     app.state.serving = serving
     return app
 

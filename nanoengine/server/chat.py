@@ -10,13 +10,14 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
+from nanoengine.engine.request import Request
 from nanoengine.outputs import Delta, RequestOutput
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import sampling_params
 from nanoengine.server.protocol import ChatRequest
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import FEW, Serving, new_id
 from nanoengine.server.sse import Chunks, encode, usage_json
 from nanoengine.server.text import joined
 
@@ -36,13 +37,14 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
         serving.defaults,
         max_model_len=serving.max_model_len,
         max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
-        max_tokens_field="max_completion_tokens" if by_new_name else "max_tokens",
+        names={"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens" if by_new_name else "max_tokens"},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
     answer = _Answer(serving, request, new_id("chatcmpl", http, request.request_id))
 
     def tokens() -> list[list[int]]:
         answer.prompt = render(serving, request)
+        serving.check_length(answer.prompt, request)
         return [serving.chats.encode(answer.prompt, add_special_tokens=bool(request.add_special_tokens))]
 
     job = await serving.start(http, answer.job_id, request, params, 1, tokens)
@@ -50,8 +52,9 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     if request.stream:
         return EventStream(serving, job, answer.events(job))
     async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-        (output,) = await job.outputs()
-    return json_response(await serving.make(answer.body, output, slow=bool(request.logprobs)))
+        await job.end()
+    is_long = params.num_sequences > FEW or params.prompt_logprobs is not None
+    return json_response(await serving.make(answer.body, job.requests[0], slow=is_long or bool(request.logprobs)))
 
 
 def render(serving: Serving, request: ChatRequest) -> str:
@@ -100,8 +103,8 @@ class _Answer:
 
     # ---- whole
 
-    def body(self, output: RequestOutput) -> bytes:
-        request, serving = self.request, self.serving
+    def body(self, own: Request) -> bytes:
+        request, serving, output = self.request, self.serving, own.output()
         num_new = sum(len(completion.token_ids) for completion in output.outputs)
         prompt_logprobs = None
         if output.prompt_logprobs is not None:

@@ -19,7 +19,7 @@ from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.params import sampling_params
 from nanoengine.server.protocol import CompletionRequest
-from nanoengine.server.serving import Serving, new_id
+from nanoengine.server.serving import FEW, Serving, new_id
 from nanoengine.server.sse import Chunks, encode, usage_json
 
 REST = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}'
@@ -30,7 +30,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, CompletionRequest)
-    prompts = _prompts(request)
+    prompts = _prompts(request, serving)
     is_echo_only = bool(request.echo) and request.max_tokens == 0
     params = sampling_params(
         request,
@@ -45,7 +45,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
 
     def tokens() -> list[list[int]]:
         encoded = [
-            serving.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            serving.encode(prompt, request, add_special_tokens=add_special_tokens)
             if isinstance(prompt, str)
             else prompt
             for prompt in prompts
@@ -62,12 +62,16 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     if request.stream:
         return EventStream(serving, job, answer.events(job))
     async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-        outputs = await job.outputs()
-    return json_response(await serving.make(answer.body, outputs, slow=request.logprobs is not None))
+        await job.end()
+    is_long = len(job.requests) * params.num_sequences > FEW or params.prompt_logprobs is not None
+    return json_response(await serving.make(answer.body, job.requests, slow=is_long or request.logprobs is not None))
 
 
-def _prompts(request: CompletionRequest) -> list[str | list[int]]:
+def _prompts(request: CompletionRequest, serving: Serving) -> list[str | list[int]]:
     prompt = request.prompt
+    if isinstance(prompt, list) and len(prompt) > serving.config.max_prompts and not isinstance(prompt[0], int):
+        limit = serving.config.max_prompts
+        raise Problem(400, f"prompt has {len(prompt)} prompts: this server allows {limit} (max_prompts)", "prompt")
     if prompt is None or prompt == "":
         raise Problem(400, "prompt is missing or empty: give text or token ids", "prompt")
     if isinstance(prompt, str):
@@ -98,7 +102,8 @@ class _Answer:
 
     # ---- whole
 
-    def body(self, outputs: list[RequestOutput]) -> bytes:
+    def body(self, requests: list[Request]) -> bytes:
+        outputs = [request.output() for request in requests]
         choices = [
             self._choice(number, output, index)
             for number, output in enumerate(outputs)

@@ -28,7 +28,8 @@ class ServerConfig:
         port: 0 takes a free one.
         uds: path of a Unix socket, in place of host and port.
         served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
-        api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: everybody is served.
+        api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
+            NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
         max_body_bytes: longest body of a request.
         max_prompts: most prompts in one call.
         max_n: most completions of a prompt.
@@ -52,7 +53,7 @@ class ServerConfig:
     uds: str | None = None
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
-    max_body_bytes: int = 32 << 20
+    max_body_bytes: int = 8 << 20
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16
@@ -75,7 +76,10 @@ class ServerConfig:
                     raise InvalidConfig(
                         f"{field.name} is {shown(value)}: it must be an integer from {least} to {MOST[field.name]}"
                     )
-        for name in ("host", "uds"):  # as a shell has it that knows no such variable: every address, or none that has a name
+        for name in (
+            "host",
+            "uds",
+        ):  # as a shell has it that knows no such variable: every address, or none that has a name
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
         for name in ("served_model_name", "api_key", "cors_origin"):

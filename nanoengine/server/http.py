@@ -21,6 +21,7 @@ class BoundedHTTP(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._head_bytes = 0
         self._is_in_head = True
+        self._is_in_body = False
         self._has_ended = False  # a message, in what was received last
         self._clock: asyncio.TimerHandle | None = None
 
@@ -35,10 +36,13 @@ class BoundedHTTP(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._has_ended = False
         super().data_received(data)
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self._clock is None and is_idle and not self._is_in_body:
+            self._watch_head()  # uvicorn's clock of idle connections stops at any byte, such as a blank line
         if self._is_in_head and not self._has_ended:  # otherwise some of it was the body before
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse()
+                self._refuse(b"431 Request Header Fields Too Large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -48,25 +52,23 @@ class BoundedHTTP(HttpToolsProtocol):
             self._watch_head()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._is_in_body = False, True
         self._stop_clock()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._has_ended = True
+        self._has_ended, self._is_in_body = True, False
         super().on_message_complete()
 
     def _watch_head(self) -> None:
-        self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse)
+        self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse, b"408 Request Timeout")
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
 
-    def _refuse(self) -> None:
+    def _refuse(self, status: bytes) -> None:
         if not self.transport.is_closing():
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-            )
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
             self.transport.close()

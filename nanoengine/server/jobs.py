@@ -11,8 +11,14 @@ from starlette.types import Receive
 
 from nanoengine.engine.async_llm_engine import AsyncLLMEngine
 from nanoengine.engine.request import Request
-from nanoengine.outputs import Delta, RequestOutput
+from nanoengine.outputs import Delta
 from nanoengine.server.errors import Problem
+
+MOST_AT_ONCE = 64
+"""Deltas that are written in one go, then it is others' turn: a slow reader's may be many thousands."""
+
+SECONDS_TO_SAY_SO = 5
+"""After a job was aborted: for a client that does not read to hear of it. Then its answer is cut off."""
 
 
 class Job:
@@ -29,11 +35,8 @@ class Job:
         self.job_id = job_id
         self.problem: Problem | None = None  # what the client is told in place of the rest
         self._engine = engine
+        self.requests = list(requests)
         self._streams = [engine.submit(request, interval) for request in requests]
-
-    @property
-    def requests(self) -> list[Request]:
-        return [stream.request for stream in self._streams]
 
     def abort(self, problem: Problem | None = None) -> None:
         """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
@@ -42,8 +45,8 @@ class Job:
             if not stream.is_over:
                 self._engine.abort(stream.request.request_id)
 
-    async def outputs(self) -> list[RequestOutput]:
-        """The results, when all are there.
+    async def end(self) -> None:
+        """Wait until all results are there, as `requests` have them.
 
         Raises:
             StepFailed, EngineDead: see `RequestStream.end`.
@@ -53,13 +56,15 @@ class Job:
             await stream.end()
         if self.problem is not None:
             raise self.problem
-        return [request.output() for request in self.requests]
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """All that has come since the last time, with the numbers of the prompts that it belongs to. Raises as `outputs`."""
+        """All that has come since the last time, with the numbers of the prompts that it belongs to. Raises as `end`."""
         if len(self._streams) == 1:
             async for deltas in self._streams[0]:
-                yield [(0, delta) for delta in deltas]
+                for start in range(0, len(deltas), MOST_AT_ONCE):
+                    yield [(0, delta) for delta in deltas[start : start + MOST_AT_ONCE]]
+                    if len(deltas) > MOST_AT_ONCE:
+                        await asyncio.sleep(0)
         else:
             waiting = {asyncio.ensure_future(anext(stream)): i for i, stream in enumerate(self._streams)}
             try:
@@ -71,8 +76,10 @@ class Job:
                         with contextlib.suppress(StopAsyncIteration):
                             news += [(number, delta) for delta in task.result()]
                             waiting[asyncio.ensure_future(anext(self._streams[number]))] = number
-                    if news:
-                        yield news
+                    for start in range(0, len(news), MOST_AT_ONCE):
+                        yield news[start : start + MOST_AT_ONCE]
+                        if len(news) > MOST_AT_ONCE:
+                            await asyncio.sleep(0)
             finally:
                 for task in waiting:
                     task.cancel()
@@ -84,7 +91,7 @@ class Jobs:
     """All jobs that run."""
 
     def __init__(self) -> None:
-        self._jobs: set[Job] = set()
+        self._jobs: dict[Job, asyncio.Task[None] | None] = {}  # and who makes the answer
         self._none = asyncio.Event()
         self._none.set()
 
@@ -94,7 +101,7 @@ class Jobs:
     @asynccontextmanager
     async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:
         """Watch over a job while its answer is made: it ends with its client, in time, or with an error of ours."""
-        self._jobs.add(job)
+        self._jobs[job] = asyncio.current_task()
         self._none.clear()
         loop = asyncio.get_running_loop()
         client = loop.create_task(_until_gone(receive))
@@ -104,7 +111,7 @@ class Jobs:
         clock = None
         if timeout is not None:
             message = f"the request has taken {timeout:g} s, which is its limit: ask for fewer tokens, or raise request_timeout"
-            clock = loop.call_later(timeout, job.abort, Problem(504, message))
+            clock = loop.call_later(timeout, self._end, job, Problem(504, message))
         try:
             yield
         finally:
@@ -112,7 +119,7 @@ class Jobs:
                 clock.cancel()
             client.cancel()
             job.abort()
-            self._jobs.remove(job)
+            del self._jobs[job]
             if not self._jobs:
                 self._none.set()
 
@@ -127,6 +134,22 @@ class Jobs:
         for job in found:
             job.abort()
         return len(found)
+
+    def cut_off(self) -> None:
+        """End all answers where they stand, those too whose clients do not read."""
+        for job, task in list(self._jobs.items()):
+            job.abort()
+            if task is not None:
+                task.cancel()
+
+    def _end(self, job: Job, problem: Problem) -> None:
+        job.abort(problem)
+        asyncio.get_running_loop().call_later(SECONDS_TO_SAY_SO, self._cut_off, job)
+
+    def _cut_off(self, job: Job) -> None:
+        task = self._jobs.get(job)
+        if task is not None:
+            task.cancel()
 
     async def none_left(self) -> None:
         """Wait until no job runs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import time
 import uuid
@@ -13,10 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import CLIENT
+from nanoengine.server.serving import CLIENT, REQUEST_ID
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
+
+
+QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
+"""Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
 
 
 class Identify:
@@ -26,11 +31,20 @@ class Identify:
         app: what comes next.
         keys: see `ServerConfig.api_key`.
         open_paths: for which nobody needs a key.
+        origins: of other pages that may send requests.
         log: whether to write a line for each.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str] | None, open_paths: Collection[str], log: bool):
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str] | None,
+        open_paths: Collection[str],
+        origins: Collection[str],
+        log: bool,
+    ):
         self._app = app
+        self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
         self._open_paths = frozenset(open_paths)
         self._log = log
@@ -44,6 +58,7 @@ class Identify:
         request_id = _printable(headers.get(b"x-request-id", b"")) or uuid.uuid4().hex
         peer = scope.get("client")
         scope[CLIENT] = peer[0] if peer else "local"
+        scope[REQUEST_ID] = request_id
         status, size = 0, 0
 
         async def send_with_id(message: Message) -> None:
@@ -56,7 +71,11 @@ class Identify:
             await send(message)
 
         try:
-            if self._may_pass(scope, headers):
+            if self._is_foreign(scope, headers):
+                await Problem(403, "a page of another site may not send this: see cors_origin").response()(
+                    scope, receive, send_with_id
+                )
+            elif self._may_pass(scope, headers):
                 await self._app(scope, receive, send_with_id)
             else:
                 problem = Problem(401, "the API key is missing or wrong: send the header Authorization: Bearer KEY")
@@ -67,7 +86,7 @@ class Identify:
             if not status:
                 await problem_of(error).response()(scope, receive, send_with_id)
         finally:
-            if self._log:
+            if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
                 seconds = time.perf_counter() - start
                 access_logger.info(
                     'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f',
@@ -79,6 +98,14 @@ class Identify:
                     size,
                     seconds,
                 )
+
+    def _is_foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Whether a page of another site sends this: a browser says where a page is from, and others say nothing."""
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        if not origin or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            return False
+        own = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
+        return not own and origin not in self._origins and "*" not in self._origins
 
     def _may_pass(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
@@ -97,6 +124,6 @@ def _digest(key: bytes) -> bytes:
 
 
 def _printable(value: bytes) -> str | None:
-    """A client's own id for its request, if it can be written into a header and a log."""
+    """A client's own id for its request, if it can be written into a header and a log, and forges nothing there."""
     text = value.decode("latin-1")
-    return text if 0 < len(text) <= MAX_ID_CHARS and text.isascii() and text.isprintable() and '"' not in text else None
+    return text if len(text) <= MAX_ID_CHARS and re.fullmatch(r"[\w.:@/+-]+", text, re.ASCII) else None

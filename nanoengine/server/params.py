@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
@@ -39,7 +41,7 @@ def sampling_params(
     *,
     max_model_len: int,
     max_tokens: int | None,
-    max_tokens_field: str = "max_tokens",
+    names: Mapping[str, str] = MappingProxyType({}),
     logprobs: int | None,
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
@@ -50,7 +52,7 @@ def sampling_params(
         defaults: of the model, for what the client says nothing of.
         max_model_len: tokens of the longest sequence. A completion ends there, whatever it was allowed.
         max_tokens: new tokens, as the client has it; None: the model's default, or as many as fit.
-        max_tokens_field: where it says so.
+        names: what the client calls `max_tokens` and `logprobs`, where it has other names for them.
         logprobs, prompt_logprobs: see `SamplingParams`; the latter if the request's own is None.
 
     Raises:
@@ -63,13 +65,19 @@ def sampling_params(
     if request.logit_bias is not None:
         values["logit_bias"] = _biases(request.logit_bias)
     if max_tokens is not None and max_tokens > max_model_len:
-        message = f"{max_tokens_field} is {max_tokens}, but max_model_len is {max_model_len}: ask for fewer"
-        raise Problem(400, message, max_tokens_field)
+        field = names.get("max_tokens", "max_tokens")
+        raise Problem(400, f"{field} is {max_tokens}, but max_model_len is {max_model_len}: ask for fewer", field)
     if "prompt_logprobs" not in values and prompt_logprobs is not None:
         values["prompt_logprobs"] = prompt_logprobs
     if max_tokens is not None:
         values["max_tokens"] = max_tokens
-    return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
+    try:
+        return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
+    except InvalidSamplingParams as error:
+        field, _, rest = str(error).partition(" ")
+        if field not in names:
+            raise
+        raise Problem(400, f"{names[field]} {rest}", names[field]) from error
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:

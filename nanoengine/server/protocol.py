@@ -12,11 +12,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from nanoengine.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+MAX_STOP_TOKEN_IDS = 1024
+
+MAX_TOKEN_IDS = 1 << 20
+"""In a list of them: no sequence and no vocabulary has more."""
+
+Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Table = dict[str, Any]
 
@@ -85,6 +92,14 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = False
 
 
+def _refuse(request: msgspec.Struct) -> None:
+    """Refuse what would be dropped otherwise."""
+    for name, neutral in REFUSED.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in neutral:
+            raise Problem(400, f"{name} is not supported: leave it out", name)
+
+
 class _Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
@@ -94,11 +109,11 @@ class Generation(_Named, kw_only=True):
 
     # OpenAI's
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
     n: int | None = 1
     presence_penalty: float | None = None
     seed: Int64 | None = None
-    stop: str | list[str] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -109,16 +124,16 @@ class Generation(_Named, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = False
     ignore_eos: bool | None = False
     min_tokens: int | None = 0
     skip_special_tokens: bool | None = True
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = None
-    bad_words: list[str] | None = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
     add_special_tokens: bool | None = None
     priority: Int64 = 0
     request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
@@ -161,10 +176,7 @@ class Generation(_Named, kw_only=True):
 
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
-        for name, neutral in REFUSED.items():
-            value = getattr(self, name, None)
-            if value is not None and value not in neutral:
-                raise Problem(400, f"{name} is not supported: leave it out", name)
+        _refuse(self)
         if self.response_format is not None and self.response_format.get("type") != "text":
             raise Problem(
                 400, "response_format is not supported but for {'type': 'text'}: leave it out", "response_format"
@@ -180,7 +192,7 @@ class Generation(_Named, kw_only=True):
 class CompletionRequest(Generation, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | TokenId | list[TokenId]] | None = None
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = 16
@@ -254,8 +266,7 @@ class TokenizeRequest(_Named, kw_only=True):
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise Problem(400, "prompt and messages: give one of them", "prompt")
-        if self.chat_template is not None:
-            raise Problem(400, "chat_template is not supported: the model's own is used; leave it out", "chat_template")
+        _refuse(self)
         if self.continue_final_message and self.add_generation_prompt:
             raise Problem(
                 400,
@@ -267,7 +278,7 @@ class TokenizeRequest(_Named, kw_only=True):
 class DetokenizeRequest(_Named, kw_only=True):
     """POST /detokenize."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
     def check(self) -> None:
         pass

@@ -22,7 +22,7 @@ from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import cut
-from nanoengine.server.protocol import MAX_ID_CHARS, Generation
+from nanoengine.server.protocol import Generation
 from nanoengine.server.reading import S, read
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
 
@@ -31,6 +31,15 @@ CLIENT = "nanoengine.client"
 
 A = TypeVar("A")
 R = TypeVar("R")
+
+REQUEST_ID = "nanoengine.request_id"
+"""And by which id it is known."""
+
+FEW = 8
+"""Completions whose answer takes no time to write."""
+
+PART_OF_A_NEWCOMER = 8
+"""Of a full queue, what a client may have in it all the same is this part: nobody is shut out by the requests of another."""
 
 RETRY_AFTER = "1"
 """Seconds after which a refused client may try again."""
@@ -69,6 +78,7 @@ class Serving:
         self.num_rejected: Counter[str] = Counter()  # by reason
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # for who reads metrics
+        self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
         self._num_preparing = 0  # sequences whose text is being encoded
 
     @property
@@ -102,7 +112,6 @@ class Serving:
         if self.engine.error is not None:
             raise Problem(503, f"the engine is dead: {self.engine.error}")
         if self.is_draining:
-            self.num_rejected["draining"] += 1
             raise Problem(503, "the server is shutting down", headers={"retry-after": RETRY_AFTER})
 
     async def start(
@@ -133,7 +142,7 @@ class Serving:
         _check_limit("stop", len(params.stop), config.max_stop_strings, "max_stop_strings")
         _check_limit("prompt", num_prompts, config.max_prompts, "max_prompts")
         num_sequences = num_prompts * params.num_sequences
-        self._admit(num_sequences)
+        self._admit(num_sequences, http.scope.get(CLIENT, ""))
         self._num_preparing += num_sequences
         try:
             requests = await self.text.run(self._make_requests, http, job_id, request, params, encode)
@@ -143,15 +152,20 @@ class Serving:
         finally:
             self._num_preparing -= num_sequences
 
-    def _admit(self, num_sequences: int) -> None:
+    def _admit(self, num_sequences: int, client: str) -> None:
+        """Let a request in if the queue has room, or if its client has so little in it that others must have filled it."""
         self.check_open()
+        limit = self.config.max_waiting
+        if num_sequences > max(1, limit):
+            message = f"prompts x n are {num_sequences} sequences, and {limit} may wait (max_waiting): ask for fewer"
+            raise Problem(400, message)
         waiting = self.engine.num_waiting + self._num_preparing
-        if waiting and waiting + num_sequences > self.config.max_waiting:  # whoever finds nobody waiting is let in
-            self.num_rejected["max_num_queued_reqs"] += 1
-            message = (
-                f"{waiting} sequences are waiting, and {self.config.max_waiting} may (max_waiting): try again later"
-            )
-            raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
+        if waiting and waiting + num_sequences > limit:
+            own = self.engine.num_unfinished_of(client) + num_sequences
+            if own > limit // PART_OF_A_NEWCOMER:
+                self.num_rejected["max_num_queued_reqs"] += 1
+                message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
+                raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
 
     def _make_requests(
         self,
@@ -186,6 +200,25 @@ class Serving:
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
+    def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
+        self.check_length(text, request)
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_length(self, text: str, request: Generation) -> None:
+        """Refuse a text that is too long for the model however it is split, before it is.
+
+        Raises:
+            Problem: it is.
+        """
+        most = self.max_model_len * self._longest_token
+        if len(text) > most and request.truncate_prompt_tokens is None:
+            message = (
+                f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has {len(text)} characters, "
+                f"more than {most}, which are the most that so many tokens can have: shorten it"
+            )
+            raise Problem(400, message, "prompt")
+
     def close(self) -> None:
         """End the engine and its threads; waits for the step that runs."""
         self.engine.close()
@@ -198,11 +231,9 @@ def _short_name(model: str) -> str:
 
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
-    """What the client will know an answer by: its own id, or a new one."""
-    own = http.headers.get("x-request-id")
-    if not own or len(own) > MAX_ID_CHARS:
-        own = request_id
-    return f"{prefix}-{own or uuid.uuid4().hex}"
+    """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
+    own = http.scope[REQUEST_ID]
+    return f"{prefix}-{own if 'x-request-id' in http.headers else request_id or own}"
 
 
 def _check_limit(field: str, value: int, limit: int, knob: str) -> None:

@@ -49,12 +49,15 @@ async def detokenize(http: HTTPRequest) -> Response:
     """The text of tokens, special ones included."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, DetokenizeRequest)
+    return json_response(await serving.text.run(_detokenized, serving, request))
+
+
+def _detokenized(serving: Serving, request: DetokenizeRequest) -> bytes:
     vocab_size = serving.engine.engine.vocab_size
-    for token in request.tokens:
-        if token >= vocab_size:
-            raise Problem(400, f"tokens holds {token}: the vocabulary has {vocab_size} tokens", "tokens")
-    text = await serving.text.run(serving.tokenizer.decode, request.tokens, skip_special_tokens=False)
-    return json_response(encode({"prompt": text}))
+    highest = max(request.tokens, default=0)
+    if highest >= vocab_size:
+        raise Problem(400, f"tokens holds {highest}: the vocabulary has {vocab_size} tokens", "tokens")
+    return encode({"prompt": serving.tokenizer.decode(request.tokens, skip_special_tokens=False)})
 
 
 async def tokenizer_info(http: HTTPRequest) -> Response:
