@@ -184,3 +184,61 @@ def test_messages_too_deep_for_a_template_are_refused() -> None:
         content = [content]
     with pytest.raises(InvalidPrompt, match="recursion"):
         ours("{{ messages }}", [{"role": "user", "content": content}])
+
+
+# ---- going on with the last message
+
+ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}", "Warm" * 3, "wird's <morgen>"]
+STRIPPING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}"
+KEEPING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [KEEPING, STRIPPING])
+@pytest.mark.parametrize("content", ENDINGS)
+def test_a_message_is_gone_on_with_where_transformers_does(template: str, content: str) -> None:
+    messages = [USER, {"role": "assistant", "content": content}]
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    text = ours(template, messages, **options)
+    assert text == TRANSFORMERS.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+    assert text.endswith(content if template is KEEPING else content.strip())
+    assert "\ue000" not in text
+
+
+def test_llama_cpps_templates_go_on_with_a_message_as_in_transformers() -> None:
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    for path in vectors("templates/*.jinja"):
+        template = path.read_text(encoding="utf-8")
+        for messages in ([USER, ASSISTANT], [SYSTEM, USER, {"role": "assistant", "content": "Well, it"}]):
+            kind, text = outcome(
+                lambda template=template, messages=messages: TRANSFORMERS.apply_chat_template(
+                    copy.deepcopy(messages), chat_template=template, tokenize=False, **options
+                )
+            )
+            own_kind, own_text = outcome(
+                lambda template=template, messages=messages: ours(template, messages, **options)
+            )
+            assert (own_kind, own_text if kind == "text" else "") == (kind, text if kind == "text" else ""), path.name
+
+
+def test_the_messages_before_the_last_are_whole() -> None:
+    text = ours(KEEPING, [ASSISTANT, USER, ASSISTANT], add_generation_prompt=False, continue_final_message=True)
+    assert text == f"<assistant>Warm.\n</s>\n<user>{USER['content']}</s>\n<assistant>Warm.\n"
+
+
+def test_the_message_is_left_as_it_was() -> None:
+    messages = [USER, dict(ASSISTANT)]
+    ours(KEEPING, messages, continue_final_message=True)
+    assert messages == [USER, ASSISTANT]
+
+
+@pytest.mark.parametrize("message", [PARTS, CALL, BARE_CALL])
+def test_only_text_is_gone_on_with(message: Any) -> None:
+    with pytest.raises(InvalidPrompt, match="continue_final_message"):
+        ours(KEEPING, [USER, message], continue_final_message=True)
+
+
+def test_a_template_that_leaves_the_message_out_is_refused() -> None:
+    with pytest.raises(InvalidPrompt, match="leaves the last message out"):
+        ours("{{ messages[0].content }}", [USER, ASSISTANT], continue_final_message=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -395,3 +395,62 @@ def test_code_in_the_folder_is_never_run(
     else:
         assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
     assert not flag.exists()
+
+
+# ---- what clients of a server ask for
+
+
+def test_chats_are_rendered_as_they_are_asked_for(chatting: HFTokenizer) -> None:
+    answer = {"role": "assistant", "content": "well"}
+    assert chatting.render_chat([USER]) == "<user>hello\n<assistant>"
+    assert chatting.render_chat([USER], add_generation_prompt=False) == "<user>hello\n"
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    assert chatting.render_chat([USER, answer], **going_on) == "<user>hello\n<assistant>well"
+    assert chatting.encode_chat([USER]) == chatting.encode(chatting.render_chat([USER]), add_special_tokens=False)
+
+
+@pytest.mark.parametrize("source", ["plain", "from_gguf"])
+def test_pieces_are_tokens_as_the_vocabulary_writes_them(source: str, request: pytest.FixtureRequest) -> None:
+    tokenizer = request.getfixturevalue(source)
+    table = {token: text for text, token in tokenizer.token_ids().items()}
+    tokens = [0, 1, 5, len(table) - 1]
+    assert tokenizer.pieces(tokens) == [table[token] for token in tokens] == tokenizer.hf.convert_ids_to_tokens(tokens)
+    assert tokenizer.pieces([]) == []
+    assert tokenizer.pieces([10**6]) == [None]
+
+
+def test_a_slow_tokenizer_has_pieces_and_tells_no_added_tokens(plain_folder: Path, plain: HFTokenizer) -> None:
+    slow = HFTokenizer(plain_folder)
+    assert slow.hf is not None
+    slow._fast = None
+    assert slow.pieces([3, END_OF_TEXT]) == plain.pieces([3, END_OF_TEXT])
+    assert slow.added_tokens() == []
+    assert slow.decode([END_OF_TEXT], skip_special_tokens=False) == "<|endoftext|>"
+
+
+def test_info_is_what_a_client_needs_to_do_the_same(chatting: HFTokenizer, plain: HFTokenizer) -> None:
+    info = chatting.info()
+    assert info["chat_template"] == TEMPLATE
+    assert info["eos_token"] == "<|endoftext|>"
+    assert "chat_template" not in plain.info()
+    for value in (info, plain.info()):
+        assert json.loads(json.dumps(value)) == value
+
+
+def test_added_tokens_are_those_that_are_found_in_plain_text(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<plain>", normalized=False), AddedToken("<changed>", normalized=True)])
+    tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<special>", lstrip=True)]})
+    tokenizer.save_pretrained(tmp_path)
+    tokens = {token.content: token for token in HFTokenizer(tmp_path).added_tokens()}
+    assert set(tokens) == {"<|endoftext|>", "<plain>", "<special>"}
+    assert tokens["<special>"].lstrip
+    assert not tokens["<plain>"].special
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|><|endoftext|>"])
+def test_special_tokens_are_text_if_they_are_asked_for(plain: HFTokenizer, text: str) -> None:
+    tokens = plain.encode(text)
+    assert END_OF_TEXT in tokens
+    assert plain.decode(tokens, skip_special_tokens=False) == text
+    assert plain.decode(tokens) == plain.decode(tokens, skip_special_tokens=True) == text.replace("<|endoftext|>", "")

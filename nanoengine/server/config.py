@@ -76,10 +76,8 @@ class ServerConfig:
                     raise InvalidConfig(
                         f"{field.name} is {shown(value)}: it must be an integer from {least} to {MOST[field.name]}"
                     )
-        for name in (
-            "host",
-            "uds",
-        ):  # as a shell has it that knows no such variable: every address, or none that has a name
+        # A shell writes "" for a variable that it does not know: every address, or none that has a name.
+        for name in ("host", "uds"):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
         for name in ("served_model_name", "api_key", "cors_origin"):

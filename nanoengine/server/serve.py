@@ -109,8 +109,12 @@ def _socket(config: ServerConfig) -> socket.socket:
         own.bind((config.host, config.port))
         return own
     except OSError as error:
-        where = config.uds or f"{config.host}, port {config.port}"
-        raise InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds") from error
+        raise _cannot_listen(config, error) from error
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
+    where = config.uds or f"{config.host}, port {config.port}"
+    return InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds")
 
 
 class _Server(uvicorn.Server):
@@ -123,10 +127,15 @@ class _Server(uvicorn.Server):
         self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        config = self._serving.config
+        try:
+            await super().startup(sockets)
+        except (
+            OSError
+        ) as error:  # two may bind a port; another server was the first to listen, while the model was loaded
+            raise _cannot_listen(config, error) from error
         if self.should_exit:
             return
-        config = self._serving.config
         address = self._socket.getsockname()
         where = (
             config.uds

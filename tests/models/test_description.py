@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nanoengine import SamplingParams
 from nanoengine.errors import ModelNotFound, UnsupportedModel
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO
@@ -53,3 +54,33 @@ def test_nothing_of_it_needs_torch() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def advice(tiny: Path, **generation: object) -> object:
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": 11, **generation}))
+    return describe(tiny).default_sampling
+
+
+def test_what_the_makers_advise_is_how_requests_are_sampled(tiny: Path) -> None:
+    found = advice(tiny, temperature=0.6, top_k=20, top_p=0.95, min_p=0.1, repetition_penalty=1.05, do_sample=True)
+    assert found == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05}
+    assert SamplingParams(**found).top_k == 20  # type: ignore[arg-type]
+    assert advice(tiny, max_new_tokens=128) == {"max_tokens": 128}
+    assert advice(tiny) == {}
+
+
+@pytest.mark.parametrize("value", [None, "0.6", True, [0.6], {"a": 1}], ids=str)
+def test_a_value_of_another_kind_is_no_advice(tiny: Path, value: object) -> None:
+    assert advice(tiny, temperature=value, top_p=0.9) == {"top_p": 0.9}
+
+
+@pytest.mark.parametrize("value", [-1, 1e9, float("nan"), float("inf"), 10**400], ids=lambda value: str(value)[:9])
+def test_a_value_outside_its_range_is_no_advice(tiny: Path, value: object) -> None:
+    assert "temperature" not in advice(tiny, temperature=value)  # type: ignore[operator]
+
+
+def test_a_model_without_advice_has_none(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert describe(folder).default_sampling == {}
+    assert describe(DEMO).default_sampling == {}
