@@ -54,7 +54,7 @@ class MockEngine:
         self._wake.set()
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def cancel(self, stream: RequestStream) -> None:
         """Nobody hangs up here."""
 
     def _run(self) -> None:

@@ -295,18 +295,18 @@ def test_a_gguf_file_of_an_unknown_kind_is_a_named_error() -> None:
     text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
     add_space=st.booleans(),
     skip=st.booleans(),
-    specials=st.lists(st.integers(0, 30), max_size=4),
+    specials=st.integers(0, 2),
 )
 def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(
-    text: str, add_space: bool, skip: bool, specials: list[int]
+    text: str, add_space: bool, skip: bool, specials: int
 ) -> None:
     """SentencePiece drops the first space of a text, and only that, wherever the window of the stream begins."""
     metadata = sentencepiece(**{"tokenizer.ggml.add_space_prefix": add_space})
     for tokenizer in (GGUFTokenizer(metadata), GGUFTokenizer(bpe())):
         assert tokenizer.eos_token_id is not None
         ids = tokenizer.encode(text)
-        for at in specials:
-            ids.insert(at, tokenizer.eos_token_id)
+        # Around the text: within it, they would cut characters into bytes that are none, and what was "0" is then "\ufffd".
+        ids = [*[tokenizer.eos_token_id] * specials, *ids, *[tokenizer.eos_token_id] * specials]
         decode = partial(tokenizer.decode, skip_special_tokens=skip)
         detokenizer = Detokenizer(decode)
         for i in ids:

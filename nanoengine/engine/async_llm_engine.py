@@ -44,6 +44,7 @@ class _Submit:
 @dataclass(frozen=True, slots=True)
 class _Abort:
     request_id: str
+    stream: RequestStream | None = None  # whose request it must be: a refused one may have the id of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,11 @@ class AsyncLLMEngine:
         """End a request before the next step, if it still runs; its stream ends with the finish reason "abort"."""
         self._put(_Abort(request_id))
 
+    def cancel(self, stream: RequestStream) -> None:
+        """`abort`, of the request that this is the stream of, and of no other by its id."""
+        if not stream.is_over:
+            self._put(_Abort(stream.request.request_id, stream))
+
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[Delta, None]:
@@ -152,8 +158,7 @@ class AsyncLLMEngine:
                 for delta in deltas:
                     yield delta
         finally:
-            if not stream.is_over:
-                self.abort(request.request_id)
+            self.cancel(stream)
 
     async def call(self, function: Callable[[LLMEngine], T]) -> T:
         """The result of a function of the engine, called in its thread between two steps."""
@@ -226,9 +231,11 @@ class AsyncLLMEngine:
         match message:
             case _Submit(stream):
                 self._submit(stream)
-            case _Abort(request_id):
+            case _Abort(request_id, stream):
                 own = self._streams.get(request_id)
-                if own is not None and self.engine.abort(request_id) and (news := self._news(own.request)):
+                if own is None or (stream is not None and stream is not own):
+                    return
+                if self.engine.abort(request_id) and (news := self._news(own.request)):
                     self._send([news])
             case _Call(function, loop, answer):
                 try:

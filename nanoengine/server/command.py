@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import re
 import types
 import typing
@@ -38,6 +39,8 @@ def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     engine = {field.name for field in fields(EngineConfig)} - {"model"}
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
+    if "api_key" not in texts and os.environ.get("NANOENGINE_API_KEY"):
+        texts["api_key"] = (os.environ["NANOENGINE_API_KEY"],)
     return {name: value for name, value in given.items() if name in engine}, ServerConfig(**texts)
 
 
@@ -51,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     try:
         from nanoengine.server.serve import serve
     except ModuleNotFoundError as error:
-        raise InvalidConfig(f"the server needs {error.name}: pip install 'nanoengine[server]'") from error
+        raise InvalidConfig(f"the server needs {error.name}: pip install '.[server]' where its sources are") from error
     serve(args.model, options, config)
 
 

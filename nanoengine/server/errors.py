@@ -16,6 +16,8 @@ from nanoengine.errors import (
     InvalidRequest,
     InvalidSamplingParams,
     NanoEngineError,
+    NoTokenLeft,
+    StepFailed,
 )
 
 TYPES = {
@@ -30,7 +32,7 @@ TYPES = {
     504: "TimeoutError",
 }
 
-USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams)
+USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
 
 class Problem(NanoEngineError):
@@ -64,6 +66,8 @@ def problem_of(error: BaseException) -> Problem:
     """What a client is told of an exception: all of a mistake of its own, and no more than that of anybody else's."""
     if isinstance(error, Problem):
         return error
+    if isinstance(error, StepFailed) and isinstance(error.__cause__, USER_ERRORS):
+        error = error.__cause__
     if isinstance(error, USER_ERRORS):
         return Problem(HTTPStatus.BAD_REQUEST, str(error), _field(str(error)))
     if isinstance(error, EngineDead | EngineClosed):

@@ -42,8 +42,7 @@ class Job:
         """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
         self.problem = self.problem or problem
         for stream in self._streams:
-            if not stream.is_over:
-                self._engine.abort(stream.request.request_id)
+            self._engine.cancel(stream)
 
     async def end(self) -> None:
         """Wait until all results are there, as `requests` have them.

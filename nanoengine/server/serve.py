@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from nanoengine.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.server")
 
-SECONDS_TO_SAY_SO = 5
+SECONDS_TO_SAY_SO = 2
 """After aborting what runs: for its clients to be told."""
 
 SWITCH_SECONDS = 1e-3
@@ -43,35 +44,33 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         InvalidConfig: the address cannot be listened on.
         Others: see `LLM`. No port is open before the model is loaded.
     """
-    own = _socket(config)  # first: a model may take long to load for an address that is taken
-    try:
+    with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
+        if config.uds is not None:
+            stack.enter_context(_only_server_at(config.uds))
+        own = stack.enter_context(_socket(config))
+        if config.uds is not None:
+            stack.callback(Path(config.uds).unlink, missing_ok=True)
         engine_config = EngineConfig.from_options(model, {**_defaults(options), **options})
         serving = Serving(lambda: build_engine(engine_config), config, model)
+        stack.callback(serving.close)
         serving.cache_config = {
             "cache_dtype": engine_config.kv_cache_dtype,
             "enable_prefix_caching": str(engine_config.enable_prefix_caching),
             "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
         }
         sys.setswitchinterval(SWITCH_SECONDS)
-        try:
-            settings = uvicorn.Config(
-                make_app(serving),
-                http=BoundedHTTP,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,  # ours says more
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
-            )
-            _Server(settings, serving, own).run(sockets=[own])
-        finally:
-            serving.close()
-    finally:
-        own.close()
-        if config.uds is not None:
-            Path(config.uds).unlink(missing_ok=True)
+        settings = uvicorn.Config(
+            make_app(serving),
+            http=BoundedHTTP,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,  # ours says more
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+        )
+        _Server(settings, serving, own).run(sockets=[own])
 
 
 def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,18 +86,42 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _only_server_at(path: str) -> Iterator[None]:
+    """Hold the lock of a Unix socket's path, a file beside it.
+
+    Raises:
+        InvalidConfig: another server has it, or the place cannot be written.
+    """
+    lock = Path(path + ".lock")
+    try:
+        file = lock.open("w")
+    except OSError as error:
+        raise InvalidConfig(f"uds is {path}, whose lock {lock} cannot be written: {error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _another_listens(path) from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _another_listens(path: str) -> InvalidConfig:
+    return InvalidConfig(f"uds is {path}, where another server listens: end it, or choose another path")
+
+
 def _socket(config: ServerConfig) -> socket.socket:
     """Where the server will listen; bound, and closed to all until then."""
     try:
         if config.uds is not None:
-            path = Path(config.uds)
-            if path.is_socket():  # of a server that was killed, or of one that runs?
+            if Path(config.uds).is_socket():  # of a server that was killed: ours hold the lock, and others listen
                 with socket.socket(socket.AF_UNIX) as probe, suppress(ConnectionRefusedError):
                     probe.connect(config.uds)
-                    raise InvalidConfig(
-                        f"uds is {config.uds}, where another server listens: end it, or choose another path"
-                    )
-                path.unlink()
+                    raise _another_listens(config.uds)
+                Path(config.uds).unlink()
             own = socket.socket(socket.AF_UNIX)
             own.bind(config.uds)
             return own
@@ -107,6 +130,7 @@ def _socket(config: ServerConfig) -> socket.socket:
         own = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         own.bind((config.host, config.port))
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # until it listens: others that bind it must fail now
         return own
     except OSError as error:
         raise _cannot_listen(config, error) from error
@@ -125,14 +149,15 @@ class _Server(uvicorn.Server):
         self._serving = serving
         self._socket = own
         self._ending: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self._serving.config
+        if config.uds is None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             await super().startup(sockets)
-        except (
-            OSError
-        ) as error:  # two may bind a port; another server was the first to listen, while the model was loaded
+        except OSError as error:
             raise _cannot_listen(config, error) from error
         if self.should_exit:
             return
@@ -165,17 +190,17 @@ class _Server(uvicorn.Server):
             serving.is_draining = True
             self._ending = asyncio.get_running_loop().create_task(self._drain())
         else:
-            serving.jobs.abort()
+            self._hurry.set()
 
     async def _drain(self) -> None:
         jobs = self._serving.jobs
-        with suppress(TimeoutError):
-            await asyncio.wait_for(jobs.none_left(), self._serving.config.shutdown_timeout)
-        count = jobs.abort()
-        if count:
-            logger.info(
-                "aborted %d calls, which had not ended after %g s", count, self._serving.config.shutdown_timeout
-            )
+        waits = [asyncio.ensure_future(jobs.none_left()), asyncio.ensure_future(self._hurry.wait())]
+        await asyncio.wait(waits, timeout=self._serving.config.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if count := jobs.abort():
+            logger.info("aborted what had not ended: %d calls", count)
             with suppress(TimeoutError):
                 await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)
+            jobs.cut_off()
         self.should_exit = True

@@ -354,7 +354,6 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make) -> No
     run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="an abort says no more than the id, which is the first request's")
 def test_a_refused_id_is_not_aborted_by_whoever_was_refused(make: Make) -> None:
     engine, gate = make()
 

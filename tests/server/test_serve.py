@@ -18,9 +18,9 @@ import pytest
 
 from nanoengine.builder import Built
 from nanoengine.cli import main
+from nanoengine.errors import InvalidConfig
 from tests.engine.gate import PATIENCE
 from tests.server.events import EventReader
-from tests.server.parrot import build
 from tests.server.running import JSON, until
 
 SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
@@ -146,20 +146,23 @@ def test_a_port_that_is_taken_is_said_so_before_the_model_is_loaded(capsys: pyte
     assert "in use" in said
 
 
-def test_a_port_that_is_taken_while_the_model_is_loaded_is_said_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path
+def test_nobody_takes_the_port_while_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
 
-        def load(*_: Any) -> Built:
-            other.listen()
-            return build(tokenizer_folder)
+    def load(*_: Any) -> Built:
+        with socket.socket() as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+        raise InvalidConfig("enough was seen")
 
-        monkeypatch.setattr("nanoengine.server.serve.build_engine", load)
-        monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-        assert "in use" in refusal(capsys, "--port", str(other.getsockname()[1]))
+    monkeypatch.setattr("nanoengine.server.serve.build_engine", load)
+    assert "enough was seen" in refusal(capsys, "--port", str(port))
 
 
 def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -76,21 +76,46 @@ def test_who_finds_the_queue_full_is_told_to_come_back(make_server: MakeServer, 
 
 
 def test_every_completion_counts_as_waiting(make_server: MakeServer) -> None:
-    server = make_server({"max_num_seqs": 1}, max_waiting=3)
+    server = make_server({"max_num_seqs": 1}, max_waiting=4)
     server.gate.shut()
     threads, _ = start(server, 1, max_tokens=3)
     assert server.complete(["a", "b"], n=2).status == 503
-    more, _ = start(server, 1, n=2, max_tokens=3)
+    more, _ = start(server, 1, n=3, max_tokens=3)
     assert server.complete("a").status == 503
     server.gate.open()
     for thread in (*threads, *more):
         thread.join()
 
 
-def test_who_finds_nobody_waiting_is_let_in_however_much_it_is(make_server: MakeServer) -> None:
+def test_who_finds_nobody_waiting_is_let_in(make_server: MakeServer) -> None:
     server = make_server({"max_num_seqs": 2}, max_waiting=0)
-    answer = server.complete(["abc"] * 5, n=3, max_tokens=3)
-    assert [choice["text"] for choice in answer.json["choices"]] == ["abc"] * 15
+    assert server.complete("abc", max_tokens=3).json["choices"][0]["text"] == "abc"
+
+
+def test_what_no_queue_could_hold_is_refused_for_good(make_server: MakeServer) -> None:
+    server = make_server(max_waiting=14)
+    refused = server.complete(["abc"] * 5, n=3, max_tokens=3)
+    assert refused.status == 400
+    assert "15 sequences" in refused.error["message"]
+    answer = server.complete(["abc"] * 7, n=2, max_tokens=3)
+    assert [choice["text"] for choice in answer.json["choices"]] == ["abc"] * 14
+
+
+def test_who_has_little_in_a_full_queue_is_let_in(make_server: MakeServer) -> None:
+    server = make_server({"max_num_seqs": 1}, max_waiting=16, api_key=("a", "b"))
+    server.gate.shut()
+    one, another = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
+    body = {"prompt": ["abc"] * 16, "max_tokens": 2}
+    threads = [Thread(target=server.post, args=("/v1/completions", body, one))]
+    threads[0].start()
+    until(lambda: server.serving.engine.num_waiting >= 15)
+    assert server.post("/v1/completions", {"prompt": "abc"}, one).status == 503
+    threads.append(Thread(target=server.post, args=("/v1/completions", {"prompt": "abc"}, another)))
+    threads[1].start()
+    until(lambda: server.serving.engine.num_waiting >= 16)
+    server.gate.open()
+    for thread in threads:
+        thread.join()
 
 
 def test_what_was_refused_leaves_nothing_behind(make_server: MakeServer) -> None:
