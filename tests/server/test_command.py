@@ -1,0 +1,70 @@
+"""The command line of the server: every option of two classes, and nothing that was not given."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+import pytest
+
+from nanoengine.config import EngineConfig
+from nanoengine.errors import InvalidConfig
+from nanoengine.server.command import add_arguments, configs
+from nanoengine.server.config import ServerConfig
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    add_arguments(made)
+    return made
+
+
+def test_what_is_not_given_is_left_to_the_engine(parser: argparse.ArgumentParser) -> None:
+    options, server = configs(parser.parse_args(["demo"]))
+    assert options == {}
+    assert server == ServerConfig()
+
+
+def test_options_have_the_types_of_their_fields(parser: argparse.ArgumentParser) -> None:
+    line = "demo --max-model-len 512 --max-client-share 0.25 --no-enable-prefix-caching --async-scheduling --port 0"
+    line += " --api-key a b --request-timeout 2.5 --no-page --served-model-name m"
+    options, server = configs(parser.parse_args(line.split()))
+    assert options == {
+        "max_model_len": 512,
+        "max_client_share": 0.25,
+        "enable_prefix_caching": False,
+        "async_scheduling": True,
+    }
+    assert server == ServerConfig(port=0, api_key=("a", "b"), request_timeout=2.5, page=False, served_model_name=("m",))
+
+
+def test_every_field_of_both_classes_is_an_option_with_help(parser: argparse.ArgumentParser) -> None:
+    helps = {action.dest: action.help for action in parser._actions}
+    for kind in (EngineConfig, ServerConfig):
+        for field in fields(kind):
+            assert helps[field.name], field.name
+
+
+def test_a_key_may_come_by_the_environment(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOENGINE_API_KEY", "secret")
+    assert configs(parser.parse_args(["demo"]))[1].api_key == ("secret",)
+    assert configs(parser.parse_args(["demo", "--api-key", "other"]))[1].api_key == ("other",)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("port", value) for value in (-1, 65536, True, "80")),
+        *(("max_n", value) for value in (0, 16385)),
+        ("max_waiting", -1),
+        ("request_timeout", 0),
+        ("shutdown_timeout", -1),
+        ("api_key", ()),
+        ("cors_origin", ("",)),
+        ("host", ""),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(option: str, value: object) -> None:
+    with pytest.raises(InvalidConfig, match=option):
+        ServerConfig(**{option: value})  # type: ignore[arg-type]

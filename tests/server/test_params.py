@@ -1,0 +1,68 @@
+"""A request's fields to the engine's."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from nanoengine.errors import InvalidSamplingParams
+from nanoengine.sampling_params import SamplingParams
+from nanoengine.server.errors import Problem
+from nanoengine.server.params import cut, sampling_params
+from nanoengine.server.protocol import CompletionRequest
+
+
+def request(**fields: object) -> CompletionRequest:
+    return msgspec.convert({"prompt": "a", **fields}, CompletionRequest)
+
+
+def params(defaults: dict[str, float] | None = None, **fields: object) -> SamplingParams:
+    made = request(**fields)
+    return sampling_params(made, defaults or {}, max_model_len=100, max_tokens=made.max_tokens, logprobs=made.logprobs)
+
+
+def test_nothing_but_the_defaults() -> None:
+    assert params() == SamplingParams(max_tokens=16)
+
+
+def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> None:
+    advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
+    assert params(advised, temperature=0.25, max_tokens=None) == SamplingParams(temperature=0.25, top_k=7, max_tokens=3)
+
+
+def test_biases_have_keys_of_text_and_are_cut_to_their_range() -> None:
+    assert params(logit_bias={"5": 200, "2": -1.5}).logit_bias == ((2, -1.5), (5, 100.0))
+    with pytest.raises(Problem, match=r"'x'.*'-1'") as caught:
+        params(logit_bias={"x": 1, "3": 1, "-1": 2})
+    assert caught.value.param == "logit_bias"
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert params(seed=-1).seed is None
+    assert params(seed=3).seed == 3
+
+
+def test_errors_call_fields_as_the_client_does() -> None:
+    names = {"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens"}
+    for logprobs, max_tokens, field in (
+        (50, 3, "top_logprobs"),
+        (1, 0, "max_completion_tokens"),
+        (1, 200, "max_completion_tokens"),
+    ):
+        with pytest.raises(Problem, match=f"^{field} is") as caught:
+            sampling_params(request(), {}, max_model_len=100, max_tokens=max_tokens, names=names, logprobs=logprobs)
+        assert caught.value.param == field
+    with pytest.raises(InvalidSamplingParams, match="top_p"):
+        params(top_p=2.0)
+
+
+def test_a_prompt_is_cut_at_the_side_that_is_asked_for() -> None:
+    ids = list(range(10))
+    assert cut(ids, request(), 100) == ids
+    assert cut(ids, request(truncate_prompt_tokens=3), 100) == [7, 8, 9]
+    assert cut(ids, request(truncate_prompt_tokens=3, truncation_side="right"), 100) == [0, 1, 2]
+    assert cut(ids, request(truncate_prompt_tokens=50), 100) == ids
+    assert cut(ids, request(truncate_prompt_tokens=0), 100) == []
+    assert cut(ids, request(truncate_prompt_tokens=-1), 5) == [6, 7, 8, 9]
+    with pytest.raises(Problem, match="truncate_prompt_tokens is 101"):
+        cut(ids, request(truncate_prompt_tokens=101), 100)
