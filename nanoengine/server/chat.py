@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -15,7 +16,7 @@ from nanoengine.outputs import Delta, RequestOutput
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
-from nanoengine.server.params import sampling_params
+from nanoengine.server.params import MANY, sampling_params
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.serving import FEW, Serving, new_id
 from nanoengine.server.sse import Chunks, encode, usage_json
@@ -32,14 +33,15 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, ChatRequest)
     by_new_name = request.max_completion_tokens is not None
-    params = sampling_params(
-        request,
-        serving.defaults,
+    make = partial(
+        sampling_params,
+        defaults=serving.defaults,
         max_model_len=serving.max_model_len,
         max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
         names={"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens" if by_new_name else "max_tokens"},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
+    params = await serving.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
     answer = _Answer(serving, request, new_id("chatcmpl", http, request.request_id))
 
     def tokens() -> list[list[int]]:

@@ -17,7 +17,7 @@ from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
-from nanoengine.server.params import sampling_params
+from nanoengine.server.params import MANY, sampling_params
 from nanoengine.server.protocol import CompletionRequest
 from nanoengine.server.serving import FEW, Serving, new_id
 from nanoengine.server.sse import Chunks, encode, usage_json
@@ -32,14 +32,15 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     request = await serving.read(http, CompletionRequest)
     prompts = _prompts(request, serving)
     is_echo_only = bool(request.echo) and request.max_tokens == 0
-    params = sampling_params(
-        request,
-        serving.defaults,
+    make = partial(
+        sampling_params,
+        defaults=serving.defaults,
         max_model_len=serving.max_model_len,
         max_tokens=1 if is_echo_only else 16 if request.max_tokens is None else request.max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
+    params = await serving.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
     add_special_tokens = request.add_special_tokens is not False
     answer = _Answer(serving, request, new_id("cmpl", http, request.request_id), is_echo_only)
 

@@ -12,6 +12,9 @@ from nanoengine.sampling_params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
 
+MANY = 1000
+"""Token ids that take a millisecond, or longer, to check."""
+
 SHARED = (
     "temperature",
     "top_k",
