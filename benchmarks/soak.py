@@ -175,9 +175,17 @@ def fault(case: Case, n: int, answer: Answer, *, may_be_aborted: bool = False) -
         if not is_aborted and reasons != [case.finish_reason]:
             return f"wrong: choice {index} ends with {reasons[0]}, not {case.finish_reason}"
         for got, expected in ((choice.token_ids, case.token_ids), (choice.text, case.text)):
-            if got != expected and not (is_aborted and expected[: len(got)] == got):
+            begins = expected[: len(got)] == got or (got is choice.text and _goes_on_to_a_stop(case, choice.text))
+            if got != expected and not (is_aborted and begins):
                 return f"{_difference(got, expected)}: choice {index} is {got!r}, not {expected!r}"
     return None
+
+
+def _goes_on_to_a_stop(case: Case, text: str) -> bool:
+    """Whether an aborted text is all that was expected and the beginning of the string that would have ended it."""
+    stops = case.request.get("stop") or []
+    stops = [stops] if isinstance(stops, str) else stops
+    return text.startswith(case.text) and any(stop.startswith(text[len(case.text) :]) for stop in stops)
 
 
 def _difference(got: Sequence[Any], expected: Sequence[Any]) -> str:

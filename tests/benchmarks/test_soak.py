@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_what_was_aborted_is_a_beginning() -> None:
     for text, token_ids in (("x", [7]), ("a", [8]), ("abcd", [7])):
         answer = streamed(piece(0, text, token_ids, "abort"))
         assert fault(CASE, 1, answer, may_be_aborted=True) is not None, (text, token_ids)
+
+
+def test_what_was_aborted_may_have_the_beginning_of_its_stop() -> None:
+    case = replace(CASE, request={**CASE.request, "stop": ["!!x"]})
+    held = streamed(piece(0, CASE.text, CASE.token_ids), piece(0, "!!", [], "abort"))
+    assert fault(case, 1, held, may_be_aborted=True) is None
+    assert fault(CASE, 1, held, may_be_aborted=True) is not None
 
 
 def notes(*megabytes: int) -> list[Note]:
