@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -274,7 +275,7 @@ def test_a_generator_that_is_closed_early_aborts_within_one_step(make: Make) -> 
         gate.let(2)
         async with aclosing(engine.generate([1, 2, 3], SamplingParams(n=3, max_tokens=40, ignore_eos=True))) as deltas:
             await anext(deltas)
-        gate.wait_until_held()
+            await asyncio.to_thread(gate.wait_until_held)  # before its third step
         gate.let()
         await check_idle(engine)
         assert gate.num_steps == 3
@@ -503,6 +504,10 @@ def test_close_while_requests_run_ends_them(make: Make) -> None:
         gate.let(2)
         await asyncio.to_thread(gate.wait_until_held)
         closing = asyncio.create_task(asyncio.to_thread(engine.close))
+        with contextlib.suppress(EngineClosed):
+            while True:  # until it has begun to close; otherwise they might come to their ends first
+                engine.make_request([1])
+                await asyncio.sleep(0)
         gate.open()
         for stream in streams:
             assert reasons_of(await read(stream)) == ["abort"]
