@@ -110,7 +110,7 @@ run_openai() {
     smollm2
     cd "$work"
     with_server smollm2 --served-model-name smollm2 -- bash -c "timeout 600 tests/bin/python -m pytest -c /dev/null --rootdir . -p excluded --suite openai --counts '$counts' \
-            -p no:cacheprovider --timeout 120 --tb short -q '$here/openai_client.py'" || true
+            -p no:cacheprovider --confcutdir '$here' --timeout 120 --tb short -q '$here/openai_client.py'" || true
 }
 
 run_lm-eval() {
