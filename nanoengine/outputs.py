@@ -24,7 +24,8 @@ TokenLogprobs = dict[int, TokenLogprob]
 class CompletionOutput:
     """One completion of a prompt.
 
-    `token_ids` holds every token that was generated, the stopping one included; `text` ends before the stop.
+    `token_ids` holds every token that was generated, the stopping one included; `text` ends before the stop,
+    unless the params include it.
     `finish_reason` is None while it runs. `stop_reason` is the stop string or stop token id that ended it, None for the
     model's own end of text. `logprobs` has one entry per token, if they were asked for.
     """
