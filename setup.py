@@ -1,19 +1,17 @@
 """Building a wheel: where there is a compiler, it gets the native kernels compiled for a few kinds of CPU, for machines that have
 none. Everything else is in pyproject.toml.
 
-They name neither a C++ library nor an OpenMP: the first is inside them, the second is torch's, found when they are loaded.
-Without a compiler, or if it fails, the wheel is pure, and for all platforms. An installation in place (-e) gets none either.
+They name no C++ library: it is inside them. Without a compiler, or if it fails, the wheel is pure, and for all platforms. An
+installation in place (-e) gets none either.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 import runpy
 import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -39,7 +37,7 @@ class BuildWithKernels(build_py):
         shutil.rmtree(self.prebuilt, ignore_errors=True)  # of an earlier build
         try:
             prebuild(self.prebuilt)
-        except (compiler["CannotCompile"], subprocess.CalledProcessError, OSError) as error:
+        except (compiler["CannotCompile"], OSError) as error:
             shutil.rmtree(self.prebuilt, ignore_errors=True)
             print(f"warning: a wheel without prebuilt kernels: {error}", file=sys.stderr)
 
@@ -59,31 +57,22 @@ class PlatformWheel(bdist_wheel):
 
 
 def prebuild(folder: Path) -> None:
-    """Compile every source for every target of this machine into folder/TARGET/NAME.so.
+    """Compile the kernels for every target of this machine: folder/TARGET/kernels.so.
 
     Raises:
-        CannotCompile, CalledProcessError, OSError: the compiler is missing, of a wrong kind, or fails.
+        CannotCompile, OSError: the compiler is missing, or fails.
     """
     targets = compiler["PREBUILT_TARGETS"].get(platform.machine(), {})
     if not targets or sys.platform != "linux":
         return
     program = compiler["find_compiler"]()
-    if "clang" in subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout:
-        raise compiler["CannotCompile"](f"{program} is clang, whose OpenMP is not torch's: name a GCC in $CXX")
-
-    def build(target: str, source: Path) -> None:
-        compiled, library = (folder / target / f"{source.stem}{ending}" for ending in (".o", ".so"))
-        compiled.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([program, *compiler["flags_for"](target), "-c", str(source), "-o", str(compiled)], check=True)
-        subprocess.run(
-            [program, *LINK, str(compiled), "-o", str(library)], check=True
-        )  # no -fopenmp: it would name one
-        compiled.unlink()
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(build, target, path) for target in targets for path in compiler["SOURCES"].glob("*.cpp")]
-    for job in jobs:
-        job.result()
+    with tempfile.TemporaryDirectory() as workplace:
+        for target in targets:
+            library = compiler["compile_library"](
+                compiler["SOURCES"], program, compiler["flags_for"](target), Path(workplace), LINK
+            )
+            (folder / target).mkdir(parents=True)
+            shutil.copy(library, folder / target)
 
 
 setup(cmdclass={"build_py": BuildWithKernels, "bdist_wheel": PlatformWheel})

@@ -7,6 +7,14 @@ with LLM("demo") as llm:
         print(output.outputs[0].text)
 """
 
+import os
+import sys
+
+# Threads of torch spin while they wait, also for one whose CPU a busy process has. So few turns cost nothing where the CPUs are
+# free. OpenMP reads this when torch is imported, so it stands before all imports.
+if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 from nanoengine.llm import LLM
 from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams

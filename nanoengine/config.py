@@ -87,7 +87,8 @@ class EngineConfig:
             None: no such folder. Files go through host memory: with kv_host_memory None, at least one sequence's worth of it
             is taken for that, but no more than 256 MiB (or 16 blocks, where those are larger).
         kv_disk_bytes: how much that folder may hold for this model.
-        num_threads: threads that compute on the CPU, for torch in this whole process. None: torch's own choice.
+        num_threads: threads that compute on the CPU, for torch and the native kernels, and for all engines of this process.
+            None: torch's own choice.
         kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
             unless it is named), or "auto": those made for the device where they can run.
         attention_backend: "auto" (the fastest that can run), "flash_attn", "torch_varlen", "triton", "native" or "torch".

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
+from nanoengine.kernels.c_functions import c_functions
+from nanoengine.kernels.native_operations import why_not
 from nanoengine.kernels.torch_kernels import Numbers
 from nanoengine.layers.rotary import Angles, RotaryEmbedding
 from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
@@ -208,3 +211,20 @@ def input_batch(runner: ModelRunner, plan: StepPlan) -> InputBatch:
     shape = shape_of(plan, packed.layout, runner.block_size)
     numbers = packed.numbers.to(runner.stream.torch_device)
     return unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache, runner.block_size)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for torch and for the native kernels."""
+    before = torch.get_num_threads()
+    use_threads(count)
+    try:
+        yield
+    finally:
+        use_threads(before)
+
+
+def use_threads(count: int) -> None:
+    torch.set_num_threads(count)
+    if why_not(torch.device("cpu"), torch.float32) is None:
+        c_functions().set_num_threads(count)

@@ -80,12 +80,9 @@ class NativeAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        num_shared = (
-            runs.num_shared if spec.window is None and spec.chunk is None else 0
-        )  # out of sight sooner or later
         asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
         sizes = k_cache.shape[2], self.block_size
-        return self._decode(q, k_cache, v_cache, tables, starts, lens, num_shared, *sizes, *asked)
+        return self._decode(q, k_cache, v_cache, tables, starts, lens, num_shared(runs, spec), *sizes, *asked)
 
     def prefill(
         self,
@@ -104,3 +101,8 @@ class NativeAttention(TwoKernels):
 def head_dim_of(cache: Tensor) -> int:
     """Of K or V as these kernels keep it."""
     return cache.shape[3] // TILE - SCALE_BYTES * (cache.dtype is torch.int8)
+
+
+def num_shared(runs: Runs, spec: AttentionSpec) -> int:
+    """Leading tokens that decodes read once for all; none where they are out of sight sooner or later."""
+    return runs.num_shared if spec.window is None and spec.chunk is None else 0

@@ -67,8 +67,8 @@ class AsyncLLMEngine:
 
     Args:
         make: makes the engine, (`build_async_engine` has one); nobody else may call it. It is made in the thread
-            that it will live in: OpenMP keeps a team of threads for every thread that it was used from, and two teams on the same
-            cores take turns to sleep, which made every step a quarter slower.
+            that it will live in: torch keeps a team of threads for every thread that it was used from, and two teams on the same
+            cores disturb each other.
 
     Raises:
         Whatever `make` raises.

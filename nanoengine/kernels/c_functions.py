@@ -10,7 +10,7 @@ from threading import Lock, get_ident
 from types import SimpleNamespace
 from typing import Any
 
-from nanoengine.kernels.libraries import load_libraries
+from nanoengine.kernels.libraries import load_library
 
 POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 INT64 = ctypes.c_int64
@@ -18,44 +18,44 @@ INT64 = ctypes.c_int64
 ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
 """scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
 
-SIGNATURES: dict[str, tuple[str, list[type]]] = {
-    "packed_size": ("linear", [INT, SIZE, SIZE]),
-    "pack": ("linear", [INT, POINTER, POINTER, SIZE, SIZE, SIZE]),
-    "linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3]),
-    "gated_linear": ("linear", [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3]),
-    "experts": ("linear", [INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
-    "embed": ("linear", [INT, POINTER, POINTER, POINTER, SIZE, SIZE]),
-    "quantized_size": ("quantized_pack", [INT64, SIZE, SIZE]),
-    "quantized_pack_blocks": ("quantized_pack", [INT, POINTER, POINTER, SIZE, SIZE]),
-    "quantized_pack_groups": ("quantized_pack", [INT64, *[POINTER] * 4, SIZE, SIZE]),
-    "quantized_linear": (
-        "quantized",
-        [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, POINTER, *[SIZE] * 3],
-    ),
-    "quantized_gated_linear": (
-        "quantized",
-        [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
-    ),
-    "quantized_instruction": ("quantized", []),
-    "quantized_embed": ("quantized", [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE]),
-    "quantized_experts": ("quantized", [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5]),
-    "dequantize": ("dequantize", [INT, INT, POINTER, POINTER, SIZE]),
-    "rms_norm": ("norm", [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT]),
-    "draw_tokens": ("sampling", [POINTER, POINTER, POINTER, SIZE, SIZE]),
-    "attention_write": (
-        "attention_write",
-        [INT, INT, *[POINTER, SIZE] * 3, POINTER, POINTER, FLOAT, POINTER, POINTER, SIZE, *[POINTER] * 4, *[SIZE] * 6],
-    ),
-    "attention_decode": (
-        "attention_decode",
-        [INT, INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
-    ),
-    "attention_prefill": (
-        "attention_prefill",
-        [INT, INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
-    ),
+SIGNATURES: dict[str, list[type]] = {
+    "packed_size": [INT, SIZE, SIZE],
+    "pack": [INT, POINTER, POINTER, SIZE, SIZE, SIZE],
+    "linear": [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3],
+    "gated_linear": [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3],
+    "experts": [INT, INT, *[POINTER] * 10, *[SIZE] * 5],
+    "gate": [INT, INT, POINTER, POINTER, SIZE, SIZE],
+    "embed": [INT, POINTER, POINTER, POINTER, SIZE, SIZE],
+    "quantized_size": [INT64, SIZE, SIZE],
+    "quantized_pack_blocks": [INT, POINTER, POINTER, SIZE, SIZE],
+    "quantized_pack_groups": [INT64, *[POINTER] * 4, SIZE, SIZE],
+    "quantized_linear": [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, POINTER, *[SIZE] * 3],
+    "quantized_gated_linear": [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
+    "quantized_instruction": [],
+    "quantized_embed": [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE],
+    "quantized_experts": [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5],
+    "dequantize": [INT, INT, POINTER, POINTER, SIZE],
+    "rms_norm": [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT],
+    "draw_tokens": [*[POINTER] * 4, SIZE, SIZE],
+    "set_num_threads": [SIZE],
+    "log_sum_exp": [POINTER, POINTER, SIZE, SIZE],
+    "attention_write": [
+        INT,
+        INT,
+        *[POINTER, SIZE] * 3,
+        POINTER,
+        POINTER,
+        FLOAT,
+        POINTER,
+        POINTER,
+        SIZE,
+        *[POINTER] * 4,
+        *[SIZE] * 6,
+    ],
+    "attention_decode": [INT, INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
+    "attention_prefill": [INT, INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
 }
-"""Name of each C function -> the library that holds it, and the types of its arguments."""
+"""Name of each C function -> the types of its arguments."""
 
 
 RESULTS = {"packed_size": SIZE, "quantized_size": SIZE, "quantized_instruction": ctypes.c_char_p}
@@ -64,15 +64,15 @@ RESULTS = {"packed_size": SIZE, "quantized_size": SIZE, "quantized_instruction":
 
 @cache
 def c_functions() -> SimpleNamespace:
-    """The functions of the compiled libraries, with their argument types set.
+    """The functions of the compiled library, with their argument types set.
 
     Raises:
         CannotCompile: there is no compiler, or it failed.
     """
-    libraries = load_libraries().by_source
+    library = load_library().functions
     functions = SimpleNamespace()
-    for name, (library, arguments) in SIGNATURES.items():
-        function = getattr(libraries[library], name)
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
         function.argtypes = arguments
         function.restype = RESULTS.get(name)
         setattr(functions, name, function)

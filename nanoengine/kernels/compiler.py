@@ -1,7 +1,7 @@
-"""Compiling the native kernels, once: the libraries are kept in the user's cache folder under a hash of all that they are made
-of (sources, flags, compiler, CPU).
+"""Compiling the native kernels, once: the library is kept in the user's cache folder under a hash of all that it is made of
+(sources, flags, compiler, CPU).
 
-setup.py, which compiles them for wheels, runs this file alone: it imports nothing of the package.
+setup.py, which compiles it for wheels, runs this file alone: it imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
-FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared", "-fno-strict-aliasing", "-Wno-psabi")
+FLAGS = ("-std=c++20", "-O3", "-pthread", "-fPIC", "-fno-strict-aliasing", "-Wno-psabi", "-ffp-contract=off")
+"""Contraction would let the compiler choose, loop by loop, where a product and a sum are rounded once: see simd.h."""
 COMPILERS = ("c++", "g++", "clang++")
+LIBRARY = "kernels.so"
 NATIVE = "native"
 """The target that is the CPU at hand."""
 
@@ -59,52 +61,60 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(root)) / "nanoengine" / "kernels"
 
 
-def compile_all(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> dict[str, Path]:
-    """Compile every .cpp in `sources`, all at once, and keep the results below `folder`; what is there is not compiled again.
-
-    Returns:
-        Name of each source without its ending -> its shared library.
+def compile_library(
+    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
+) -> Path:
+    """Compile every .cpp in `sources`, all at once, into one library, and keep it below `folder`; if it is there, do nothing.
 
     Raises:
         CannotCompile: the compiler failed.
     """
-    wanted = kept_libraries(sources, compiler, flags, folder)
-    missing = [name for name, path in wanted.items() if not path.is_file()]
-    if not missing:
-        return wanted
-    target = wanted[missing[0]].parent
+    library = kept_library(sources, compiler, flags, folder, link)
+    if library.is_file():
+        return library
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        workplace = tempfile.mkdtemp(dir=target)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        workplace = Path(tempfile.mkdtemp(dir=library.parent))
     except OSError:  # a read-only home: compile for this process alone
         try:
-            return compile_all(sources, compiler, flags, Path(tempfile.mkdtemp(prefix="nanoengine-kernels-")))
+            elsewhere = Path(tempfile.mkdtemp(prefix="nanoengine-kernels-"))
         except OSError as error:
             raise CannotCompile(f"there is no folder to compile in: {error}") from error
+        return compile_library(sources, compiler, flags, elsewhere, link)
     try:
-        jobs = {}
-        for name in missing:
-            command = [compiler, *flags, str(sources / f"{name}.cpp"), "-o", f"{workplace}/{name}.so"]
-            try:
-                jobs[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            except OSError as error:
-                raise CannotCompile(f"{compiler} does not run: {error}") from error
-        errors = {name: job.communicate()[1] for name, job in jobs.items()}
-        for name, job in jobs.items():
-            if job.returncode:
-                first = next((line for line in errors[name].splitlines() if "error" in line), errors[name][:200])
-                raise CannotCompile(f"{compiler} could not compile {name}.cpp: {first.strip()}")
-        for name in missing:
-            os.replace(f"{workplace}/{name}.so", wanted[name])  # at once: another process may be doing the same
+        objects = {path: workplace / f"{path.stem}.o" for path in sorted(sources.glob("*.cpp"))}
+        _run_all(compiler, {path.name: (*flags, "-c", str(path), "-o", str(to)) for path, to in objects.items()})
+        made = workplace / library.name
+        _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))})
+        os.replace(made, library)  # at once: another process may be doing the same
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
-    return wanted
+    return library
 
 
-def kept_libraries(sources: Path, compiler: str, flags: tuple[str, ...], folder: Path) -> dict[str, Path]:
-    """Where `compile_all` keeps the library of each source, be it there or not."""
-    target = folder / _fingerprint(sources, compiler, flags)
-    return {source.stem: target / f"{source.stem}.so" for source in sorted(sources.glob("*.cpp"))}
+def kept_library(
+    sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
+) -> Path:
+    """Where `compile_library` keeps the library, be it there or not."""
+    return folder / _fingerprint(sources, compiler, (*flags, *link)) / LIBRARY
+
+
+def _run_all(compiler: str, commands: dict[str, tuple[str, ...]]) -> None:
+    """Run the compiler with the arguments for each file that is to be made of, or is made, all at once."""
+    jobs = {}
+    for name, arguments in commands.items():
+        try:
+            jobs[name] = subprocess.Popen(
+                [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise CannotCompile(f"{compiler} does not run: {error}") from error
+    errors = {name: job.communicate()[1] for name, job in jobs.items()}
+    for name, job in jobs.items():
+        if job.returncode:
+            lines = [line for line in errors[name].splitlines() if "ld returned" not in line]  # that says no reason
+            first = next((line for line in lines if "error" in line or "definition" in line), errors[name][:200])
+            raise CannotCompile(f"{compiler} could not compile {name}: {first.strip()}")
 
 
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:

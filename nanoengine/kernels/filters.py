@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,9 @@ NEXT_TRY = 16
 """How many times more, if those were not enough."""
 
 
-def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+def keep_likeliest(
+    logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, log_sum_exp: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, count], likeliest first.
 
     Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
@@ -22,6 +26,8 @@ def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
         top_k: [num_rows] int32; 0 keeps all.
         top_p: [num_rows] float32; 1 keeps all.
         min_p: [num_rows] float32; 0 keeps all.
+        log_sum_exp: ln(sum of exp(row)) of each row. How many tokens are looked at depends on all rows: for a row to keep the
+            same beside any others, -inf at its end must change nothing.
     """
     vocab_size = logits.shape[-1]
     top_k = top_k.clamp(max=vocab_size)  # so that one more is a number too
@@ -29,14 +35,14 @@ def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) 
     top_k = torch.where(top_k > 0, top_k, vocab_size)[:, None]
     top_p, min_p = top_p[:, None], min_p[:, None]
     # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
-    total = logits.logsumexp(-1, keepdim=True) if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
+    total = log_sum_exp(logits)[:, None] if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
 
     count = min(vocab_size, most)
     while True:
         values, token_ids = _ordered(logits, count)
         rank = torch.arange(count, device=logits.device)
         values = values.masked_fill(rank >= top_k, -torch.inf)
-        share = torch.where(top_k < vocab_size, values.logsumexp(-1, keepdim=True), total)
+        share = torch.where(top_k < vocab_size, log_sum_exp(values)[:, None], total)
         probabilities = (values - share).exp()
         before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
         dropped = ((before >= top_p) & (top_p < 1)) | (probabilities < min_p * probabilities[:, :1])

@@ -88,6 +88,8 @@ class Kernels(Protocol):
     description: str
     quantized_products: str
     """How quantized weights are multiplied, for the start-up line."""
+    fingerprint: str
+    """Of the code that computes: K/V that other code has computed may have other bits."""
     capturable: bool
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
 
@@ -113,6 +115,10 @@ class Kernels(Protocol):
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(rms_norm(x + residual), x + residual); the residual that is given may be overwritten."""
+        ...
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        """GATES[activation](first half of each row, second half) (`gates.py`): [num_tokens, 2 * width] -> [num_tokens, width]."""
         ...
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:

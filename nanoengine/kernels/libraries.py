@@ -1,48 +1,42 @@
-"""The libraries of the native kernels: compiled for the CPU that is wanted, or where that cannot be, those of the wheel."""
+"""The library of the native kernels: compiled for the CPU that is wanted, or where that cannot be, one of the wheel's."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import platform
-import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.compiler import (
+    LIBRARY,
     NATIVE,
     PREBUILT,
     PREBUILT_TARGETS,
     SOURCES,
     CannotCompile,
     cache_folder,
-    compile_all,
+    compile_library,
     find_compiler,
     flags_for,
-    kept_libraries,
+    kept_library,
 )
 from nanoengine.kernels.target import VARIABLE, check_target, missing_features, wanted_target
 
-MAPPED_FILES = Path("/proc/self/maps")
-OPENMP = re.compile(r"/lib(gomp|iomp5|omp)(-[0-9a-f]+)?\.so[.\d]*$")
 
-
-class Libraries(NamedTuple):
+class Library(NamedTuple):
     """Loaded kernels."""
 
-    by_source: dict[str, ctypes.CDLL]
-    """Name of each kernel's source -> its library."""
-
-    description: str
-    """Where they come from, as the start-up line says it."""
+    functions: ctypes.CDLL
+    description: str  # where they come from, as the start-up line says it
+    fingerprint: str  # of the machine code: other code may round otherwise
 
 
 @cache
-def load_libraries() -> Libraries:
-    """Load the libraries of all kernels, compiled if need be.
-
-    torch must be imported before: the libraries then share its OpenMP, and with it its threads.
+def load_library() -> Library:
+    """Load the kernels, compiled if need be.
 
     Raises:
         CannotCompile: and why; nor are there prebuilt ones that this CPU runs.
@@ -64,13 +58,12 @@ def load_libraries() -> Libraries:
 
 
 def must_compile() -> bool:
-    """Whether `load_libraries` would compile now, which takes seconds: there is a compiler, and nothing is kept."""
+    """Whether `load_library` would compile now, which takes seconds: there is a compiler, and nothing is kept."""
     try:
         compiler = find_compiler()
     except CannotCompile:
         return False
-    kept = kept_libraries(SOURCES, compiler, flags_for(wanted_target()), cache_folder())
-    return not all(path.is_file() for path in kept.values())
+    return not kept_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder()).is_file()
 
 
 def best_prebuilt(wanted: str) -> str | None:
@@ -80,30 +73,23 @@ def best_prebuilt(wanted: str) -> str | None:
     return next((name for name in found if wanted in (NATIVE, name)), None)
 
 
-def _compiled(target: str) -> Libraries:
+def _compiled(target: str) -> Library:
     compiler = find_compiler()
     check_target(target, compiler)
-    paths = compile_all(SOURCES, compiler, flags_for(target), cache_folder())
-    return Libraries(_load(paths), f"compiled for {'this CPU' if target == NATIVE else target}")
+    path = compile_library(SOURCES, compiler, flags_for(target), cache_folder())
+    return _load(path, f"compiled for {'this CPU' if target == NATIVE else target}")
 
 
-def _prebuilt(target: str, reason: str) -> Libraries:
+def _prebuilt(target: str, reason: str) -> Library:
     try:
-        _show_openmp()
-        libraries = _load({source.stem: PREBUILT / target / f"{source.stem}.so" for source in SOURCES.glob("*.cpp")})
+        return _load(PREBUILT / target / LIBRARY, f"prebuilt for {target}: {reason}")
     except CannotCompile as error:
         raise CannotCompile(f"{reason}, and {error}") from error
-    return Libraries(libraries, f"prebuilt for {target}: {reason}")
 
 
-def _load(paths: dict[str, Path], mode: int = ctypes.DEFAULT_MODE) -> dict[str, ctypes.CDLL]:
+def _load(path: Path, description: str) -> Library:
     try:
-        return {name: ctypes.CDLL(str(path), mode) for name, path in paths.items()}
+        code = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        return Library(ctypes.CDLL(str(path)), description, code)
     except OSError as error:
-        raise CannotCompile(f"a library cannot be loaded: {error}") from error
-
-
-def _show_openmp() -> None:
-    """Let libraries that name no OpenMP find the one that torch has loaded, under whatever name it came with torch."""
-    paths = dict.fromkeys(line.split(maxsplit=5)[-1] for line in MAPPED_FILES.read_text().splitlines())
-    _load({path: Path(path) for path in paths if OPENMP.search(path)}, ctypes.RTLD_GLOBAL)
+        raise CannotCompile(f"the library cannot be loaded: {error}") from error

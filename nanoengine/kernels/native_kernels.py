@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.c_functions import c_functions
-from nanoengine.kernels.gates import ACTIVATIONS, gated
+from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
-from nanoengine.kernels.libraries import load_libraries
+from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native_operations import operation
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
@@ -36,8 +36,10 @@ class NativeKernels:
             self._quantized_experts,
             self._quantized_embed,
         ) = (operation(f"quantized_{name}") for name in names)
-        self._rms_norm, self._draw_tokens = operation("rms_norm"), operation("draw_tokens")
-        self.description = load_libraries().description
+        self._rms_norm, self._gate = operation("rms_norm"), operation("gate")
+        self._draw_tokens, self._log_sum_exp = operation("draw_tokens"), operation("log_sum_exp")
+        _, self.description, self.fingerprint = load_library()
+        c_functions().set_num_threads(torch.get_num_threads())  # as many as torch has, in a team of their own
         instruction = c_functions().quantized_instruction().decode()
         rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
@@ -87,11 +89,14 @@ class NativeKernels:
         assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
         if not weight.halves_match:
-            return gated(self._product(x, residual, norm, eps, weight, None), activation)
+            return self.gate(self._product(x, residual, norm, eps, weight, None), activation)
         size, number = weight.shape[0] // 2, ACTIVATIONS.index(activation)
         if weight.is_quantized:
             return self._quantized_gated_linear(x, residual, norm, eps, weight.table, size, number, self.exact)
         return self._gated_linear(x, residual, norm, eps, weight.numbers, size, number)
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        return self._gate(both, ACTIVATIONS.index(activation))
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
@@ -139,4 +144,4 @@ class NativeKernels:
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        return choose_tokens(self._draw_tokens, logits, table, rows, positions, last_tokens)
+        return choose_tokens(self._draw_tokens, self._log_sum_exp, logits, table, rows, positions, last_tokens)

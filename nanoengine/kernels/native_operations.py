@@ -145,6 +145,13 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.experts(DTYPES[x.dtype], activation, x.data_ptr(), *weights, *biases, *choices, out.data_ptr(), *sizes)
         return out
 
+    def gate(both: Tensor, activation: int) -> Tensor:
+        both = both.contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = torch.empty(rows, size, dtype=both.dtype)
+        c.gate(DTYPES[both.dtype], activation, both.data_ptr(), out.data_ptr(), rows, size)
+        return out
+
     def embed(token_ids: Tensor, packed: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
         token_ids = token_ids.contiguous()
         out = torch.empty(len(token_ids), inputs, dtype=dtype)
@@ -173,11 +180,18 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         )
         return out
 
-    def draw_tokens(logits: Tensor, keys: Tensor) -> Tensor:
-        logits, keys = logits.contiguous(), keys.contiguous()
+    def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
         tokens = torch.empty_like(keys)
-        c.draw_tokens(logits.data_ptr(), keys.data_ptr(), tokens.data_ptr(), *logits.shape)
+        inputs = logits.data_ptr(), keys.data_ptr(), address_of_floats(temperature)
+        c.draw_tokens(*inputs, tokens.data_ptr(), *logits.shape)
         return tokens
+
+    def log_sum_exp(logits: Tensor) -> Tensor:
+        logits = logits.contiguous()
+        out = torch.empty(len(logits))
+        c.log_sum_exp(logits.data_ptr(), out.data_ptr(), *logits.shape)
+        return out
 
     def attention_rotate_and_write(
         qkv: Tensor,
@@ -279,7 +293,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         c.attention_prefill(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
 
-    pure = experts, embed, dequantize, draw_tokens, attention_decode, attention_prefill
+    pure = experts, gate, embed, dequantize, draw_tokens, log_sum_exp, attention_decode, attention_prefill
     caches = ("k_cache", "v_cache")
     return {
         **dict.fromkeys(pure, ()),

@@ -12,7 +12,7 @@ from nanoengine.kernels.gates import GATES, gated
 from nanoengine.kernels.gumbel import gumbel_noise
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, PlacedTokens, Weight
 from nanoengine.kernels.one_by_one import OneByOne
-from nanoengine.kernels.sampling import SamplingTable, choose_tokens
+from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE, SamplingTable, choose_tokens
 from nanoengine.quantization.tensor import QuantizedTensor
 
 
@@ -76,6 +76,7 @@ class TorchKernels(OneByOne):
 
     name = "torch"
     quantized_products = "dequantized when they were loaded"
+    fingerprint = str(torch.__version__)
     capturable = False
 
     def __init__(self, reason: str | None = None):
@@ -102,6 +103,9 @@ class TorchKernels(OneByOne):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
+
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        return gated(both, activation)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         return gated(self.linear(x, weight, None), activation)
@@ -138,7 +142,7 @@ class TorchKernels(OneByOne):
     def choose_tokens(
         self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
     ) -> Tensor:
-        return choose_tokens(draw_tokens, logits, table, rows, positions, last_tokens)
+        return choose_tokens(draw_tokens, log_sum_exp, logits, table, rows, positions, last_tokens)
 
 
 def place_tokens(
@@ -168,9 +172,17 @@ def place_tokens(
     return PlacedTokens(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))
 
 
-def draw_tokens(logits: Tensor, keys: Tensor) -> Tensor:
-    """The highest of logit + Gumbel noise: [n, vocab_size] float32 and [n] keys -> [n] token ids."""
+def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+    """A `Draw`."""
     token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
-    # One row after the other: its noise stays in the cache.
-    rows = [(row + gumbel_noise(key[None], token_ids)[0]).argmax() for row, key in zip(logits, keys, strict=True)]
-    return torch.stack(rows)
+    tokens = logits.argmax(-1)
+    highest = logits.gather(-1, tokens[:, None])[:, 0]
+    for row in (temperature > 0).nonzero()[:, 0]:  # one after the other: its noise stays in the cache
+        tokens[row] = (logits[row] / temperature[row] + gumbel_noise(keys[row][None], token_ids)[0]).argmax()
+    tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
+    return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """ln(sum of exp(logits)) of each row: [n, count] -> [n]."""
+    return logits.logsumexp(-1)

@@ -42,6 +42,7 @@ class TritonKernels(OneByOne):
 
     name = "triton"
     description = "Triton kernels and cuBLAS"
+    fingerprint = str(torch.__version__)
     quantized_products = "whole numbers dequantized as they are read, floats of 8 bits as such"
     capturable = True
 
@@ -81,11 +82,14 @@ class TritonKernels(OneByOne):
             return F.embedding(token_ids, content.tensor)
         return content.dequantize(_of(weight).dtype, token_ids)
 
+    def gate(self, both: Tensor, activation: str) -> Tensor:
+        return gate_and_multiply(both, activation)
+
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         content = _content(weight)
         if self._are_few(x, content):
             return self._product(x, content, activation=activation)[0]
-        return gate_and_multiply(self.linear(x, weight, None), activation)
+        return self.gate(self.linear(x, weight, None), activation)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.kernels.gates import gated
 from nanoengine.kernels.interface import Destination
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import RMSNorm
@@ -48,7 +47,7 @@ class Linear:
         """The second of two projections of like width, gated by the first (`gates.py`), in the same way: [num_tokens, width]."""
         if self.bias is not None:
             both, residual = self.after_norm(norm, x, residual)
-            return gated(both, activation), residual
+            return self.kernels.gate(both, activation), residual
         if norm is None:
             residual = x if residual is None else x + residual
             return self.kernels.gated_linear(residual, self.weight, activation), residual

@@ -403,7 +403,7 @@ class Startup:
         model, weights = self.model_config, self.checkpoint.fingerprint()
         angles = model.angles_of(self.pool.max_model_len)
         draft = self.draft and (self.draft.fingerprint, self.draft.config, self.draft.backend.name)
-        how = self.config.quantization, self.kernels.name, self.kernels.quantized_products
+        how = self.config.quantization, self.kernels.name, self.kernels.fingerprint, self.kernels.quantized_products
         stored = self.dtype, self.kv_dtype, self.backend.name, self.config.block_size
         parts = (weights, *how, *stored, model, self.kv_groups, angles, draft)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -191,28 +189,6 @@ any_spec = st.builds(AttentionSpec, st.just(1.0), sizes, sizes, st.booleans(), s
 def test_any_attention_of_any_batch(case: tuple[Sequences, list[list[int]]], spec: AttentionSpec) -> None:
     check_chunks(*case, spec)
     check_decode(case[0], spec=spec)
-
-
-@needs_kernels
-@both_dtypes
-@pytest.mark.parametrize("spec", [AttentionSpec(1.0, window=530), AttentionSpec(1.0, chunk=600), SINKS], ids=str)
-def test_with_a_window_too_a_token_is_the_same_alone_in_a_batch_and_in_any_chunk(
-    spec: AttentionSpec, dtype: torch.dtype
-) -> None:
-    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [1300, 3, 612, 64], dtype), spec)
-    lens = pool.sequences.lens
-    together = pool.prefill([0] * 4, lens)
-    for chunk in (100, 511):
-        again = native_pool(pool.sequences, spec)
-        cut = [
-            again.prefill([start], [min(start + chunk, n)], [i])
-            for i, n in enumerate(lens)
-            for start in range(0, n, chunk)
-        ]
-        assert torch.equal(torch.cat(cut), together)
-    together = pool.decode(lens)
-    for i in range(len(lens)):
-        assert torch.equal(pool.decode([lens[i]], [i]), together[i : i + 1])
 
 
 @needs_kernels
@@ -447,61 +423,6 @@ def test_a_pool_of_more_than_4_giga_elements(dtype: torch.dtype) -> None:
         assert torch.equal(near, distant)
 
 
-# ---- the same alone and in a batch, with one thread and with two
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@needs_kernels
-@both_dtypes
-@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(1, 5, 32), Heads(2, 1, 96)])
-def test_a_sequence_decodes_the_same_alone_and_in_a_batch(heads: Heads, dtype: torch.dtype) -> None:
-    pool = native_pool(Sequences(heads, 16, [700, 3, 512, 1, 513, 64, 37], dtype))
-    lens = pool.sequences.lens
-    pool.fill()
-    together = pool.decode(lens)
-    for i in range(len(lens)):
-        assert torch.equal(pool.decode([lens[i]], [i]), together[i : i + 1])
-    order = [4, 0, 6, 2]
-    assert torch.equal(pool.decode([lens[i] for i in order], order), together[order])
-
-
-@needs_kernels
-@both_dtypes
-def test_a_sequence_is_prefilled_the_same_alone_and_in_a_batch(dtype: torch.dtype) -> None:
-    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [300, 3, 129, 64], dtype))
-    lens = pool.sequences.lens
-    together = pool.prefill([0] * 4, lens).split(lens)
-    for i in range(4):
-        assert torch.equal(pool.prefill([0], [lens[i]], [i]), together[i])
-
-
-@needs_kernels
-@both_dtypes
-@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(2, 1, 32), Heads(2, 1, 96), Heads(1, 2, 32)])
-def test_two_threads_compute_the_same_as_one(heads: Heads, dtype: torch.dtype) -> None:
-    def results() -> tuple[Tensor, ...]:
-        pool = native_pool(Sequences(heads, 16, [600, 3, 1100, 100, 17, 18, 19], dtype))
-        lens = pool.sequences.lens
-        prefilled = pool.prefill([0] * 7, lens)
-        return pool.memory.nan_to_num(9.0), prefilled, pool.decode(lens), pool.mixed(7, [n - 3 for n in lens], lens)
-
-    with threads(1):
-        one = results()
-    with threads(2):
-        for _ in range(3):
-            for left, right in zip(results(), one, strict=True):
-                assert torch.equal(left, right)
-
-
 # ---- a few new tokens per sequence: each as if it were decoded alone
 
 
@@ -618,35 +539,6 @@ def sharing_pool(
 
 
 @needs_kernels
-@both_dtypes
-@pytest.mark.parametrize(
-    ("heads", "streams"),
-    [(Heads(2, 2, 64), 40), (Heads(1, 5, 96), 8), (Heads(1, 35, 32), 3), (Heads(1, 4, 256), 9), (Heads(2, 1, 32), 1)],
-)
-@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, sinks=True, soft_cap=3.0)], ids=["plain", "changed"])
-def test_a_token_is_the_same_whether_its_beginning_is_shared_or_not(
-    spec: AttentionSpec, heads: Heads, streams: int, dtype: torch.dtype
-) -> None:
-    pool = sharing_pool(heads, [1041 + 37 * i % 600 for i in range(streams)], dtype, spec)
-    alone = decode_shared(pool, 0)
-    assert alone.isfinite().all()
-    for num_shared in (16, 512, 528, 1024, 1040):
-        assert torch.equal(decode_shared(pool, num_shared), alone)
-    with threads(2):
-        assert torch.equal(decode_shared(pool, 1040), alone)
-
-
-@needs_kernels
-@both_dtypes
-def test_a_few_tokens_of_each_are_the_same_whether_their_beginning_is_shared_or_not(dtype: torch.dtype) -> None:
-    pool, counts = sharing_pool(Heads(2, 3, 64), [1041, 1057, 1700, 1060], dtype), [1, 17, 4, 2]
-    alone = decode_shared(pool, 0, counts=counts)
-    assert alone.isfinite().all()
-    for num_shared in (512, 528, 1024, 1040):
-        assert torch.equal(decode_shared(pool, num_shared, counts=counts), alone)
-
-
-@needs_kernels
 @pytest.mark.parametrize("streams", [3, 40])
 def test_what_is_shared_is_read_from_the_blocks_of_the_first(streams: int) -> None:
     pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, *[1061] * (streams - 3), 1700], torch.bfloat16)
@@ -665,21 +557,6 @@ def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
 
 @needs_kernels
 @both_dtypes
-def test_in_8_bits_a_sequence_is_the_same_alone_and_in_a_batch_and_with_two_threads(dtype: torch.dtype) -> None:
-    pool = native_pool(Sequences(Heads(2, 2, 64), 16, [700, 3, 512, 1, 513, 37], dtype), quantized=True)
-    lens = pool.sequences.lens
-    prefilled = pool.prefill([0] * len(lens), lens).split(lens)
-    decoded = pool.decode(lens)
-    with threads(2):
-        assert torch.equal(pool.decode(lens), decoded)
-        assert torch.equal(pool.prefill([0] * len(lens), lens), torch.cat(prefilled))
-    for i, n in enumerate(lens):
-        assert torch.equal(pool.prefill([0], [n], [i]), prefilled[i])
-        assert torch.equal(pool.decode([n], [i]), decoded[i : i + 1])
-
-
-@needs_kernels
-@both_dtypes
 @pytest.mark.parametrize(
     "spec", [PLAIN, AttentionSpec(1.0, window=17, sinks=True), AttentionSpec(1.0, chunk=530)], ids=str
 )
@@ -687,17 +564,6 @@ def test_in_8_bits_each_of_a_few_tokens_is_as_if_it_were_decoded_alone(spec: Att
     lens = [8, 17, 40, 520, 1070]
     pool = native_pool(Sequences(Heads(1, 9, 64), 16, lens, dtype), spec, quantized=True)
     check_alone(pool, [0, 0, 37, 503, 1055])
-
-
-@needs_kernels
-@both_dtypes
-@pytest.mark.parametrize("heads", [Heads(2, 2, 64), Heads(1, 9, 256)], ids=str)
-def test_in_8_bits_a_shared_beginning_changes_nothing(heads: Heads, dtype: torch.dtype) -> None:
-    pool = sharing_pool(heads, [1041 + 37 * i for i in range(5)], dtype, quantized=True)
-    alone = decode_shared(pool, 0)
-    assert alone.isfinite().all()
-    for num_shared in (512, 528, 1040):
-        assert torch.equal(decode_shared(pool, num_shared), alone)
 
 
 # ---- tensors that are not in one piece

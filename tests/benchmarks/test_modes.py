@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
 import bench
+from benchmarks import determinism
+from benchmarks.determinism import answers_of
+from benchmarks.neighbours import Neighbours, fair_share
+from nanoengine import LLM
 from nanoengine.engine.messages import StepPlan
 from nanoengine.runner.model_runner import ModelRunner, Step
 
@@ -97,6 +103,59 @@ def test_latency(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path)
         theirs = row(result, "transformers", input_len=input_len, output_len=5)
         assert {"ttft_ms", "tpot_ms", "itl_ms", "itl_ms_p99"} == theirs["times_as_fast"].keys()
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_latency_beside_busy_processes(capsys: pytest.CaptureFixture[str], tiny: Path) -> None:
+    result = run(capsys, "latency", "--beside", 2, "--input-len", 4, "--output-len", 5, "--model", tiny, "--repeat", 1)
+    alone, beside = (row(result, beside=count)["figures"] for count in (0, 2))
+    assert "fair_share" not in alone
+    assert beside.keys() >= {"ttft_ms", "tpot_ms", "fair_share"}
+    assert beside["fair_share"]["median"] > 0
+
+
+def test_neighbours_are_busy_only_while_they_are_let_loose() -> None:
+    def seconds() -> float:
+        stats = (Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1] for process in neighbours._processes)
+        return sum(sum(map(int, stat.split()[11:13])) for stat in stats) / os.sysconf("SC_CLK_TCK")
+
+    with Neighbours(2) as neighbours:
+        before = seconds()
+        sleep(0.05)
+        assert seconds() == before
+        with neighbours.let_loose():
+            while seconds() < before + 0.1:
+                sleep(0.01)
+    assert all(process.returncode is not None for process in neighbours._processes)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "threads", "neighbours", "share"),
+    [(2, 2, 2, 0.5), (2, 2, 0, 1), (4, 2, 2, 1), (2, 4, 4, 0.5), (8, 4, 8, 2 / 3)],
+)
+def test_a_share_is_fair_if_all_who_want_a_cpu_get_the_same(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, threads: int, neighbours: int, share: float
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert fair_share(threads, neighbours) == pytest.approx(share)
+
+
+def test_determinism(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    work = ["--num-seqs", 8, "--ways", 3, "--input-len", 40, "--output-len", 4]
+    result = run(capsys, "determinism", *work, "--vs", "transformers")
+    for way in (1, 2):
+        figures = row(result, way=way)["figures"]
+        assert figures["different_tokens"]["median"] == figures["different_logprobs"]["median"] == 0
+    assert {"different_tokens", "different_logprobs"} <= row(result, "transformers", batch=8)["figures"].keys()
+
+    def wrong(llm: LLM, prompts: list[list[int]], output_len: int, order: list[int], label: str | None = None) -> Any:
+        found = answers_of(llm, prompts, output_len, order, label)
+        if label == "way 2":
+            found[3] = found[3][0], [*found[3][1][:-1], 0.5]
+        return found
+
+    monkeypatch.setattr(determinism, "answers_of", wrong)
+    result = run(capsys, "determinism", *work, code=1)
+    assert [row(result, way=way)["figures"]["different_logprobs"]["median"] for way in (1, 2)] == [0, 1]
 
 
 @pytest.mark.parametrize("arrivals", ["poisson", "constant"])

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from nanoengine import RequestOutput, SamplingParams
-from nanoengine.attention.native import NativeAttention
 from nanoengine.engine.messages import StepPlan
 from nanoengine.errors import StepFailed
 from nanoengine.runner.model_runner import Step
@@ -34,7 +33,6 @@ from tests.e2e.speculating import (
     run,
     teach,
 )
-from tests.e2e.test_windows_every_way import THREE_GROUPS, checkpoint, groups_of
 from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
 
 # ---- one model
@@ -103,32 +101,6 @@ def test_guesses_change_nothing_that_is_said(
         assert seen[happened] > 0, happened
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
-def test_native_kernels_say_the_same_to_the_bit(native: Path, kv_cache_dtype: str, dtype: str) -> None:
-    """A row's result does not depend on how many are computed with it: neither do tokens that are nearly tied."""
-    requests = [(prompt, replace(params, logprobs=3, speculate=True)) for prompt, params in REQUESTS[:24]]
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "kernels": "native",
-        "enable_prefix_caching": False,
-        "num_kv_blocks": 400,
-    }
-    with open_llm(native, max_model_len=MAX_LEN, **options) as llm:
-        assert isinstance(model_runner(llm).backend, NativeAttention)
-        expected = run(llm, requests)
-    with open_llm(native, max_model_len=MAX_LEN, speculation="ngram", **options) as llm:
-        fill_kv_with_nan(llm)
-        teach(llm, "errs", expected)
-        for found, other in zip(run(llm, requests), expected, strict=True):
-            assert_same(found, other, within=0.0)
-        stats = llm.engine.metrics().speculation
-    assert stats is not None
-    assert stats.num_accepted > 200
-    assert stats.num_drafts > stats.num_accepted + 20
-
-
 def test_the_requests_end_in_every_way(alone: Alone) -> None:
     ends = Counter((o.finish_reason, type(o.stop_reason)) for output in alone.requests for o in output.outputs)
     assert ends[("length", type(None))] > 10
@@ -154,38 +126,6 @@ def test_streams_say_the_same_and_whoever_leaves_early_harms_nobody(native: Path
     assert sum(isinstance(output.outputs[0].stop_reason, str) for output in expected) > 6
     assert stats is not None
     assert stats.num_accepted > 100
-
-
-# ---- models that forget
-
-
-WINDOWS = [THREE_GROUPS, "Mistral, a window of the token alone", "gpt-oss", "Gemma2"]
-
-
-@pytest.mark.parametrize("number", range(len(WINDOWS)))
-def test_guesses_change_nothing_in_models_that_forget(tmp_path: Path, number: int) -> None:
-    requests = [REQUESTS[i] for i in random.Random(number).sample(range(NUM_REQUESTS), 7)]
-    options = draw_speculating(80 + number, "errs often", tmp_path)
-    with ExitStack() as stack:
-        folder = stack.enter_context(checkpoint(tmp_path, WINDOWS[number], number))
-        bare = BARE | {name: options[name] for name in ("kernels", "kv_cache_dtype")}
-        with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, **bare) as llm:
-            alone = [run(llm, [request])[0] for request in requests]
-        most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
-        least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
-        options["num_kv_blocks"] = least + 2 if number % 4 > 1 else 12 * least
-        if number % 2:
-            stack.enter_context(late_device(seed=number))
-        llm = stack.enter_context(open_llm(folder, max_model_len=MAX_LEN, **options))
-        fill_kv_with_nan(llm)
-        teach(llm, "errs often", alone)
-        for _ in range(2):
-            for found, expected in zip(run(llm, requests), alone, strict=True):
-                assert_same(found, expected, NEAR[options["kv_cache_dtype"]])
-        seen: Counter[str] = Counter()
-        note(seen, llm.engine.metrics())
-    assert seen["accepted"] > 10
-    assert seen["rejected"] > 30
 
 
 # ---- steps that fail

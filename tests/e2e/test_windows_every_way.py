@@ -47,10 +47,10 @@ def with_three_kinds(config: ModelConfig) -> ModelConfig:
 
 
 @contextmanager
-def checkpoint(tmp_path: Path, shape: str, seed: int) -> Iterator[Path]:
+def checkpoint(tmp_path: Path, shape: str, seed: int, **overrides: Any) -> Iterator[Path]:
     """A folder with a model of this shape; inside, its config is what the shape says."""
     if shape != THREE_GROUPS:
-        yield family_checkpoint(tmp_path, shape, seed=seed)
+        yield family_checkpoint(tmp_path, shape, seed=seed, **overrides)
         return
     describe = builder.describe
 
@@ -60,11 +60,11 @@ def checkpoint(tmp_path: Path, shape: str, seed: int) -> Iterator[Path]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "describe", described)
-        yield family_checkpoint(tmp_path, "Llama", seed=seed, num_hidden_layers=6)
+        yield family_checkpoint(tmp_path, "Llama", seed=seed, num_hidden_layers=6, **overrides)
 
 
-def groups_of(folder: Path, block_size: int, most_new: int) -> Groups:
-    config = builder.describe(folder, None).config.within(MAX_LEN)
+def groups_of(folder: Path, block_size: int, most_new: int, max_len: int = MAX_LEN) -> Groups:
+    config = builder.describe(folder, None).config.within(max_len)
     return Groups(tuple(group.spec for group in group_layers(kv_specs(config))), block_size, most_new)
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.native import NativeAttention, head_dim_of
+from nanoengine.attention.native import NativeAttention, head_dim_of, num_shared
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import SIGNATURES
-from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_all, find_compiler
+from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_operations import CACHE_DTYPES, QUANTIZED
@@ -57,16 +57,16 @@ def flags_for(architecture: str, *more: str) -> tuple[str, ...]:
     return *kernel_flags(architecture), *more
 
 
-def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()) -> dict[str, Path]:
-    """Compile all sources, or those of these names; each one's library."""
+def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
+    """Compile all sources, or those of these names and the threads that they need, into a library."""
     sources = SOURCES
     if names:
         sources = folder / "sources"
         sources.mkdir(parents=True)
         for path in SOURCES.iterdir():
-            if path.suffix == ".h" or path.stem in names:
+            if path.suffix == ".h" or path.stem in (*names, "team"):
                 shutil.copy(path, sources)
-    return compile_all(sources, compiler(), flags, folder / "libraries")
+    return compile_library(sources, compiler(), flags, folder / "libraries")
 
 
 class QuantizedTable(NamedTuple):
@@ -79,13 +79,14 @@ class QuantizedTable(NamedTuple):
 
 
 class Build:
-    """The functions of one set of compiled libraries, given tensors that are each in one piece."""
+    """The functions of a compiled library, given tensors that are each in one piece."""
 
-    def __init__(self, paths: dict[str, Path]):
+    def __init__(self, path: Path):
+        library = ctypes.CDLL(str(path))
         self.functions: dict[str, Callable[..., Any]] = {}
-        for name, (library, arguments) in SIGNATURES.items():
-            if library in paths:
-                function = getattr(ctypes.CDLL(str(paths[library])), name)
+        for name, arguments in SIGNATURES.items():
+            if hasattr(library, name):  # not all are compiled for every test
+                function = getattr(library, name)
                 function.argtypes = arguments
                 function.restype = ctypes.c_size_t if name.endswith("_size") else None
                 self.functions[name] = function
@@ -184,10 +185,15 @@ class Build:
         self.call("quantized_experts", *codes, *inner, *sizes)
         return result
 
-    def draw_tokens(self, logits: Tensor, keys: Tensor) -> Tensor:
-        tokens = torch.empty_like(keys)
-        self.call("draw_tokens", logits, keys, tokens, *logits.shape)
+    def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: float = 1.0) -> Tensor:
+        tokens, temperatures = torch.empty_like(keys), torch.full((len(keys),), temperature)
+        self.call("draw_tokens", logits, keys, temperatures, tokens, *logits.shape)
         return tokens
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        result = torch.empty(len(logits))
+        self.call("log_sum_exp", logits, result, *logits.shape)
+        return result
 
 
 class BuildAttention(NativeAttention):
@@ -249,7 +255,7 @@ class BuildAttention(NativeAttention):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec, sinks, runs.num_shared)
+        return self._attend("attention_decode", q, k_cache, v_cache, runs, spec, sinks, num_shared(runs, spec))
 
     def _attend(
         self,
@@ -260,10 +266,10 @@ class BuildAttention(NativeAttention):
         runs: Runs,
         spec: AttentionSpec,
         sinks: Tensor | None,
-        *num_shared: int,
+        *shared: int,
     ) -> Tensor:
         out, tables, lens = torch.empty_like(q), runs.block_tables, (runs.query_start_loc, runs.seq_lens)
-        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *lens, *num_shared
+        inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *lens, *shared
         sizes = len(runs.seq_lens), q.shape[1], *self._sizes(k_cache)
         asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
         self.build.call(name, DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype], *inputs, out, *sizes, *asked)

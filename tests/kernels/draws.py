@@ -12,18 +12,21 @@ from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.gumbel import signed
 from nanoengine.kernels.native_operations import operations, why_not
-from nanoengine.kernels.sampling import Draw
 
 REASON = why_not(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 
-def native_draw(logits: Tensor, keys: Tensor) -> Tensor:
+def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
+    return torch_kernels.draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
+
+
+def native_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
     operations()
-    return torch.ops.nanoengine.draw_tokens(logits, keys)
+    return torch.ops.nanoengine.draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
 
 
-DRAWS: list[Draw] = [torch_kernels.draw_tokens, native_draw]
+DRAWS = torch_draw, native_draw
 every_draw = pytest.mark.parametrize(
     "draw", [pytest.param(DRAWS[0], id="torch"), pytest.param(DRAWS[1], id="native", marks=needs_kernels)]
 )

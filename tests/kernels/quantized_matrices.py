@@ -101,16 +101,12 @@ def len_of(source: QuantizedTensor) -> int:
     return source.shape[0]
 
 
-def rounded(x: Tensor, fused: bool = True) -> Tensor:
-    """Activations as kernels round them, in float64: blocks of 16 in 255 steps, the largest of a block being 127 of them.
-
-    Args:
-        fused: a product is not rounded before it is rounded to a whole number, which may decide a tie.
-    """
+def rounded(x: Tensor) -> Tensor:
+    """Activations as kernels round them, in float64: blocks of 16 in 255 steps, the largest of a block being 127 of them."""
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.abs().amax(2, keepdim=True)
     inverse = torch.where(high > 0, torch.full_like(high, 127) / high, 0)  # torch divides numbers otherwise
-    numbers = blocks.double() * inverse.double() if fused else (blocks * inverse).double()
+    numbers = (blocks * inverse).double()
     assert numbers.abs().max() < 127.01
     return (numbers.round() * (high / 127).double()).flatten(1)[:, : x.shape[1]]
 
@@ -121,11 +117,10 @@ def assert_rounded(result: Tensor, x: Tensor, source: QuantizedTensor) -> None:
     values = 2 * weight.abs().amax(1)  # what numbers may be without their minimums and zeros
     if isinstance(source, Grouped):
         values = source.scales.double().amax(1) * (1 << source.bits)
-    errors = []
-    for factors in (rounded(x), rounded(x, fused=False)):  # some CPUs have fused products, some have not
-        allowed = ROUNDED * factors.abs().sum(1, keepdim=True) * values + SMALLEST
-        errors.append(((result.double() - factors @ weight.T).abs() / allowed).nan_to_num(torch.inf).max().item())
-    assert min(errors) <= 1, f"{min(errors):.3} times the error that is allowed"
+    factors = rounded(x)
+    allowed = ROUNDED * factors.abs().sum(1, keepdim=True) * values + SMALLEST
+    error = ((result.double() - factors @ weight.T).abs() / allowed).nan_to_num(torch.inf).max().item()
+    assert error <= 1, f"{error:.3} times the error that is allowed"
 
 
 def assert_numbers(found: Tensor, form: Format, source: QuantizedTensor) -> None:

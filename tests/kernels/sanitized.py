@@ -1,15 +1,17 @@
 """Run every kernel of a build in which a read or write outside of a tensor ends the process. The arguments are
-the folders of a build in vectors, and of one in tiles."""
+the libraries of a build in vectors, and of one in tiles."""
 
 from __future__ import annotations
 
 import itertools
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from tests.attention.paged import Heads, Pool, Sequences
+from tests.attention.test_one_number import check_one_number
 from tests.kernels import shapes
 from tests.kernels.builds import Build, BuildAttention
 from tests.kernels.formulas import DTYPES
@@ -29,7 +31,7 @@ def write_some(build: Build) -> None:
 
 
 def main(vectors: Path, tiles: Path) -> None:
-    build, in_tiles = (Build({path.stem: path for path in folder.glob("*.so")}) for folder in (vectors, tiles))
+    build, in_tiles = Build(vectors), Build(tiles)
     for inputs in (1, 7, 16, 32, 33, 64, 75):
         shapes.check_linear(build, inputs, outputs=33, rows=[1, 2, 5, 6, 7, 12, 13, 18, 97])
     for inputs in (32, 33, 64):
@@ -41,11 +43,12 @@ def main(vectors: Path, tiles: Path) -> None:
     shapes.check_quantized(build)
     shapes.check_quantized_experts(build, DIFFERENT[::3])
     write_some(build)
-    for each in (build, in_tiles):
-        shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])
     shapes.check_decode(build)
     for each in (build, in_tiles):
-        shapes.check_int8(each, decoding=each is build)
+        shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])
+        shapes.check_int8(each)
+        for seed in range(3):
+            check_one_number(partial(BuildAttention, each), seed, ways=2, longest=100)
     print("nothing was found")
 
 

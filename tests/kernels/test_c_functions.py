@@ -18,18 +18,17 @@ needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernel
 @needs_kernels
 def test_every_c_function_is_loaded_with_its_types() -> None:
     functions = c_functions()
-    for name, (_, arguments) in SIGNATURES.items():
+    for name, arguments in SIGNATURES.items():
         assert getattr(functions, name).argtypes == arguments
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signatures_are_those_of_the_sources(name: str) -> None:
-    library, arguments = SIGNATURES[name]
-    _, interface = (SOURCES / f"{library}.cpp").read_text().split('extern "C"', 1)
-    declared = re.search(rf" {name}\(([^)]*)\)", interface)
-    assert declared is not None
+    interfaces = [path.read_text().partition('extern "C"')[2] for path in SOURCES.glob("*.cpp")]
+    declaration = re.compile(rf"^ ?(?:[\w*\"]+ )+{name}\(([^)]*)\)", re.MULTILINE)
+    (declared,) = (found for interface in interfaces for found in declaration.findall(interface))
     types = {"size_t": SIZE, "int": INT, "int64_t": INT64, "float": FLOAT}
     found = [
-        POINTER if "*" in argument else types[argument.split()[0]] for argument in filter(None, declared[1].split(","))
+        POINTER if "*" in argument else types[argument.split()[0]] for argument in filter(None, declared.split(","))
     ]
-    assert found == arguments
+    assert found == SIGNATURES[name]

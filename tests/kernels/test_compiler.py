@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from nanoengine.kernels import compiler
-from nanoengine.kernels.compiler import CannotCompile, cache_folder, compile_all, find_compiler, flags_for
+from nanoengine.kernels.compiler import LIBRARY, CannotCompile, cache_folder, compile_library, find_compiler, flags_for
+from nanoengine.kernels.target import missing_features
 
-FLAGS = ("-O0", "-fPIC", "-shared")
+FLAGS = ("-O0", "-fPIC")
 
 try:
     COMPILER = find_compiler()
@@ -26,13 +28,13 @@ needs_compiler = pytest.mark.skipif(not os.path.isabs(COMPILER), reason=COMPILER
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Path:
-    """Two libraries that share a header, each with a function `answer`."""
+    """Two sources that share a header, each with a function of its name."""
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "common.h").write_text("#pragma once\nconstexpr int BASE = 40;\n")
     for name, more in (("two", 2), ("three", 3)):
         (folder / f"{name}.cpp").write_text(
-            f'#include "common.h"\nextern "C" int answer() {{ return BASE + {more}; }}\n'
+            f'#include "common.h"\nextern "C" int {name}() {{ return BASE + {more}; }}\n'
         )
     (folder / "notes.txt").write_text("not a source")
     return folder
@@ -52,80 +54,79 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def answers(libraries: dict[str, Path]) -> dict[str, int]:
-    return {name: ctypes.CDLL(str(path)).answer() for name, path in libraries.items()}
+def answers(library: Path) -> tuple[int, int]:
+    functions = ctypes.CDLL(str(library))
+    return functions.two(), functions.three()
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 # ---- compiling
 
 
 @needs_compiler
-def test_every_source_becomes_a_library_of_its_name(sources: Path, tmp_path: Path) -> None:
-    libraries = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert answers(libraries) == {"two": 42, "three": 43}
-    assert all(path.is_relative_to(tmp_path / "cache") for path in libraries.values())
+def test_all_sources_become_one_library(sources: Path, tmp_path: Path) -> None:
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert answers(library) == (42, 43)
+    assert library.name == LIBRARY
+    assert library.is_relative_to(tmp_path / "cache")
 
 
 @needs_compiler
 def test_nothing_is_compiled_twice(sources: Path, tmp_path: Path, commands: list[list[str]]) -> None:
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert len(commands) == 2
-    before = files(tmp_path / "cache")
-    assert compile_all(sources, COMPILER, FLAGS, tmp_path / "cache") == first
-    assert len(commands) == 2
-    assert files(tmp_path / "cache") == before
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert len(commands) == 3, "each source, and then they are linked"
+    before = sorted((tmp_path / "cache").rglob("*"))
+    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == first
+    assert len(commands) == 3
+    assert sorted((tmp_path / "cache").rglob("*")) == before
 
 
 @needs_compiler
 def test_the_same_sources_elsewhere_are_not_compiled_again(
     sources: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
     moved = sources.rename(tmp_path / "moved")
-    assert compile_all(moved, COMPILER, FLAGS, tmp_path / "cache") == first
-    assert len(commands) == 2
-
-
-@needs_compiler
-def test_only_what_is_missing_is_compiled(sources: Path, tmp_path: Path, commands: list[list[str]]) -> None:
-    libraries = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    libraries["two"].unlink()
-    kept = libraries["three"].stat().st_mtime_ns
-    assert answers(compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")) == {"two": 42, "three": 43}
+    assert compile_library(moved, COMPILER, FLAGS, tmp_path / "cache") == first
     assert len(commands) == 3
-    assert libraries["three"].stat().st_mtime_ns == kept
 
 
 @needs_compiler
-def test_nothing_but_libraries_is_left(sources: Path, tmp_path: Path) -> None:
-    libraries = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == sorted(libraries.values())
-    assert {path for path in (tmp_path / "cache").rglob("*") if path.is_dir()} == {libraries["two"].parent}
+def test_a_library_that_is_missing_is_compiled_again(sources: Path, tmp_path: Path) -> None:
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    library.unlink()
+    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
+    assert answers(library) == (42, 43)
+
+
+@needs_compiler
+def test_nothing_but_the_library_is_left(sources: Path, tmp_path: Path) -> None:
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert sorted((tmp_path / "cache").rglob("*")) == [library.parent, library]
 
 
 @needs_compiler
 @pytest.mark.parametrize("changed", ["two.cpp", "common.h"])
 def test_a_changed_source_or_header_is_compiled_anew(sources: Path, tmp_path: Path, changed: str) -> None:
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
     text = (sources / changed).read_text()
     (sources / changed).write_text(text.replace("BASE = 40", "BASE = 60").replace("+ 2", "+ 22"))
-    second = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert second["two"].parent != first["two"].parent
-    assert answers(second)["two"] == 62
-    assert answers(first) == {"two": 42, "three": 43}
+    second = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert second.parent != first.parent
+    assert answers(second)[0] == 62
+    assert answers(first) == (42, 43)
     (sources / changed).write_text(text)
-    assert compile_all(sources, COMPILER, FLAGS, tmp_path / "cache") == first
+    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == first
 
 
 @needs_compiler
 def test_other_flags_are_another_folder(sources: Path, tmp_path: Path) -> None:
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    second = compile_all(sources, COMPILER, (*FLAGS, "-DMORE"), tmp_path / "cache")
-    assert second["two"].parent != first["two"].parent
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    second = compile_library(sources, COMPILER, (*FLAGS, "-DMORE"), tmp_path / "cache")
+    assert second.parent != first.parent
 
 
 @needs_compiler
@@ -133,18 +134,18 @@ def test_another_compiler_is_another_folder(sources: Path, tmp_path: Path) -> No
     other = tmp_path / "other-compiler"
     other.write_text(f'#!/bin/sh\nexec "{COMPILER}" "$@"\n')
     other.chmod(0o755)
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    second = compile_all(sources, str(other), FLAGS, tmp_path / "cache")
-    assert second["two"].parent != first["two"].parent
-    assert answers(second) == {"two": 42, "three": 43}
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    second = compile_library(sources, str(other), FLAGS, tmp_path / "cache")
+    assert second.parent != first.parent
+    assert answers(second) == (42, 43)
 
 
 @needs_compiler
 def test_another_cpu_is_another_folder(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
+    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
     monkeypatch.setattr(compiler, "_cpu", lambda: "a CPU that was never built")
-    second = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert second["two"].parent != first["two"].parent
+    second = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert second.parent != first.parent
 
 
 def test_the_target_is_a_flag() -> None:
@@ -152,20 +153,48 @@ def test_the_target_is_a_flag() -> None:
     assert flags_for("native")[:-1] == flags_for("x86-64-v3")[:-1]
 
 
+@needs_compiler
+def test_a_product_is_rounded_before_it_is_added(tmp_path: Path) -> None:
+    """Even where the CPU can do both at once: else a compiler would choose, loop by loop, what a number is."""
+    if platform.machine() != "x86_64" or missing_features(("avx2", "fma")):
+        pytest.skip("this CPU does not run x86-64-v3")
+    (tmp_path / "sums.cpp").write_text(SUMS)
+    path = compile_library(tmp_path, COMPILER, flags_for("x86-64-v3"), tmp_path / "cache")
+    floats = ctypes.c_float * 33
+    factors, sums = floats(*[1 + 2**-12] * 33), floats(*[-1 - 2**-11] * 33)
+    ctypes.CDLL(str(path)).add_squares(factors, sums, 33)
+    assert list(sums) == [0] * 33, "the 2**-24 of a square is lost"
+
+
+SUMS = """
+extern "C" void add_squares(const float* a, float* sums, int n) {
+    for (int i = 0; i < n; i++) sums[i] = a[i] * a[i] + sums[i];
+}
+"""
+
+
 # ---- failing
 
 
 @needs_compiler
 def test_a_source_that_does_not_compile_is_named_with_its_error(sources: Path, tmp_path: Path) -> None:
-    (sources / "two.cpp").write_text("int answer() { return forty_two; }\n")
+    (sources / "two.cpp").write_text("int two() { return forty_two; }\n")
     with pytest.raises(CannotCompile, match=r"could not compile two\.cpp: .*error.*forty_two"):
-        compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
+        compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+
+
+@needs_compiler
+def test_sources_that_cannot_be_linked_are_an_error_that_names_the_library(sources: Path, tmp_path: Path) -> None:
+    (sources / "three.cpp").write_text((sources / "two.cpp").read_text())
+    with pytest.raises(CannotCompile, match=rf"could not compile {LIBRARY}: .*multiple definition of .two"):
+        compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert not files(tmp_path / "cache")
 
 
 @needs_compiler
 def test_an_unknown_flag_is_an_error_that_names_it(sources: Path, tmp_path: Path) -> None:
     with pytest.raises(CannotCompile, match="no-such-flag"):
-        compile_all(sources, COMPILER, (*FLAGS, "--no-such-flag"), tmp_path / "cache")
+        compile_library(sources, COMPILER, (*FLAGS, "--no-such-flag"), tmp_path / "cache")
 
 
 @needs_compiler
@@ -174,10 +203,10 @@ def test_a_failure_leaves_nothing_that_is_taken_for_a_library(sources: Path, tmp
     (sources / "two.cpp").write_text("broken\n")
     for _ in range(2):
         with pytest.raises(CannotCompile):
-            compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+            compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert not files(tmp_path / "cache")
     (sources / "two.cpp").write_text(good)
-    assert answers(compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")) == {"two": 42, "three": 43}
+    assert answers(compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")) == (42, 43)
 
 
 def test_a_compiler_that_dies_without_a_word_is_an_error(sources: Path, tmp_path: Path) -> None:
@@ -185,7 +214,7 @@ def test_a_compiler_that_dies_without_a_word_is_an_error(sources: Path, tmp_path
     dying.write_text("#!/bin/sh\nkill -9 $$\n")
     dying.chmod(0o755)
     with pytest.raises(CannotCompile, match=r"could not compile t"):
-        compile_all(sources, str(dying), FLAGS, tmp_path / "cache")
+        compile_library(sources, str(dying), FLAGS, tmp_path / "cache")
 
 
 def test_a_compiler_with_much_to_say_is_heard_out(sources: Path, tmp_path: Path) -> None:
@@ -196,7 +225,7 @@ def test_a_compiler_with_much_to_say_is_heard_out(sources: Path, tmp_path: Path)
     )
     chatty.chmod(0o755)
     with pytest.raises(CannotCompile, match="error: enough"):
-        compile_all(sources, str(chatty), FLAGS, tmp_path / "cache")
+        compile_library(sources, str(chatty), FLAGS, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF", b"no program"])
@@ -205,7 +234,7 @@ def test_a_compiler_that_is_no_program_is_an_error(sources: Path, tmp_path: Path
     broken.write_bytes(content)
     broken.chmod(0o755)
     with pytest.raises(CannotCompile):
-        compile_all(sources, str(broken), FLAGS, tmp_path / "cache")
+        compile_library(sources, str(broken), FLAGS, tmp_path / "cache")
 
 
 # ---- the folder
@@ -225,37 +254,35 @@ def test_without_a_writable_folder_it_compiles_for_this_process(
         folder.mkdir(mode=0o500)
         if os.access(folder, os.W_OK):
             pytest.skip("this user may write everywhere")
-    libraries = compile_all(sources, COMPILER, FLAGS, folder)
-    assert answers(libraries) == {"two": 42, "three": 43}
-    assert all(path.is_relative_to(elsewhere) for path in libraries.values())
+    library = compile_library(sources, COMPILER, FLAGS, folder)
+    assert answers(library) == (42, 43)
+    assert library.is_relative_to(elsewhere)
 
 
 @needs_compiler
 def test_what_an_interrupted_compilation_left_does_no_harm(sources: Path, tmp_path: Path) -> None:
-    target = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")["two"].parent
-    (target / "two.so").unlink()
-    left = target / "tmpabcdef"
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    library.unlink()
+    left = library.parent / "tmpabcdef"
     left.mkdir()
-    (left / "two.so").write_bytes(b"half a lib")
-    (left / "three.so").write_bytes(b"")
-    libraries = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert answers(libraries) == {"two": 42, "three": 43}
-    assert all(path.parent == target for path in libraries.values())
+    (left / LIBRARY).write_bytes(b"half a lib")
+    (left / "two.o").write_bytes(b"")
+    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
+    assert answers(library) == (42, 43)
 
 
 @needs_compiler
 def test_two_processes_may_compile_at_once(sources: Path, tmp_path: Path) -> None:
     program = (
-        "import ctypes, sys; from pathlib import Path; from nanoengine.kernels.compiler import compile_all;"
-        "libraries = compile_all(Path(sys.argv[1]), sys.argv[2], tuple(sys.argv[4:]), Path(sys.argv[3]));"
-        "print(sorted(ctypes.CDLL(str(path)).answer() for path in libraries.values()))"
+        "import ctypes, sys; from pathlib import Path; from nanoengine.kernels.compiler import compile_library;"
+        "library = compile_library(Path(sys.argv[1]), sys.argv[2], tuple(sys.argv[4:]), Path(sys.argv[3]));"
+        "functions = ctypes.CDLL(str(library)); print(functions.two(), functions.three())"
     )
     arguments = [sys.executable, "-c", program, str(sources), COMPILER, str(tmp_path / "cache"), *FLAGS]
     processes = [subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    assert [process.communicate()[0].strip() for process in processes] == ["[42, 43]"] * 4
-    libraries = compile_all(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert {path for path in (tmp_path / "cache").rglob("*") if path.is_file()} == set(libraries.values())
-    assert list((tmp_path / "cache").iterdir()) == [libraries["two"].parent]
+    assert [process.communicate()[0].strip() for process in processes] == ["42 43"] * 4
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert sorted((tmp_path / "cache").rglob("*")) == [library.parent, library]
 
 
 def test_the_cache_is_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.kernels.filters import FIRST_TRY, keep_likeliest
+from nanoengine.kernels.torch_kernels import log_sum_exp
 
 VOCAB = 20 * FIRST_TRY
 
@@ -19,7 +20,7 @@ def keep(logits: Tensor, *rows: dict[str, float]) -> tuple[Tensor, Tensor]:
     filters = [
         torch.tensor([row.get(name, off) for row in rows], dtype=dtype) for name, (off, dtype) in columns.items()
     ]
-    return keep_likeliest(logits, *filters)
+    return keep_likeliest(logits, *filters, log_sum_exp)
 
 
 def kept(logits: Tensor, **filters: float) -> list[int]:

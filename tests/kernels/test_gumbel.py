@@ -11,8 +11,7 @@ import torch
 from nanoengine.engine.randomness import MASK, mix, sequence_seed
 from nanoengine.kernels.gumbel import _mix, gumbel_noise, position_keys, signed
 from nanoengine.kernels.sampling import Draw
-from nanoengine.kernels.torch_kernels import draw_tokens
-from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys
+from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys, torch_draw
 from tests.kernels.formulas import position_key
 
 EULER_GAMMA = 0.5772156649015329
@@ -91,7 +90,7 @@ def test_the_only_token_that_is_possible_is_drawn_whatever_the_random_bits(draw:
 def test_native_draws_are_those_of_torch(vocab_size: int) -> None:
     logits = torch.randn(60, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 3
     keys = random_keys(60, vocab_size)
-    assert torch.equal(native_draw(logits, keys), draw_tokens(logits, keys))
+    assert torch.equal(native_draw(logits, keys), torch_draw(logits, keys))
 
 
 @every_draw

@@ -35,7 +35,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a compiler, where nothing was compiled before."""
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
-    monkeypatch.setattr(c_functions, "load_libraries", libraries.load_libraries.__wrapped__)
+    monkeypatch.setattr(c_functions, "load_library", libraries.load_library.__wrapped__)
     for name in ("c_functions", "_implementations", "operations"):
         monkeypatch.setattr(native_operations, name, getattr(native_operations, name).__wrapped__)
 

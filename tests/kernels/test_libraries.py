@@ -1,4 +1,4 @@
-"""Which libraries are loaded, for which CPU."""
+"""Which library is loaded, for which CPU."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import platform
 from pathlib import Path
 
 import pytest
-import torch
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import libraries
-from nanoengine.kernels.compiler import CannotCompile, compile_all, find_compiler
-from nanoengine.kernels.libraries import Libraries, best_prebuilt, must_compile
+from nanoengine.kernels.compiler import LIBRARY, CannotCompile, compile_library, find_compiler
+from nanoengine.kernels.libraries import Library, best_prebuilt, must_compile
 
 try:
     COMPILER = find_compiler()
@@ -40,18 +39,18 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
 
 
-def prebuild(folder: Path, target: str, source: str = 'extern "C" int answer() { return 43; }\n') -> None:
+def prebuild(folder: Path, target: str) -> None:
     """A library as a wheel brings it, compiled for `target`."""
     made = folder / f"sources-{target}"
     made.mkdir()
-    (made / "tiny.cpp").write_text(source)
-    library = compile_all(made, COMPILER, ("-O0", "-fPIC", "-shared"), folder / "made")["tiny"]
+    (made / "tiny.cpp").write_text('extern "C" int answer() { return 43; }\n')
+    library = compile_library(made, COMPILER, ("-O0", "-fPIC"), folder / "made")
     (folder / "prebuilt" / target).mkdir(parents=True)
-    library.rename(folder / "prebuilt" / target / "tiny.so")
+    library.rename(folder / "prebuilt" / target / LIBRARY)
 
 
-def load() -> Libraries:
-    return libraries.load_libraries.__wrapped__()
+def load() -> Library:
+    return libraries.load_library.__wrapped__()
 
 
 # ---- compiled here
@@ -61,7 +60,7 @@ def load() -> Libraries:
 def test_they_are_compiled_for_this_cpu(folder: Path) -> None:
     (folder / "prebuilt" / "old").mkdir(parents=True)  # passed over, where there is a compiler
     loaded = load()
-    assert loaded.by_source["tiny"].answer() == 42
+    assert loaded.functions.answer() == 42
     assert loaded.description == "compiled for this CPU"
 
 
@@ -73,7 +72,7 @@ def test_or_for_the_one_that_is_named(folder: Path, monkeypatch: pytest.MonkeyPa
     load()
     monkeypatch.setenv("NANOENGINE_CPU", name)
     assert load().description == f"compiled for {name}"
-    assert len(list((folder / "cache").rglob("tiny.so"))) == 2, "each has its place"
+    assert len(list((folder / "cache").rglob(LIBRARY))) == 2, "each has its place"
 
 
 @needs_compiler
@@ -85,9 +84,9 @@ def test_a_name_that_no_compiler_knows_is_an_error(monkeypatch: pytest.MonkeyPat
 
 @needs_compiler
 def test_a_library_that_cannot_be_loaded_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torn = folder / "tiny.so"
+    torn = folder / LIBRARY
     torn.write_bytes(b"torn")
-    monkeypatch.setattr(libraries, "compile_all", lambda *_: {"tiny": torn})
+    monkeypatch.setattr(libraries, "compile_library", lambda *_: torn)
     with pytest.raises(CannotCompile, match="cannot be loaded"):
         load()
 
@@ -111,7 +110,7 @@ def test_without_a_compiler_they_are_those_of_the_wheel(folder: Path, monkeypatc
     prebuild(folder, "old")
     monkeypatch.setenv("CXX", "/nowhere/c++")
     loaded = load()
-    assert loaded.by_source["tiny"].answer() == 43
+    assert loaded.functions.answer() == 43
     assert loaded.description.startswith("prebuilt for old: no C++ compiler")
     assert "/nowhere/c++" in loaded.description
 
@@ -132,7 +131,7 @@ def test_without_any_the_reason_is_that_of_the_compiler() -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_prebuilt_ones_that_cannot_be_loaded_are_a_second_reason(folder: Path) -> None:
     (folder / "prebuilt" / "old").mkdir(parents=True)
-    (folder / "prebuilt" / "old" / "tiny.so").write_bytes(b"torn")
+    (folder / "prebuilt" / "old" / LIBRARY).write_bytes(b"torn")
     with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*, and .*cannot be loaded"):
         load()
 
@@ -159,13 +158,3 @@ def test_the_best_that_the_wheel_holds_and_the_cpu_runs(folder: Path, monkeypatc
     assert best_prebuilt("other") is None
     (folder / "prebuilt" / "new").rmdir()
     assert best_prebuilt("native") == "old"
-
-
-@needs_compiler
-def test_they_find_torchs_openmp_though_they_name_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "libgomp" not in Path("/proc/self/maps").read_text():
-        pytest.skip("torch has another OpenMP than libgomp here")
-    declared = 'extern "C" int omp_get_max_threads();\n'
-    prebuild(folder, "old", declared + 'extern "C" int answer() { return omp_get_max_threads(); }\n')
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    assert load().by_source["tiny"].answer() == torch.get_num_threads()

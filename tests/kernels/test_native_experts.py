@@ -15,7 +15,6 @@ from nanoengine.kernels.native_operations import why_not
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES
 from tests.kernels.mixtures import Mixture, assert_mixture, experts_of, mixture
-from tests.kernels.test_native_kernels import threads
 
 REASON = why_not(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -72,14 +71,6 @@ def test_all_rows_may_choose_the_same_experts(kernels: NativeKernels, dtype: tor
 
 
 @both_dtypes
-def test_a_row_is_the_same_alone_and_in_any_batch(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    given = mixture(300, 5, 3, 75, 50, dtype)
-    together = given.by(kernels)
-    for index in (slice(0, 1), slice(299, 300), slice(7, 20), slice(100, 230)):
-        assert torch.equal(given.rows(index).by(kernels), together[index])
-
-
-@both_dtypes
 def test_rows_that_are_not_finite_spoil_no_other(kernels: NativeKernels, dtype: torch.dtype) -> None:
     given = mixture(20, 4, 2, 40, 33, dtype)
     expected = given.by(kernels)
@@ -89,17 +80,6 @@ def test_rows_that_are_not_finite_spoil_no_other(kernels: NativeKernels, dtype: 
     assert not out[3:6].isfinite().all(1).any()
     rest = [i for i in range(20) if i not in (3, 4, 5)]
     assert torch.equal(out[rest], expected[rest])
-
-
-@both_dtypes
-def test_two_threads_compute_the_same_as_one(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    for rows in (1, 40, 300):
-        given = mixture(rows, 6, 3, 75, 100, dtype)
-        with threads(1):
-            one = given.by(kernels)
-        with threads(2):
-            two = given.by(kernels)
-        assert torch.equal(one, two)
 
 
 @both_dtypes

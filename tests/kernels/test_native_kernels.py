@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given
@@ -128,67 +125,6 @@ def test_linear_of_rows_with_gaps_between_them(kernels: NativeKernels, inputs: i
         assert torch.equal(kernels.linear(same, weight, None), dense)
     assert torch.equal(kernels.linear(x[::3], weight, None), dense[::3])
     assert torch.equal(kernels.logits(x[1:], weight), kernels.logits(x, weight)[1:])
-
-
-# ---- the same alone and in a batch, with one thread and with two
-
-
-@FAST
-@given(st.integers(1, 130), st.integers(1, 70), st.integers(1, 140), dtypes, st.data())
-def test_a_row_is_the_same_alone_and_in_any_batch(
-    rows: int, outputs: int, inputs: int, dtype: torch.dtype, data: st.DataObject
-) -> None:
-    kernels = NativeKernels()
-    x, weight = random(rows, inputs, dtype=dtype), weight_of(kernels, random(outputs, inputs, dtype=dtype, seed=1))
-    bias = random(outputs, dtype=dtype, seed=2)
-    together, logits = kernels.linear(x, weight, bias), kernels.logits(x, weight)
-    row = data.draw(st.integers(0, rows - 1))
-    assert torch.equal(kernels.linear(x[row : row + 1], weight, bias), together[row : row + 1])
-    assert torch.equal(kernels.logits(x[row : row + 1], weight), logits[row : row + 1])
-    first = data.draw(st.integers(0, rows - 1))
-    last = data.draw(st.integers(first + 1, rows))
-    assert torch.equal(kernels.linear(x[first:last], weight, bias), together[first:last])
-
-
-@both_dtypes
-@pytest.mark.parametrize("inputs", [64, 75])
-def test_a_row_is_the_same_in_batches_of_every_size(kernels: NativeKernels, inputs: int, dtype: torch.dtype) -> None:
-    x, weight = random(130, inputs, dtype=dtype), weight_of(kernels, random(40, inputs, dtype=dtype, seed=1))
-    together = kernels.linear(x, weight, None)
-    for rows in range(1, 130):
-        assert torch.equal(kernels.linear(x[:rows], weight, None), together[:rows])
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@both_dtypes
-def test_two_threads_compute_the_same_as_one(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    def results(rows: int) -> list[Tensor]:
-        x, w = random(rows, 75, dtype=dtype), random(230, 75, dtype=dtype, seed=1)
-        weight, norm = weight_of(kernels, w), random(75, dtype=torch.float32, seed=2)
-        residual = random(rows, 75, dtype=dtype, seed=3)
-        ids = torch.arange(rows) * 7 % 230
-        normed, residual = kernels.add_rms_norm(x, residual, norm, EPS)
-        of_weight = kernels.linear(x, weight, None), kernels.logits(x, weight), kernels.embed(ids, weight)
-        gated = kernels.gated_linear(x, weight_of(kernels, random(128, 75, dtype=dtype, seed=4)))
-        drawn = native_draw(random(rows, 20_000, dtype=torch.float32), torch.arange(rows))
-        return [*of_weight, kernels.rms_norm(x, norm, EPS), normed, residual, gated, drawn]
-
-    for rows in (1, 5, 40, 130):
-        with threads(1):
-            one = results(rows)
-        with threads(2):
-            two = results(rows)
-        for left, right in zip(one, two, strict=True):
-            assert torch.equal(left, right)
 
 
 # ---- weights
@@ -424,17 +360,6 @@ def test_gated_linear_of_rows_with_gaps_between_them(kernels: NativeKernels, siz
     dense = kernels.gated_linear(x, weight)
     assert torch.equal(kernels.gated_linear(strided(x), weight), dense)
     assert torch.equal(kernels.gated_linear(x[::2], weight), dense[::2])
-
-
-@both_dtypes
-@pytest.mark.parametrize("size", [64, 70])
-def test_a_gated_row_is_the_same_in_batches_of_every_size(
-    kernels: NativeKernels, size: int, dtype: torch.dtype
-) -> None:
-    x, weight = random(100, 75, dtype=dtype), weight_of(kernels, random(2 * size, 75, dtype=dtype, seed=1))
-    together = kernels.gated_linear(x, weight)
-    for rows in range(1, 100):
-        assert torch.equal(kernels.gated_linear(x[:rows], weight), together[:rows])
 
 
 # ---- drawing

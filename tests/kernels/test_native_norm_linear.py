@@ -65,13 +65,3 @@ def test_gates_of_normed_rows(rows: int, size: int, dtype: torch.dtype) -> None:
         assert torch.equal(out, apart)
     else:
         torch.testing.assert_close(out.float(), apart.float(), rtol=0.05, atol=0.05)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
-def test_a_normed_row_is_the_same_in_batches_of_every_size(dtype: torch.dtype) -> None:
-    kernels, x, norm = NativeKernels(), random(100, 75, dtype=dtype), random(75, dtype=torch.float32, seed=1)
-    residual, weight = random(100, 75, dtype=dtype, seed=2), weight_of(kernels, random(70, 75, dtype=dtype, seed=3))
-    together = kernels.norm_linear(x, residual.clone(), norm, EPS, weight, None)[0]
-    for rows in (1, 2, 5, 6, 7, 13, 25, 96, 97):
-        out, _ = kernels.norm_linear(x[:rows], residual[:rows].clone(), norm, EPS, weight, None)
-        assert torch.equal(out, together[:rows])

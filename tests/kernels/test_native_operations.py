@@ -83,7 +83,7 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.linear, (torch.randn(3, 8), None, None, 0.0, packed, torch.rand(5), 5, True)),
         (ops.gated_linear, (torch.randn(3, 8), torch.randn(3, 8), torch.rand(8), 1e-6, packed, 32, 0)),
         (ops.experts, (torch.randn(3, 8), *experts, None, None, None, *choices, 2, 8, 0)),
-        (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]))),
+        (ops.draw_tokens, (torch.randn(2, 50), torch.tensor([3, 4]), torch.tensor([0.0, 1.0]))),
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
         (ops.attention_write, (k, v, *caches, slots, 16)),

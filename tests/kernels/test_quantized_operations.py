@@ -1,8 +1,8 @@
-"""Operations over quantized weights: a row is the same alone and in any batch, and what is not rounded is that of the numbers."""
+"""Operations over quantized weights: what is not rounded is that of the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -19,7 +19,7 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.quantization.tensor import QuantizedTensor
 from tests.kernels.formulas import DTYPES, assert_gated, random
 from tests.kernels.mixtures import Mixture, assert_mixture, mixture
-from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
+from tests.kernels.quantized_matrices import DIFFERENT, Format, drawn, weight_from
 
 REASON = why_not(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -49,59 +49,6 @@ def placed(values: list[QuantizedTensor], dtype: torch.dtype, kernels: NativeKer
 
 def some_experts(form: Format, count: int, outputs: int, inputs: int, seed: int) -> list[QuantizedTensor]:
     return [drawn(form, outputs, inputs, seed=seed + i) for i in range(count)]
-
-
-# ---- a row alone and in batches
-
-
-@pytest.mark.parametrize("form", FORMATS, ids=str)
-@both_dtypes
-def test_a_row_is_the_same_alone_and_in_any_batch(kernels: NativeKernels, form: Format, dtype: torch.dtype) -> None:
-    x, weight = random(100, INPUTS, dtype=dtype), weight_from(kernels, drawn(form, 70, INPUTS), dtype=dtype)
-    norm, residual = random(INPUTS, dtype=torch.float32, seed=1), random(100, INPUTS, dtype=dtype, seed=2)
-
-    def norm_linear(x: Tensor, residual: Tensor | None) -> Tensor:
-        return kernels.norm_linear(x, residual, norm, EPS, weight, None)[0]
-
-    calls: list[Callable[[slice], Tensor]] = [
-        lambda rows: kernels.linear(x[rows], weight, None),
-        lambda rows: kernels.logits(x[rows], weight),
-        lambda rows: kernels.gated_linear(x[rows], weight),
-        lambda rows: norm_linear(x[rows], None),
-        lambda rows: norm_linear(x[rows], residual[rows].clone()),
-    ]
-    for call in calls:
-        assert_rows_are_the_same(call)
-
-
-def assert_rows_are_the_same(call: Callable[[slice], Tensor]) -> None:
-    together = call(slice(0, 100))
-    for rows in (*(slice(0, count) for count in SIZES), slice(99, 100), slice(41, 54)):
-        assert torch.equal(call(rows), together[rows])
-
-
-@each_kind
-@both_dtypes
-def test_a_gated_row_is_the_same_alone_and_in_any_batch(
-    kernels: NativeKernels, form: Format, dtype: torch.dtype
-) -> None:
-    x, halves = random(100, INPUTS, dtype=dtype), (drawn(form, 48, INPUTS), drawn(form, 48, INPUTS, seed=1))
-    weight = weight_from(kernels, *halves, dtype=dtype)
-    assert isinstance(weight, NativeWeight)
-    assert weight.halves_match
-    assert_rows_are_the_same(lambda rows: kernels.gated_linear(x[rows], weight))
-
-
-@each_kind
-@both_dtypes
-def test_a_row_of_experts_is_the_same_alone_and_in_any_batch(
-    kernels: NativeKernels, form: Format, dtype: torch.dtype
-) -> None:
-    given = mixture(100, 3, 2, 256, 256, dtype)
-    weights = [placed(some_experts(form, 3, 256, 256, seed), dtype, kernels) for seed in (0, 10, 20)]
-    assert_rows_are_the_same(
-        lambda rows: kernels.experts(given.x[rows], *weights, given.chosen[rows], given.factors[rows])
-    )
 
 
 # ---- against other ways to the same

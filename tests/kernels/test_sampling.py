@@ -13,8 +13,8 @@ from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, sequence_seed
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.sampling import BLOCK, NONE_LEFT, NOT_FINITE, Draw, SamplingTable, choose_tokens, likeliest
-from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, unmix
+from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE, Draw, SamplingTable, choose_tokens
+from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, random_keys, unmix
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
@@ -48,6 +48,7 @@ def choose(
     before = logits.clone()
     tokens = choose_tokens(
         draw,
+        torch_kernels.log_sum_exp,
         logits,
         SamplingTable(**columns(table), seeds=seeds),
         rows=torch.tensor(places, dtype=torch.int32),
@@ -74,7 +75,7 @@ def kept(logits: Tensor, **settings: float) -> set[int]:
 
 def survivors_of(logits: Tensor, rows: list[dict[str, float]]) -> list[set[int]]:
     filters = columns(rows)
-    values, token_ids = keep_likeliest(logits.clone(), *(filters[name] for name in FILTERS))
+    values, token_ids = keep_likeliest(logits.clone(), *(filters[name] for name in FILTERS), torch_kernels.log_sum_exp)
     finite = values.isfinite()
     assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])  # what stays keeps its logit
     return [set(ids[mask].tolist()) for ids, mask in zip(token_ids, finite, strict=True)]
@@ -83,31 +84,34 @@ def survivors_of(logits: Tensor, rows: list[dict[str, float]]) -> list[set[int]]
 # ---- the likeliest token
 
 
-@pytest.mark.parametrize("vocab_size", [1, 2, 100, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 1, 1000])
-def test_the_likeliest_token_is_argmax(vocab_size: int) -> None:
-    logits = random_logits(0, 200, vocab_size)
-    highest, tokens = likeliest(logits)
-    assert torch.equal(tokens, logits.argmax(-1))
-    assert torch.equal(highest, logits.amax(-1))
+@every_draw
+@pytest.mark.parametrize("vocab_size", [1, 2, 100, 1000, 40_000])
+def test_the_likeliest_token_is_argmax(draw: Draw, vocab_size: int) -> None:
+    logits = random_logits(0, 20, vocab_size)
+    assert torch.equal(draw(logits, random_keys(20), torch.zeros(20)), logits.argmax(-1))
 
 
-@pytest.mark.parametrize("vocab_size", [100, 3 * BLOCK, 3 * BLOCK + 70])
-def test_of_equal_ones_the_lowest_id_is_the_likeliest(vocab_size: int) -> None:
+@every_draw
+@pytest.mark.parametrize("vocab_size", [100, 40_000])
+def test_of_equal_ones_the_lowest_id_is_the_likeliest(draw: Draw, vocab_size: int) -> None:
     rng = random.Random(vocab_size)
     logits = torch.zeros(100, vocab_size)
     places = [sorted(rng.sample(range(vocab_size), 3)) for _ in range(100)]
     for row, of_row in zip(logits, places, strict=True):
         row[of_row] = 5.0
-    assert likeliest(logits)[1].tolist() == [first for first, *_ in places]
+    assert draw(logits, random_keys(100), torch.zeros(100)).tolist() == [first for first, *_ in places]
 
 
-@pytest.mark.parametrize("vocab_size", [100, 3 * BLOCK, 3 * BLOCK + 70])
-def test_nan_counts_as_the_highest(vocab_size: int) -> None:
-    logits = random_logits(1, vocab_size, vocab_size)
-    logits.fill_diagonal_(torch.nan)
-    highest, tokens = likeliest(logits)
-    assert highest.isnan().all()
-    assert tokens.tolist() == list(range(vocab_size))
+@every_draw
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab_size", [100, 40_000])
+def test_a_logit_that_is_not_finite_is_found_wherever_it_is(draw: Draw, vocab_size: int, temperature: float) -> None:
+    rows = 30
+    logits, expected = random_logits(1, rows, vocab_size), [NOT_FINITE] * rows
+    for row in range(rows):
+        logits[row, row * (vocab_size - 1) // (rows - 1)] = torch.nan if row % 2 else torch.inf
+    logits[-1], expected[-1] = -torch.inf, NONE_LEFT
+    assert draw(logits, random_keys(rows), torch.full((rows,), temperature)).tolist() == expected
 
 
 # ---- greedy
@@ -330,7 +334,9 @@ def test_the_only_token_left_is_drawn_whatever_the_random_bits(bits: int) -> Non
     logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
     one = torch.tensor([0], dtype=torch.int32)
     table = SamplingTable(**columns([how(top_k=1)]), seeds=keys_of([seed]))
-    tokens = choose_tokens(torch_kernels.draw_tokens, logits, table, one, torch.tensor([position]))
+    tokens = choose_tokens(
+        torch_kernels.draw_tokens, torch_kernels.log_sum_exp, logits, table, one, torch.tensor([position])
+    )
     assert tokens.tolist() == [3]
 
 

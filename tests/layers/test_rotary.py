@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.layers.rotary import RotaryEmbedding, apply_rotary
-from tests.support import angles_at
+from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
+from nanoengine.model_config import RopeConfig
+from tests.support import angles_at, threads
 
 
 def formula(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -60,6 +61,23 @@ def test_angles_are_float32_whatever_torchs_default_dtype() -> None:
         torch.set_default_dtype(torch.float32)
     for part, right in zip(angles, expected, strict=True):
         assert torch.equal(part, right)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_angle_depends_on_its_position_alone(count: int) -> None:
+    """Not on the longest length that there is room for, nor on the threads that fill the table."""
+    rope = RopeConfig(theta=1e6, rotary_dim=128)
+
+    def table(max_len: int) -> Angles:
+        rotary = RotaryEmbedding(128, rope, torch.device("cpu"))
+        rotary.prepare(max_len)
+        return rotary(torch.arange(777))
+
+    with threads(1):
+        right = table(777)
+    with threads(count):
+        for max_len in (800, 4096, 40_001):
+            assert all(torch.equal(a, b) for a, b in zip(table(max_len), right, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,5 +1,7 @@
-// What the AMX instructions do, in plain loops (Intel, Instruction Set Extensions Programming Reference): for tests only.
+// What the AMX instructions do, in plain loops (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2), but for denormals,
+// which the CPU takes as 0: for tests only.
 #pragma once
+#include <cmath>
 #include <cstdlib>
 #include "simd.h"
 
@@ -40,16 +42,19 @@ static void emulated_move(int tile, void* memory, size_t stride, bool is_load) {
 static void emulated_dot(int to, int a, int b) {
     const TileShapes& shapes = tiles.shapes;
     if (shapes.rows[to] != shapes.rows[a] || shapes.row_bytes[a] / 4 != shapes.rows[b]) std::abort();
-    for (int m = 0; m < shapes.rows[a]; m++)
+    for (int m = 0; m < shapes.rows[a]; m++) {
+        float parts[2][16] = {};  // of the first and of the second elements of all pairs: sums that begin at zero
         for (int k = 0; k < shapes.row_bytes[a] / 4; k++)
-            for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
-                bf16 left[2], right[2];
-                std::memcpy(left, &tiles.data[a][m][k], 4);
-                std::memcpy(right, &tiles.data[b][k][n], 4);
-                float sum;
-                std::memcpy(&sum, &tiles.data[to][m][n], 4);
-                sum += to_float(left[0]) * to_float(right[0]);
-                sum += to_float(left[1]) * to_float(right[1]);
-                std::memcpy(&tiles.data[to][m][n], &sum, 4);
+            for (int i = 0; i < 2; i++) {
+                const float left = to_float(bf16{(uint16_t)(tiles.data[a][m][k] >> 16 * i)});
+                for (int n = 0; n < shapes.row_bytes[b] / 4; n++)
+                    parts[i][n] = std::fma(left, to_float(bf16{(uint16_t)(tiles.data[b][k][n] >> 16 * i)}), parts[i][n]);
             }
+        for (int n = 0; n < shapes.row_bytes[b] / 4; n++) {
+            float sum;
+            std::memcpy(&sum, &tiles.data[to][m][n], 4);
+            sum += parts[0][n] + parts[1][n];
+            std::memcpy(&tiles.data[to][m][n], &sum, 4);
+        }
+    }
 }

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include "kv_int8.h"
+#include "team.h"
+
+namespace {
 
 // x / rms(x) * weight, then the rotation of the pairs (x[i], x[i + head_dim / 2]) by the token's angles; what is null is left out.
 template <class T>
-static void norm_and_rotate(const T* x, const float* weight, float eps, const float* cosine, const float* sine, size_t head_dim,
+void norm_and_rotate(const T* x, const float* weight, float eps, const float* cosine, const float* sine, size_t head_dim,
                             T* out) {
     if (!weight && !cosine) {
         std::copy_n(x, head_dim, out);
@@ -41,7 +44,7 @@ template <class T> struct Projected {
 };
 
 // Elements of a row of a head as the cache has them; they may be put into `room`. A scale goes to its place in the tile.
-template <class T, class S> static const S* stored(const T* row, const KVTiles& kv, size_t offset, S* tile, S* room) {
+template <class T, class S> const S* stored(const T* row, const KVTiles& kv, size_t offset, S* tile, S* room) {
     if constexpr (std::is_same_v<S, T>) {
         return row;
     } else {
@@ -51,14 +54,13 @@ template <class T, class S> static const S* stored(const T* row, const KVTiles& 
 }
 
 template <class T, class S>
-static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
+void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
                   const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, S* k_cache,
                   S* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
     constexpr size_t n = Dot<T>::PER_DWORD;
     const size_t dim = kv.head_dim, group = q_heads / kv.heads;
     const size_t run = tokens < 4 * TILE ? 1 : TILE;  // neighbouring tokens write the same lines of a tile
-#pragma omp parallel for schedule(static)
-    for (size_t item = 0; item < (tokens + run - 1) / run * kv.heads; item++) {
+    for_each((tokens + run - 1) / run * kv.heads, false, [&](size_t item) {
         const size_t head = item % kv.heads, first = item / kv.heads * run;
         for (size_t token = first; token < std::min(tokens, first + run); token++) {
             const bool written = slots[token] >= 0;
@@ -84,8 +86,10 @@ static void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q
             const S* value = stored(v.heads + token * v.stride + head * dim, kv, offset, v_tile, room);
             for (size_t i = 0; i < dim; i++) v_row[i * n + offset % n] = value[i];
         }
-    }
+    });
 }
+
+}  // namespace
 
 // q [tokens][q_heads][head_dim] and k, v [tokens][kv_heads][head_dim], with strides between tokens; q_out has none. Null: q_weight
 // and k_weight, then nothing is normed; cosines and sines [tokens][head_dim / 2] with a stride, then nothing is rotated; q, if q_heads

@@ -1,14 +1,16 @@
 // The block formats of ggml, back into numbers. Layouts: ggml-common.h of ggml. Every product is exact, or is all that rounds, so
 // that an FMA gives the same; nanoengine/gguf/quants.py has the same in torch.
 #include "simd.h"
+#include "team.h"
+
+namespace {
 
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 
-static INLINE Ints load_ints(const uint8_t* from) { return __builtin_convertvector(load<Bytes>(from), Ints); }
-static INLINE Floats real(Ints numbers) { return __builtin_convertvector(numbers, Floats); }
-static INLINE Floats spread(float value) { return as_float(splat(load<uint32_t>(&value))); }  // splat(-0.0f) is 0
+INLINE Ints load_ints(const uint8_t* from) { return __builtin_convertvector(load<Bytes>(from), Ints); }
+INLINE Floats real(Ints numbers) { return __builtin_convertvector(numbers, Floats); }
 
-static INLINE float half(const uint8_t* from) {
+INLINE float half(const uint8_t* from) {
     const uint32_t bits = load<uint16_t>(from), magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
     const uint32_t endless = magnitude >= 0x0f800000 ? 0x7f800000 : 0;  // infinity and NaN
     const float value = load<float>(&magnitude) * 0x1p112f;              // exponents as float32 has them, of subnormal ones too
@@ -19,7 +21,7 @@ static INLINE float half(const uint8_t* from) {
 struct Q4_0 {
     static constexpr int VALUES = 32, BYTES = 18;
     template <class T> static INLINE void read(const uint8_t* block, T* out) {
-        const Floats scale = spread(half(block));
+        const Floats scale = splat(half(block));
         for (int i = 0; i < 16; i += LANES) {
             const Ints packed = load_ints(block + 2 + i);
             store_floats(out + i, real((packed & 15) - 8) * scale);
@@ -31,7 +33,7 @@ struct Q4_0 {
 struct Q4_1 {
     static constexpr int VALUES = 32, BYTES = 20;
     template <class T> static INLINE void read(const uint8_t* block, T* out) {
-        const Floats scale = spread(half(block)), minimum = spread(half(block + 2));
+        const Floats scale = splat(half(block)), minimum = splat(half(block + 2));
         for (int i = 0; i < 16; i += LANES) {
             const Ints packed = load_ints(block + 4 + i);
             store_floats(out + i, real(packed & 15) * scale + minimum);
@@ -41,14 +43,14 @@ struct Q4_1 {
 };
 
 // Bits first, first + 1, ... of the word at `from`, each as the fifth of a number.
-static INLINE Ints fifth_bits(const uint8_t* from, int first) {
+INLINE Ints fifth_bits(const uint8_t* from, int first) {
     return ((Ints{} + load<int32_t>(from)) >> count_from(first) & 1) << 4;
 }
 
 struct Q5_0 {
     static constexpr int VALUES = 32, BYTES = 22;
     template <class T> static INLINE void read(const uint8_t* block, T* out) {
-        const Floats scale = spread(half(block));
+        const Floats scale = splat(half(block));
         for (int i = 0; i < 16; i += LANES) {
             const Ints packed = load_ints(block + 6 + i);
             store_floats(out + i, real((packed & 15 | fifth_bits(block + 2, i)) - 16) * scale);
@@ -60,7 +62,7 @@ struct Q5_0 {
 struct Q5_1 {
     static constexpr int VALUES = 32, BYTES = 24;
     template <class T> static INLINE void read(const uint8_t* block, T* out) {
-        const Floats scale = spread(half(block)), minimum = spread(half(block + 2));
+        const Floats scale = splat(half(block)), minimum = splat(half(block + 2));
         for (int i = 0; i < 16; i += LANES) {
             const Ints packed = load_ints(block + 8 + i);
             store_floats(out + i, real(packed & 15 | fifth_bits(block + 4, i)) * scale + minimum);
@@ -72,7 +74,7 @@ struct Q5_1 {
 struct Q8_0 {
     static constexpr int VALUES = 32, BYTES = 34;
     template <class T> static INLINE void read(const uint8_t* block, T* out) {
-        const Floats scale = spread(half(block));
+        const Floats scale = splat(half(block));
         for (int i = 0; i < 32; i += LANES) store_floats(out + i, real(load_ints(block + 2 + i) << 24 >> 24) * scale);
     }
 };
@@ -95,7 +97,7 @@ template <bool FIFTH> struct Runs {
         for (int run = 0; run < 8; run++) {
             int scale, minimum;
             scales(block + 4, run, scale, minimum);
-            const Floats by = spread(all_scales * scale), less = spread(all_minimums * minimum);
+            const Floats by = splat(all_scales * scale), less = splat(all_minimums * minimum);
             for (int i = 0; i < 32; i += LANES) {
                 Ints number = load_ints(numbers + run / 2 * 32 + i) >> run % 2 * 4 & 15;
                 if (FIFTH) number |= (load_ints(fifth + i) >> run & 1) << 4;
@@ -114,17 +116,16 @@ struct Q6_K {
                 const Ints lower = load_ints(block + run / 4 * 64 + run % 2 * 32 + i) >> run / 2 % 2 * 4 & 15;
                 const Ints upper = (load_ints(block + 128 + run / 4 * 32 + i) >> run % 4 * 2 & 3) << 4;
                 const int8_t scale = (int8_t)block[192 + run * 2 + i / 16];
-                store_floats(out + run * 32 + i, real((lower | upper) - 32) * spread(all_scales * scale));
+                store_floats(out + run * 32 + i, real((lower | upper) - 32) * splat(all_scales * scale));
             }
     }
 };
 
-template <class F, class T> static void read_all(const uint8_t* blocks, T* out, size_t count) {
-#pragma omp parallel for schedule(static) if (count * F::VALUES > 32768)
-    for (size_t i = 0; i < count; i++) F::read(blocks + i * F::BYTES, out + i * F::VALUES);
+template <class F, class T> void read_all(const uint8_t* blocks, T* out, size_t count) {
+    for_each(count, count * F::VALUES <= 32768, [&](size_t i) { F::read(blocks + i * F::BYTES, out + i * F::VALUES); });
 }
 
-template <class T> static void read_format(int format, const uint8_t* blocks, T* out, size_t count) {
+template <class T> void read_format(int format, const uint8_t* blocks, T* out, size_t count) {
     switch (format) {
         case 0: return read_all<Q4_0>(blocks, out, count);
         case 1: return read_all<Q4_1>(blocks, out, count);
@@ -136,6 +137,8 @@ template <class T> static void read_format(int format, const uint8_t* blocks, T*
         case 7: return read_all<Q6_K>(blocks, out, count);
     }
 }
+
+}  // namespace
 
 // out[i] = the numbers of block i, for `count` blocks of the format that the caller numbers so.
 extern "C" void dequantize(int format, int dtype, const void* blocks, void* out, size_t count) {

@@ -2,6 +2,7 @@
 // and the rows of an expert are multiplied together, so that its weights are read once.
 #pragma once
 #include "panels.h"
+#include "team.h"
 #include <span>
 
 constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts together
@@ -56,20 +57,23 @@ struct Sorted {
     }
 };
 
-// For each wave, by all threads: work(block, runs), where the block holds row_of(i) of x for each sorted choice i of the wave.
+// For each wave, by all threads: work(member, next, block, runs), where `next` is for Member::take, and the block holds row_of(i) of x
+// for each sorted choice i of the wave.
 template <class Rows, class T, class Row, class Work>
 static void for_waves(const Sorted& sorted, const T* x, size_t inputs, Row row_of, Work work) {
     const size_t most = std::min(sorted.choices.size(), WAVE);
     const Input<T> input{x, nullptr, nullptr, 0.0f, 0, inputs};
     Rows blocks[] = {{inputs, most}, {inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
-#pragma omp parallel
-    for (size_t i = 0; i < sorted.waves.size(); i++) {
-        const std::span<const Run> runs = sorted.waves[i];
-        const size_t first = runs.front().first, end = runs.back().first + runs.back().count;
-#pragma omp for schedule(static)
-        for (size_t choice = first; choice < end; choice++) blocks[i % 2].take(input, row_of(choice), choice - first);
-        work(blocks[i % 2], runs);
-    }
+    std::vector<std::atomic<size_t>> next(sorted.waves.size());
+    together([&](Member member) {
+        for (size_t i = 0; i < sorted.waves.size(); i++) {
+            const std::span<const Run> runs = sorted.waves[i];
+            const size_t first = runs.front().first, count = runs.back().first + runs.back().count - first;
+            member.share(count, [&](size_t choice) { blocks[i % 2].take(input, row_of(first + choice), choice); });
+            member.meet();
+            work(member, next[i], blocks[i % 2], runs);
+        }
+    });
 }
 
 // to [count] = from [count], rounded.
@@ -89,26 +93,25 @@ static void experts(Activation activation, const Choices& all, const T* x, const
 
     std::unique_ptr<T[]> gated(new T[sorted.choices.size() * size]);
     for_waves<Rows>(sorted, x, hidden, [&](size_t i) { return sorted.choices[i] / all.per_row; },
-                    [&](Rows& block, std::span<const Run> runs) {
-#pragma omp for collapse(2) schedule(dynamic) nowait  // runs differ in length
-        for (size_t i = 0; i < runs.size(); i++)
-            for (size_t p = 0; p < size_panels; p++) {
-                const Run& run = runs[i];
+                    [&](Member member, std::atomic<size_t>& next, Rows& block, std::span<const Run> runs) {
+            member.take(next, runs.size() * size_panels, 1, [&](size_t i) {  // runs differ in length
+                const Run& run = runs[i / size_panels];
+                const size_t p = i % size_panels;
                 const size_t panel = run.expert * size_panels + p, column = p * PANEL, bias = run.expert * size + column;
                 const Gate gate = biases.gate ? Gate{activation, biases.gate + bias, biases.up + bias}
                                               : Gate{activation, nullptr, nullptr};
                 multiply_gated(block, gate, run.first - runs[0].first, run.count, weights.gate.panel(panel), weights.up.panel(panel),
                                gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
-            }
+            });
     });
 
     // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
     const size_t width = hidden_panels * PANEL;
     std::vector<float> totals(all.rows * width);
-    for_waves<Rows>(sorted, gated.get(), size, [](size_t i) { return i; }, [&](Rows& block, std::span<const Run> runs) {
+    const auto as_sorted = [](size_t i) { return i; };
+    for_waves<Rows>(sorted, gated.get(), size, as_sorted, [&](Member member, std::atomic<size_t>&, Rows& block, std::span<const Run> runs) {
         for (const Run& run : runs)
-#pragma omp for schedule(static) nowait
-            for (size_t p = 0; p < hidden_panels; p++) {
+            member.share(hidden_panels, [&](size_t p) {
                 alignas(64) float sums[ROW_BLOCK][PANEL];
                 const size_t column = p * PANEL;
                 block.multiply(run.first - runs[0].first, run.count, weights.down.panel(run.expert * hidden_panels + p), sums);
@@ -121,8 +124,7 @@ static void experts(Activation activation, const Choices& all, const T* x, const
                         store(total + v * LANES,
                               load<Floats>(total + v * LANES) + load<Floats>(sums[m] + v * LANES) * all.factors[choice]);
                 }
-            }
+            });
     });
-#pragma omp parallel for schedule(static) if (all.rows > 16)
-    for (size_t row = 0; row < all.rows; row++) round_floats(totals.data() + row * width, hidden, out + row * hidden);
+    for_each(all.rows, all.rows <= 16, [&](size_t row) { round_floats(totals.data() + row * width, hidden, out + row * hidden); });
 }

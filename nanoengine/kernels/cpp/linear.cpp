@@ -3,20 +3,23 @@
 #include "experts.h"
 #include "linear.h"
 
+namespace {
+
 constexpr size_t LINE = 16;  // dwords of a cache line
 
 // Dword d of a row of a checkpoint's W, or what there is of it.
-template <class T> static uint32_t dword_of(const T* row, size_t d, size_t inputs) {
+template <class T> uint32_t dword_of(const T* row, size_t d, size_t inputs) {
     const size_t first = d * Dot<T>::PER_DWORD;
     uint32_t dword = 0;
     std::memcpy(&dword, row + first, std::min<size_t>(Dot<T>::PER_DWORD, inputs - first) * sizeof(T));
     return dword;
 }
 
-template <class T> static void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
+template <class T> void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
     const size_t depth = depth_of<T>(inputs), whole = inputs / Dot<T>::PER_DWORD / LINE * LINE;
-#pragma omp parallel for schedule(static)
-    for (size_t group = first / GROUP; group < round_up(first + rows, GROUP) / GROUP; group++) {
+    const size_t first_group = first / GROUP;
+    for_each(round_up(first + rows, GROUP) / GROUP - first_group, false, [&](size_t i) {
+        const size_t group = first_group + i;
         const size_t from = std::max<size_t>(first, group * GROUP), to = std::min<size_t>(first + rows, (group + 1) * GROUP);
         size_t d = 0;
         if (to - from == GROUP)  // squares of known size: they are turned in the first-level cache
@@ -31,19 +34,36 @@ template <class T> static void pack(const T* weight, uint32_t* packed, size_t fi
         for (; d < depth; d++)
             for (size_t output = from; output < to; output++)
                 packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
-    }
+    });
 }
 
-template <class T> static void embed(const int64_t* ids, const uint32_t* packed, T* out, size_t rows, size_t inputs) {
+template <class T> void embed(const int64_t* ids, const uint32_t* packed, T* out, size_t rows, size_t inputs) {
     const size_t depth = depth_of<T>(inputs);
-#pragma omp parallel for schedule(static) if (rows > 16)
-    for (size_t m = 0; m < rows; m++)
+    for_each(rows, rows <= 16, [&](size_t m) {
         for (size_t d = 0; d < depth; d++) {
             const uint32_t dword = packed[place(ids[m], d, depth)];
             const size_t i = d * Dot<T>::PER_DWORD;
             std::memcpy(out + m * inputs + i, &dword, i + Dot<T>::PER_DWORD <= inputs ? 4 : sizeof(T));
         }
+    });
 }
+
+template <Activation ACTIVATION, class T> void gate(const T* x, T* out, size_t rows, size_t size) {
+    const size_t whole = size / LANES * LANES;
+    for_each(rows, rows <= 4, [&](size_t row) {
+        const T *gates = x + 2 * row * size, *ups = gates + size;
+        T* to = out + row * size;
+        for (size_t i = 0; i < whole; i += LANES) store_floats(to + i, gated<ACTIVATION>(load_floats(gates + i), load_floats(ups + i)));
+        if (whole == size) return;
+        T ends[2][LANES] = {}, end[LANES];  // the same for all: no element is computed in another way than others
+        std::copy(gates + whole, gates + size, ends[0]);
+        std::copy(ups + whole, ups + size, ends[1]);
+        store_floats(end, gated<ACTIVATION>(load_floats(ends[0]), load_floats(ends[1])));
+        std::copy_n(end, size - whole, to + whole);
+    });
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -80,6 +100,16 @@ void gated_linear(int dtype, int activation, const void* x, void* residual, cons
     };
     if (dtype == FLOAT32) gated_as((f32*)nullptr);
     else gated_as((bf16*)nullptr);
+}
+
+// out [rows][size] = what the gates, the first half of each row of x [rows][2 * size], make of the values in the second.
+void gate(int dtype, int activation, const void* x, void* out, size_t rows, size_t size) {
+    auto gate_as = [&]<class T>(T*) {
+        const auto function = activation == SILU ? gate<SILU, T> : activation == GELU_TANH ? gate<GELU_TANH, T> : gate<CLAMPED, T>;
+        function((const T*)x, (T*)out, rows, size);
+    };
+    if (dtype == FLOAT32) gate_as((f32*)nullptr);
+    else gate_as((bf16*)nullptr);
 }
 
 // out [rows][inputs] = the rows of W at `ids`.

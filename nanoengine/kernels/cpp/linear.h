@@ -1,24 +1,25 @@
 // Linear layers, with a norm before them and a gate behind them if asked for, over weights of any kind that say what their panels are.
 #pragma once
 #include "panels.h"
+#include "team.h"
 
 // For each panel and block of rows: use(panel, block, first row, number of rows).
 template <class Rows, class T, class Use> static void for_panels(const Input<T>& input, size_t panels, Use use) {
     const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
     Rows blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
     if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
-#pragma omp parallel
-    for (size_t i = 0; i < block_count; i++) {
-        Rows& block = blocks[i % 2];
-        const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
-        const size_t count = input.rows * (i + 1) / block_count - first;
-        if (input.rows > 1) {
-#pragma omp for schedule(static)
-            for (size_t row = 0; row < count; row++) block.take(input, first + row, row);
+    together([&](Member member) {
+        for (size_t i = 0; i < block_count; i++) {
+            Rows& block = blocks[i % 2];
+            const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
+            const size_t count = input.rows * (i + 1) / block_count - first;
+            if (input.rows > 1) {
+                member.share(count, [&](size_t row) { block.take(input, first + row, row); });
+                member.meet();
+            }
+            member.share(panels, [&](size_t panel) { use(panel, block, first, count); });
         }
-#pragma omp for schedule(static) nowait
-        for (size_t panel = 0; panel < panels; panel++) use(panel, block, first, count);
-    }
+    });
 }
 
 template <class Weight, class T, class Out>

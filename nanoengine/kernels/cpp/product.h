@@ -11,6 +11,14 @@
 #include "amx.h"
 #endif
 
+// Whether products of T are computed in tiles.
+#if defined(TILES_OF_AMX)
+template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
+#else
+constexpr int AMX_DEPTH = 0;
+template <class T> constexpr bool IN_TILES = false;
+#endif
+
 constexpr int GROUP = 16;                                // columns of B that lie side by side
 #if defined(__AVX512F__) || defined(TILES_OF_AMX)
 constexpr int COLUMNS = 2 * GROUP;
@@ -104,7 +112,7 @@ static void product(int rows, const typename Dot<T>::Factor* factors, Columns b,
                     size_t out_stride, bool add) {
     const uint32_t* a = reinterpret_cast<const uint32_t*>(factors);
 #if defined(TILES_OF_AMX)
-    if constexpr (Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1)  // pairs of bfloat16, as the tiles read them
+    if constexpr (IN_TILES<T>)
         if (depth % AMX_DEPTH == 0 && amx_allowed()) {
             for (int m = 0; m < rows; m += AMX_ROWS)
                 amx_product(rows - m < AMX_ROWS ? rows - m : AMX_ROWS, a + m * A_STRIDE, A_STRIDE, b.groups[0], b.groups[1], b_stride,

@@ -3,9 +3,11 @@
 #include "experts.h"
 #include "linear.h"
 
+namespace {
+
 // The numbers of one output in a cell; the dwords of the others in its lines are left alone.
 template <int BITS>
-static NOINLINE void read_output(const uint8_t* lines, size_t at, const float (*scales)[COLUMNS], const float* offset, int zero, float* to) {
+NOINLINE void read_output(const uint8_t* lines, size_t at, const float (*scales)[COLUMNS], const float* offset, int zero, float* to) {
 #pragma GCC unroll 8
     for (int d = 0; d < CELL_DWORDS; d++) {
         const uint32_t packed = numbers<BITS, uint32_t>(lines, d, at);
@@ -18,7 +20,7 @@ static NOINLINE void read_output(const uint8_t* lines, size_t at, const float (*
     }
 }
 
-template <class T> static void embed_row(const QuantizedPanel& panel, size_t output, size_t inputs, T* out) {
+template <class T> void embed_row(const QuantizedPanel& panel, size_t output, size_t inputs, T* out) {
     const Format format = Format::of(panel.code);
     const size_t side = output / GROUP, cells = round_up(inputs, CELL) / CELL;
     const uint8_t* lines = panel.at + format.cells_at(inputs) + side * format.cell_bytes();
@@ -37,17 +39,16 @@ template <class T> static void embed_row(const QuantizedPanel& panel, size_t out
 }
 
 template <class T>
-static void embed(const int64_t* ids, const QuantizedPanel* table, size_t panels, T* out, size_t rows, size_t inputs) {
+void embed(const int64_t* ids, const QuantizedPanel* table, size_t panels, T* out, size_t rows, size_t inputs) {
     const QuantizedPanel* end = table + panels;
-#pragma omp parallel for schedule(static) if (rows > 4)
-    for (size_t m = 0; m < rows; m++) {
+    for_each(rows, rows <= 4, [&](size_t m) {
         const QuantizedPanel* next = std::upper_bound(table, end, ids[m], [](int64_t id, const QuantizedPanel& p) { return id < p.first; });
         embed_row(next[-1], ids[m] - next[-1].first, inputs, out + m * inputs);
-    }
+    });
 }
 
 // f.template operator()<RowsOf, T>() for rows of a dtype, exact or not.
-template <class F> static void with_rows(int dtype, bool exact, F f) {
+template <class F> void with_rows(int dtype, bool exact, F f) {
     if (exact) {
         if (dtype == FLOAT32) f.template operator()<FloatRows, f32>();
         else f.template operator()<FloatRows, bf16>();
@@ -56,6 +57,8 @@ template <class F> static void with_rows(int dtype, bool exact, F f) {
         else f.template operator()<RoundedRows, bf16>();
     }
 }
+
+}  // namespace
 
 extern "C" {
 

@@ -1,17 +1,20 @@
 // Putting quantized weights into panels (quantized_format.h): from the blocks of ggml, whose layouts are in its ggml-common.h, and
 // from numbers of a byte each with the scales beside them.
 #include "quantized_format.h"
+#include "team.h"
+
+namespace {
 
 // What a block of each format has: numbers of 32 inputs (its `cell`), and its header. `at` is where output 0 of the strip has its scale.
-static INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
+INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
     std::memcpy(header + index * 2 * GROUP + 2 * output, half, 2);
 }
 
-static INLINE void fifth_bits(const uint8_t* from, uint8_t* numbers) {
+INLINE void fifth_bits(const uint8_t* from, uint8_t* numbers) {
     for (int i = 0; i < 32; i++) numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;
 }
 
-template <int AT> static INLINE void halves_of_bytes(const uint8_t* block, uint8_t* numbers) {
+template <int AT> INLINE void halves_of_bytes(const uint8_t* block, uint8_t* numbers) {
     for (int i = 0; i < 16; i++) numbers[i] = block[AT + i] & 15, numbers[16 + i] = block[AT + i] >> 4;
 }
 
@@ -97,11 +100,10 @@ struct Q6_K {
     }
 };
 
-template <class F> static void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
     const size_t row_blocks = inputs / F::VALUES, header = format.header_bytes(), cell = format.cell_bytes();
-#pragma omp parallel for schedule(static)
-    for (size_t strip = 0; strip < round_up(rows, GROUP) / GROUP; strip++) {
+    for_each(round_up(rows, GROUP) / GROUP, false, [&](size_t strip) {
         uint8_t *headers = panels + strip / STRIPS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
         const size_t side = strip % STRIPS, count = std::min<size_t>(GROUP, rows - strip * GROUP);
         for (size_t i = 0; i < row_blocks; i++)
@@ -114,8 +116,10 @@ template <class F> static void pack_blocks(const uint8_t* blocks, uint8_t* panel
                     put_numbers<F::BITS>(cells + ((i * (F::VALUES / CELL) + run) * STRIPS + side) * cell, o, numbers);
                 }
             }
-    }
+    });
 }
+
+}  // namespace
 
 extern "C" {
 
@@ -143,8 +147,7 @@ void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* 
                            size_t inputs) {
     const Format format = Format::of(code);
     const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;
-#pragma omp parallel for schedule(static)
-    for (size_t row = 0; row < rows; row++) {
+    for_each(rows, false, [&](size_t row) {
         uint8_t *headers = panels + row / COLUMNS * format.panel_bytes(inputs), *cells = headers + format.cells_at(inputs);
         const size_t side = row % COLUMNS / GROUP, output = row % GROUP;
         for (size_t i = 0; i < spans; i++) {
@@ -159,6 +162,6 @@ void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* 
             if (format.bits == 4) put_numbers<4>(to, output, cell);
             else put_numbers<8>(to, output, cell);
         }
-    }
+    });
 }
 }

@@ -21,7 +21,6 @@ static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
 }
 #define DOT_OF_BYTES "vpdpbusd"
 #elif defined(__ARM_FEATURE_DOTPROD)
-#include <arm_neon.h>
 static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
     return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)numbers, (int8x16_t)x);
 }
@@ -199,16 +198,19 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
                 for (int v = 0; v < WIDE; v++) {
                     Floats total = __builtin_convertvector(products[m][v].total, Floats);
                     if (OWN_SCALES) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
-                    both[m][v] = half ? both[m][v] + total * x[m].scales[2 * cell + half] : total * x[m].scales[2 * cell];
+                    const Floats scale = splat(x[m].scales[2 * cell + half]);
+                    both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
                 }
         }
 #pragma GCC unroll 4
         for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) {
-                const Floats scaled = OWN_SCALES ? both[m][v] : both[m][v] * load<Floats>(scales.scales[cell] + v * LANES);
-                if (HELD) held[m][v] += scaled;
-                else store(row(m, v), load<Floats>(row(m, v)) + scaled);
+                const Floats before = HELD ? held[m][v] : load<Floats>(row(m, v));
+                const Floats sum = OWN_SCALES ? before + both[m][v]
+                                              : multiply_add(both[m][v], load<Floats>(scales.scales[cell] + v * LANES), before);
+                if (HELD) held[m][v] = sum;
+                else store(row(m, v), sum);
             }
     }
 #pragma GCC unroll 4
@@ -217,7 +219,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
             for (size_t i = 0; task.has_offsets && i < (OWN_SCALES ? 2 : 1) * count; i++)
-                sum += load<Floats>(scales.offsets[i] + v * LANES) * (OWN_SCALES ? x[m].half_sums[i] : x[m].sums[i]);
+                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(OWN_SCALES ? x[m].half_sums[i] : x[m].sums[i]), sum);
             store(row(m, v), sum);
         }
 }

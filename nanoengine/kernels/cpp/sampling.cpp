@@ -1,20 +1,24 @@
-// Drawing a token per row by the Gumbel-max trick: the highest of logit + noise, where the noise is a hash of (key, token id).
-//
-// The same numbers as kernels/gumbel.py makes them, up to the rounding of the logarithms, in one pass over the logits.
+// Drawing a token per row by the Gumbel-max trick: the highest of logit + noise, where the noise is a hash of (key, token id): the same
+// numbers as kernels/gumbel.py makes them, up to the rounding of the logarithms, in one pass over the logits. And what probabilities are
+// divided by. A row is cut at multiples of PART, whatever there is beside it and however long it is.
 #include <algorithm>
+#include <cmath>
 #include <vector>
 #include "simd.h"
+#include "team.h"
+
+namespace {
 
 typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));
 
-static INLINE Longs mix(Longs x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
+INLINE Longs mix(Longs x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
 }
 
 // Numbers in (0, 1) of 40 bits, for token ids first, first + 1, ...
-static INLINE Floats uniform(uint64_t key, uint64_t first) {
+INLINE Floats uniform(uint64_t key, uint64_t first) {
     const uint64_t gamma = 0x9e3779b97f4a7c15u;
     const Longs number = (Longs)(Ints)count_from(0);  // a lane of 64 bits holds the numbers of two lanes of 32
     const Longs even = (number & 0xffffffffu) + (first + 1), odd = (number >> 32) + (first + 1);
@@ -27,76 +31,127 @@ static INLINE Floats uniform(uint64_t key, uint64_t first) {
 }
 
 // ln(x) of positive normal numbers: an exponent and a polynomial on [sqrt(1/2), sqrt(2)) (Cephes; error below 2e-7).
-static INLINE Floats logarithm(Floats x) {
+INLINE Floats logarithm(Floats x) {
     const Ints bits = (Ints)x - 0x3f3504f3;  // of sqrt(1/2)
     const Floats exponent = __builtin_convertvector(bits >> 23, Floats);
     const Floats m = (Floats)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
-    Floats p = splat(7.0376836292e-2f);
-    p = p * m - 1.1514610310e-1f;
-    p = p * m + 1.1676998740e-1f;
-    p = p * m - 1.2420140846e-1f;
-    p = p * m + 1.4249322787e-1f;
-    p = p * m - 1.6668057665e-1f;
-    p = p * m + 2.0000714765e-1f;
-    p = p * m - 2.4999993993e-1f;
-    p = p * m + 3.3333331174e-1f;
+    static constexpr float FACTORS[] = {7.0376836292e-2f,  -1.1514610310e-1f, 1.1676998740e-1f,  -1.2420140846e-1f, 1.4249322787e-1f,
+                                        -1.6668057665e-1f, 2.0000714765e-1f,  -2.4999993993e-1f, 3.3333331174e-1f};
+    const Floats p = polynomial(m, FACTORS);
     const Floats square = m * m;
     return m + (p * m * square - 0.5f * square) + exponent * 0.693147181f;
 }
 
-static INLINE Floats gumbel(Floats u) {
+INLINE Floats gumbel(Floats u) {
     const Floats rest = 1.0f - u, rounded = 1.0f - rest;
     const Floats exact = -logarithm(rest) * (u / rounded);  // -ln(1 - u), without the rounding of 1 - u
     return -logarithm(rounded == 0.0f ? u : exact);
 }
 
-struct Best {
-    float value;
-    int64_t token;
-    bool operator<(const Best& other) const { return value < other.value || (value == other.value && token > other.token); }
-};
+constexpr float INFINITE = __builtin_inff();
 
-constexpr size_t CHUNK = 1024;  // tokens whose noisy logits are in the first-level cache
-
-// noisy[i] = logit + noise of token first + i, for `count` tokens; -inf up to the end of the last vector.
-static void add_noise(const float* logits, uint64_t key, size_t first, size_t count, float* noisy) {
-    for (size_t i = 0; i < count; i += LANES) store(noisy + i, uniform(key, first + i));
-    for (size_t i = 0; i < count; i += LANES) store(noisy + i, gumbel(load<Floats>(noisy + i)));
-    for (size_t i = 0; i < count; i++) noisy[i] += logits[i];
-    for (size_t i = count; i % LANES; i++) noisy[i] = -__builtin_inff();
+// Of a row of `count` logits, those from i on; behind the end -inf.
+INLINE Floats logits_at(const float* logits, size_t i, size_t count) {
+    if (i + LANES <= count) return load<Floats>(logits + i);
+    float lanes[LANES] = {};
+    std::copy(logits + i, logits + count, lanes);
+    return first_lanes(count - i, load<Floats>(lanes), splat(-INFINITE));
 }
 
-// The best of the tokens [start, end) of a row.
-static Best best_of(const float* logits, uint64_t key, size_t start, size_t end) {
-    alignas(64) float noisy[CHUNK];
-    Floats best = splat(-__builtin_inff());
-    Ints found = {};
+struct Best {
+    float value = -INFINITE;
+    int64_t token = 0;
+    bool broken = false, left = false;  // whether a logit is NaN or infinite; whether one is not -inf
+
+    Best and_later(const Best& other) const {
+        Best all = other.value > value ? other : *this;
+        all.broken = broken || other.broken, all.left = left || other.left;
+        return all;
+    }
+};
+
+constexpr size_t CHUNK = 1024;  // tokens whose noise is in the first-level cache
+
+// Of tokens first, first + 1, ...; up to the end of the last vector.
+void make_noise(uint64_t key, size_t first, size_t count, float* noise) {
+    for (size_t i = 0; i < count; i += LANES) store(noise + i, uniform(key, first + i));
+    for (size_t i = 0; i < count; i += LANES) store(noise + i, gumbel(load<Floats>(noise + i)));
+}
+
+// The best of the tokens [start, end) of a row; of equal ones the first.
+Best best_of(const float* logits, float temperature, uint64_t key, size_t start, size_t end) {
+    alignas(64) float noise[CHUNK];
+    Floats best = splat(-INFINITE);
+    Ints found = count_from((int32_t)start), broken = {}, left = {};
     for (size_t first = start; first < end; first += CHUNK) {
         const size_t count = std::min(CHUNK, end - first);
-        add_noise(logits + first, key, first, count, noisy);
+        if (temperature > 0) make_noise(key, first, count, noise);
         for (size_t i = 0; i < count; i += LANES) {
-            const Floats value = load<Floats>(noisy + i);
+            Floats value = logits_at(logits + first, i, count);
+            broken |= ~(Ints)(value < INFINITE), left |= (Ints)(value > -INFINITE);
+            if (temperature > 0) value = value / temperature + load<Floats>(noise + i);
             const Ints better = value > best;
             best = better ? value : best;
             found = better ? count_from((int32_t)(first + i)) : found;
         }
     }
-    Best all{best[0], found[0]};
-    for (int i = 1; i < LANES; i++) all = std::max(all, Best{best[i], found[i]});
+    Best all;
+    for (int i = 0; i < LANES; i++) {
+        const bool better = best[i] > all.value || (best[i] == all.value && found[i] < all.token);
+        if (!i || better) all.value = best[i], all.token = found[i];
+        all.broken |= broken[i] != 0, all.left |= left[i] != 0;
+    }
     return all;
 }
 
 constexpr size_t PART = 1 << 14;  // tokens: one row is work for several threads
+enum { NOT_FINITE = -1, NONE_LEFT = -2 };  // as sampling.py has them
 
-// tokens[row] = the token drawn from softmax(logits[row][0..count)).
-extern "C" void draw_tokens(const float* logits, const int64_t* keys, int64_t* tokens, size_t rows, size_t count) {
+}  // namespace
+
+// tokens[row] = the token drawn from softmax(logits[row][0..count) / temperatures[row]); the likeliest where that is 0. NOT_FINITE if a
+// logit is NaN or infinite, NONE_LEFT if all are -inf.
+extern "C" void draw_tokens(const float* logits, const int64_t* keys, const float* temperatures, int64_t* tokens, size_t rows,
+                            size_t count) {
     const size_t parts = (count + PART - 1) / PART;
     std::vector<Best> bests(rows * parts);
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < rows * parts; i++) {
+    for_each(rows * parts, rows * parts <= 1, [&](size_t i) {
         const size_t row = i / parts, start = i % parts * PART;
-        bests[i] = best_of(logits + row * count, (uint64_t)keys[row], start, std::min(count, start + PART));
+        bests[i] = best_of(logits + row * count, temperatures[row], (uint64_t)keys[row], start, std::min(count, start + PART));
+    });
+    for (size_t row = 0; row < rows; row++) {
+        Best all;
+        for (size_t i = 0; i < parts; i++) all = all.and_later(bests[row * parts + i]);
+        tokens[row] = all.broken ? NOT_FINITE : all.left ? all.token : NONE_LEFT;
     }
-    for (size_t row = 0; row < rows; row++)
-        tokens[row] = std::max_element(bests.begin() + row * parts, bests.begin() + (row + 1) * parts)->token;
+}
+
+namespace {
+
+// The largest of some logits, and the sum of exp(logit - largest).
+void sum_exp(const float* logits, size_t count, float& most, float& total) {
+    Floats highest = splat(-INFINITE), sums{};
+    for (size_t i = 0; i < count; i += LANES) highest = max(highest, logits_at(logits, i, count));
+    most = largest(highest);
+    for (size_t i = 0; i < count; i += LANES) sums += exp_negative(logits_at(logits, i, count) - most);
+    total = most == -INFINITE ? 0.0f : sum(sums);
+}
+
+}  // namespace
+
+// out[row] = ln(sum of exp(logits[row][0..count))). Logits of -inf at the end of a row change nothing.
+extern "C" void log_sum_exp(const float* logits, float* out, size_t rows, size_t count) {
+    const size_t parts = (count + PART - 1) / PART;
+    std::vector<float> most(rows * parts), totals(rows * parts);
+    for_each(rows * parts, rows * parts <= 1, [&](size_t i) {
+        const size_t start = i % parts * PART;
+        sum_exp(logits + i / parts * count + start, std::min(PART, count - start), most[i], totals[i]);
+    });
+    for (size_t row = 0; row < rows; row++) {
+        const float* own = most.data() + row * parts;
+        const float highest = *std::max_element(own, own + parts);
+        float total = 0;
+        for (size_t i = 0; i < parts; i++) total += totals[row * parts + i] * (own[i] == highest ? 1.0f : std::exp(own[i] - highest));
+        out[row] = highest + std::log(total);
+    }
 }

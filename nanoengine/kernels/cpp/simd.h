@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
@@ -44,11 +46,33 @@ template <class V, class P> INLINE V load(const P* from) {
 
 template <class V, class P> INLINE void store(P* to, V value) { std::memcpy(to, &value, sizeof(V)); }
 
-INLINE Floats splat(float value) { return Floats{} + value; }
+INLINE Floats splat(float value) { return value - Floats{}; }  // 0 + value would have to be computed: -0 becomes 0
 INLINE Dwords splat(uint32_t value) { return Dwords{} + value; }
 INLINE Floats as_float(Dwords bits) { return (Floats)bits; }
 INLINE Dwords as_bits(Floats value) { return (Dwords)value; }
 INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+
+// a * b + c. Rounded once where the CPU can, and twice elsewhere: never by the compiler's choice, which differs from loop to loop
+// (compiler.py forbids it), so that two loops that add up the same get the same.
+INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// factors[0] x^(N - 1) + ... + factors[N - 1] (Horner).
+template <int N> INLINE Floats polynomial(Floats x, const float (&factors)[N]) {
+    Floats sum = splat(factors[0]);
+#pragma GCC unroll 16
+    for (int i = 1; i < N; i++) sum = multiply_add(sum, x, splat(factors[i]));
+    return sum;
+}
 
 // first, first + 1, ...
 INLINE Ints count_from(int32_t first) {
@@ -118,7 +142,9 @@ template <> struct Dot<f32> {
     typedef f32 Factor;
     static constexpr int PER_DWORD = 1, STEPS = 1;
     static INLINE Dwords part(Dwords b, int) { return b; }
-    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) { return sum + as_float(b) * as_float(splat(a)); }  // an FMA
+    static INLINE Floats add(Floats sum, Dwords b, uint32_t a) {
+        return multiply_add(as_float(b), as_float(splat(a)), sum);
+    }
 };
 
 #if defined(__AVX512BF16__)
@@ -203,17 +229,12 @@ template <class T, class Out> INLINE void copy_elements(const T* from, size_t co
 // exp(x) for x <= 0: x is split into a power of two and a rest within ln(2)/2 of zero, whose exponential is a polynomial.
 // The relative error is below 2e-7; below -87 the result is 0.
 INLINE Floats exp_negative(Floats x) {
-    const Floats scaled = x * 1.44269504f;
-    const Floats shifted = scaled + 12582912.0f;  // 1.5 * 2^23: the sum is rounded to an integer
+    static constexpr float FACTORS[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                                        4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+    const Floats shifted = multiply_add(x, splat(1.44269504f), splat(12582912.0f));  // 1.5 * 2^23: rounded to an integer
     const Floats whole = shifted - 12582912.0f;
-    const Floats rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln(2) in two parts
-    Floats p = splat(1.9875691500e-4f);
-    p = p * rest + 1.3981999507e-3f;
-    p = p * rest + 8.3334519073e-3f;
-    p = p * rest + 4.1665795894e-2f;
-    p = p * rest + 1.6666665459e-1f;
-    p = p * rest + 5.0000001201e-1f;
-    p = p * rest * rest + rest + 1.0f;
+    const Floats rest = multiply_add(whole, splat(2.12194440e-4f), multiply_add(whole, splat(-0.693359375f), x));  // ln(2) in two parts
+    const Floats p = multiply_add(polynomial(rest, FACTORS), rest * rest, rest + 1.0f);
     const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
     const Floats result = p * (Floats)power;
     return x < -87.0f ? splat(0.0f) : result;
@@ -221,12 +242,10 @@ INLINE Floats exp_negative(Floats x) {
 
 // tanh(x): a polynomial near zero, where 1 - exp(-2x) would lose digits. The relative error is below 3e-7.
 INLINE Floats tanh(Floats x) {
+    static constexpr float FACTORS[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                                        -3.33332819422e-1f};
     const Floats square = x * x, size = max(x, -x);
-    Floats p = splat(-5.70498872745e-3f);
-    p = p * square + 2.06390887954e-2f;
-    p = p * square - 5.37397155531e-2f;
-    p = p * square + 1.33314422036e-1f;
-    p = p * square - 3.33332819422e-1f;
-    const Floats small = p * square * x + x, power = exp_negative(-2.0f * size), large = (1.0f - power) / (1.0f + power);
+    const Floats small = multiply_add(polynomial(square, FACTORS) * square, x, x);
+    const Floats power = exp_negative(-2.0f * size), large = (1.0f - power) / (1.0f + power);
     return size < 0.625f ? small : x < 0.0f ? -large : large;
 }

@@ -1,0 +1,28 @@
+"""The theorem of `one_number.py`, for as many draws as the suite has time for; and what is proved beside the tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanoengine.kernels.native_operations import why_not
+from tests.e2e.one_number import check_one_number
+
+REASON = why_not(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+DRAWS = 5
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path: Path, part: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(part * DRAWS, (part + 1) * DRAWS):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        seen += check_one_number(seed, folder)
+    for happened in ("sent again", "resumed", "hits", "preemptions", "forks", "accepted", "rejected"):
+        assert seen[happened] > 0, happened

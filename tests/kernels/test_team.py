@@ -1,0 +1,96 @@
+"""The threads of the kernels: whoever calls and however many they are, everything is computed, and once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.kernels.native_operations import operation, why_not
+from tests.support import threads, use_threads
+
+REASON = why_not(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+WEIGHT = torch.ones(64)
+
+
+def norm(x: Tensor) -> Tensor:
+    result: Tensor = operation("rms_norm")(x, None, WEIGHT, 0.0)
+    return result
+
+
+def draw(seed: int) -> tuple[Tensor, Tensor]:
+    """Rows, and what becomes of them by one thread."""
+    x = torch.randn(random.Random(seed).randint(1, 300), 64, generator=torch.Generator().manual_seed(seed))
+    return x, norm(x)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+def test_any_number_of_threads_computes_the_same(count: int) -> None:
+    with threads(1):
+        right = [draw(seed) for seed in range(30)]
+    with threads(count):
+        assert all(torch.equal(norm(x), expected) for x, expected in right)
+
+
+def test_the_number_may_change_from_kernel_to_kernel() -> None:
+    with threads(1):
+        right = [draw(seed) for seed in range(200)]
+        for seed, (x, expected) in enumerate(right):
+            use_threads(random.Random(seed).randint(1, 6))
+            assert torch.equal(norm(x), expected)
+
+
+def test_several_may_call_at_once() -> None:
+    """One has the team, the others compute alone meanwhile."""
+    with threads(1):
+        right = [draw(seed) for seed in range(400)]
+    with threads(2), ThreadPoolExecutor(4) as pool:
+        results = pool.map(norm, (x for x, _ in right))
+        assert all(torch.equal(result, expected) for result, (_, expected) in zip(results, right, strict=True))
+
+
+BEGINNING = """
+import os, torch
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from tests.kernels.test_team import draw, norm
+from tests.support import use_threads
+use_threads(1)
+right = [draw(seed) for seed in range(50)]
+use_threads(3)
+assert all(torch.equal(norm(x), expected) for x, expected in right)
+"""
+"""Three threads on one CPU: one that waited for another without letting it run would wait for ever."""
+
+FORK = """
+use_threads(2)
+child = os.fork()
+if not child:
+    same = all(torch.equal(norm(x), expected) for x, expected in right)
+    os._exit(0 if same and len(os.listdir("/proc/self/task")) == 2 else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert all(torch.equal(norm(x), expected) for x, expected in right)
+"""
+
+
+def run(program: str) -> None:
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be held to a CPU here")
+def test_members_let_one_another_run_on_one_cpu() -> None:
+    run(BEGINNING)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="this system does not list threads in /proc")
+def test_the_child_of_a_fork_has_a_team_of_its_own() -> None:
+    run(BEGINNING + FORK)
