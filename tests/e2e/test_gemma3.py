@@ -26,7 +26,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    options: dict[str, Any] = {"dtype": "float32", "activation_dtype": "float32", "device": "cpu", "max_model_len": 4096}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "activation_dtype": "float32",
+        "device": "cpu",
+        "max_model_len": 4096,
+    }
     with LLM("gemma-3-270m", use_tqdm=False, num_kv_blocks=2000, **options) as llm:
         fill_kv_with_nan(llm)
         yield llm
