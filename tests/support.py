@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 from nanoengine import LLM, SamplingParams
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
 from nanoengine.kernels.c_functions import c_functions
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import Numbers
 from nanoengine.layers.rotary import Angles, RotaryEmbedding
 from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
@@ -226,5 +226,5 @@ def threads(count: int) -> Iterator[None]:
 
 def use_threads(count: int) -> None:
     torch.set_num_threads(count)
-    if why_not(torch.device("cpu"), torch.float32) is None:
+    if unsupported_reason(torch.device("cpu"), torch.float32) is None:
         c_functions().set_num_threads(count)

@@ -164,7 +164,7 @@ class AttentionBackend(Protocol):
     def __init__(self, block_size: int) -> None: ...
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         """The reason that this backend cannot run here; None if it can."""
         ...
 
@@ -245,7 +245,7 @@ def choose_backend(
     best_first = on_cuda if device.type == "cuda" else on_cpu
     reasons: dict[str, str] = {}
     for backend in best_first if name == "auto" else [backends[name]]:
-        reason = backend.why_not(device, dtype, model, block_size) or _missing_feature(backend, specs)
+        reason = backend.unsupported_reason(device, dtype, model, block_size) or _missing_feature(backend, specs)
         if reason is None and quantized and not backend.quantizes:
             reason = "it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
         if reason is None:

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.nhd_layout import NHDLayout, capability, key_starts, same_lengths, why_not_nhd, why_not_pages
+from nanoengine.attention.nhd_layout import (
+    NHDLayout,
+    capability,
+    key_starts,
+    nhd_unsupported_reason,
+    pages_unsupported_reason,
+    same_lengths,
+)
 from nanoengine.model_config import ModelConfig
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
@@ -42,13 +49,13 @@ class FlashAttention(NHDLayout):
         self._kernels: _Version2 | _Version3 | None = None
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         if all(_load(version) is None for version in MODULES):
             return "the package flash-attn is not installed"
-        reason = why_not_nhd(device, dtype, model)
+        reason = nhd_unsupported_reason(device, dtype, model)
         if reason is not None:
             return reason
-        reasons = [_why_not_version(version, device, block_size) for version in MODULES]
+        reasons = [_version_unsupported_reason(version, device, block_size) for version in MODULES]
         return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
     def prefill(
@@ -76,7 +83,9 @@ class FlashAttention(NHDLayout):
     def _on(self, device: torch.device) -> _Version2 | _Version3:
         """The functions of the best version that runs on a device."""
         if self._kernels is None:
-            best = next(version for version in MODULES if _why_not_version(version, device, self.block_size) is None)
+            best = next(
+                version for version in MODULES if _version_unsupported_reason(version, device, self.block_size) is None
+            )
             module = _load(best)
             assert isinstance(module, ModuleType)
             self._kernels = _Version3(module) if best == 3 else _Version2(module)
@@ -181,13 +190,13 @@ def _broken(version: int, error: Exception) -> str:
     return f"flash-attn {version} is installed, but cannot be imported ({error}): was it built for another torch?"
 
 
-def _why_not_version(version: int, device: torch.device, block_size: int) -> str | None:
+def _version_unsupported_reason(version: int, device: torch.device, block_size: int) -> str | None:
     """The reason that a version cannot run; None if it can, "" if it is not installed."""
     module = _load(version)
     if not isinstance(module, ModuleType):
         return module or ""
     if version == 2:
-        return why_not_pages("flash-attn 2", block_size)
+        return pages_unsupported_reason("flash-attn 2", block_size)
     found = capability(device)
     if found is None or found[0] != HOPPER:
         has = "none" if found is None else f"{found[0]}.{found[1]}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.native_operations import operation, why_not
+from nanoengine.kernels.native_operations import operation, unsupported_reason
 from nanoengine.model_config import ModelConfig
 
 TILE = 16
@@ -40,12 +40,12 @@ class NativeAttention(TwoKernels):
         )
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         if block_size % TILE:
             return f"block_size {block_size} is no multiple of {TILE}"
         if model.head_dim % COLUMNS or model.head_dim > MAX_HEAD_DIM:
             return f"head_dim {model.head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
-        return why_not(device, dtype)
+        return unsupported_reason(device, dtype)
 
     def kv_shape(
         self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoengine.attention.backend import RotateAndWrite, Runs
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.two_kernels import TwoKernels
-from nanoengine.kernels.triton.launch import why_not as why_not_triton
+from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 from nanoengine.model_config import ModelConfig
 
 MAX_HEAD_DIM = 256
@@ -36,7 +36,7 @@ class NHDLayout(TwoKernels):
         self.block_size = block_size
         self.rotate_and_write: RotateAndWrite | None = None
         self._write = TorchAttention(block_size).write_kv
-        if why_not_triton(torch.device("cuda")) is None:
+        if triton_unsupported_reason(torch.device("cuda")) is None:
             from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
             from nanoengine.kernels.triton.write_kv import write_kv
 
@@ -57,7 +57,7 @@ def capability(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
-def why_not_nhd(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+def nhd_unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
     """The reason that no version of FlashAttention can run here; None if one may."""
     found = capability(device)
     if found is None:
@@ -74,7 +74,7 @@ def why_not_nhd(device: torch.device, dtype: torch.dtype, model: ModelConfig) ->
     return None
 
 
-def why_not_pages(reader: str, block_size: int) -> str | None:
+def pages_unsupported_reason(reader: str, block_size: int) -> str | None:
     """The reason that FlashAttention-2 cannot read blocks of this size; None if it can."""
     if block_size % PAGE == 0:
         return None

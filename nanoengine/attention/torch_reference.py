@@ -60,7 +60,7 @@ class TorchAttention(TwoKernels):
         self.block_size = block_size
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:  # noqa: ARG004
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:  # noqa: ARG004
         return None
 
     def kv_shape(

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.nhd_layout import NHDLayout, key_starts, same_lengths, why_not_nhd, why_not_pages
+from nanoengine.attention.nhd_layout import (
+    NHDLayout,
+    key_starts,
+    nhd_unsupported_reason,
+    pages_unsupported_reason,
+    same_lengths,
+)
 from nanoengine.model_config import ModelConfig
 
 SINCE = (2, 12)
@@ -39,7 +45,7 @@ class TorchVarlenAttention(NHDLayout):
         self._unsplit = {"num_splits": 1} if torch_release() >= SPLITS else {}
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         release = torch_release()
         if release < SINCE:
             has, takes = (".".join(map(str, version)) for version in (release, SINCE))
@@ -48,8 +54,8 @@ class TorchVarlenAttention(NHDLayout):
 
         if current_flash_attention_impl() is not None:
             return f"flash attention in torch was replaced by {current_flash_attention_impl()}: restore torch's own"
-        reason = why_not_nhd(device, dtype, model)
-        return reason if reason is not None else why_not_pages("torch's varlen_attn", block_size)
+        reason = nhd_unsupported_reason(device, dtype, model)
+        return reason if reason is not None else pages_unsupported_reason("torch's varlen_attn", block_size)
 
     def prefill(
         self,

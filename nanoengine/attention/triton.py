@@ -10,7 +10,7 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.two_kernels import TwoKernels
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.triton.launch import why_not
+from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 from nanoengine.model_config import ModelConfig
 
@@ -40,7 +40,7 @@ class TritonAttention(TwoKernels):
     quantizes = True
 
     def __init__(self, block_size: int, tuning: Tuning | None = None):
-        # Triton is not installed everywhere, and whoever asks why_not must not need it.
+        # Triton is not installed everywhere, and whoever asks unsupported_reason must not need it.
         from nanoengine.kernels.triton.kv_int8 import views
         from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
@@ -55,14 +55,14 @@ class TritonAttention(TwoKernels):
         self._workspace = Workspace()
 
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         if block_size not in BLOCK_SIZES:
             return f"block_size {block_size} is not a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
         if model.head_dim not in HEAD_DIMS:
             return f"head_dim {model.head_dim} is not a power of two from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
         if dtype not in DTYPES:
             return f"it computes in bfloat16, float16 and float32, not in {str(dtype).removeprefix('torch.')}"
-        if reason := why_not(device):
+        if reason := unsupported_reason(device):
             return reason
         if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < CAPABILITY:
             has, needs = (".".join(map(str, version)) for version in (capability, CAPABILITY))

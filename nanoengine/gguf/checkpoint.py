@@ -18,7 +18,7 @@ from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.memory import release_mapped
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.models.checkpoint import TensorHeader
 
 
@@ -52,7 +52,7 @@ class GGUFCheckpoint:
         Raises:
             InvalidWeights: rows that are not those of the heads.
         """
-        native = native and why_not(torch.device("cpu"), dtype) is None
+        native = native and unsupported_reason(torch.device("cpu"), dtype) is None
         for record, tensor in self._all():
             data = mapped = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:

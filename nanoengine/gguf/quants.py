@@ -34,8 +34,8 @@ def dequantize(
         shape: of the result; rows are multiples of the format's block.
         dtype: of the result; None is what the format is by itself: F16 and BF16 as stored, float32 of all others. Numbers are
             rounded once.
-        native: compute in C++, with all threads and the same results; `native_operations.why_not` must know no reason against
-            it on the CPU in this dtype.
+        native: compute in C++, with all threads and the same results; `native_operations.unsupported_reason`
+            must be None on the CPU in this dtype.
 
     Returns:
         A new tensor, or where nothing is to be converted a view of `data`.

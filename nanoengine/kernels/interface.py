@@ -241,9 +241,9 @@ def choose_kernels(
     wanted = made_for_it if name == "auto" else name
     reason = None
     if wanted == "native":
-        reason = native_operations.why_not(device, dtype, use_tqdm=use_tqdm)
+        reason = native_operations.unsupported_reason(device, dtype, use_tqdm=use_tqdm)
     elif wanted == "triton":
-        reason = launch.why_not(device)
+        reason = launch.unsupported_reason(device)
     if reason is not None and name != "auto":
         raise InvalidConfig(f"kernels is {name!r}, but they cannot run here: {reason}")
     if wanted == "torch" or reason is not None:

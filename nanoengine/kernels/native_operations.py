@@ -25,7 +25,7 @@ QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 """Formats of quantized blocks, as dequantize.cpp numbers them."""
 
 
-def why_not(device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> str | None:
+def unsupported_reason(device: torch.device, dtype: torch.dtype, *, use_tqdm: bool = False) -> str | None:
     """The reason that native kernels cannot run here; None if they can. Compiles them at the first call, and may show it."""
     if device.type != "cpu":
         return f"they are for the CPU, not for {device.type}"

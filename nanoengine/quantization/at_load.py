@@ -30,7 +30,7 @@ AT_ONCE = 1 << 18
 """Numbers that are quantized at a time, so that what is made on the way stays small, and in the cache."""
 
 
-def quantizer(name: str, why_not_float8: str | None = None) -> Callable[[Tensor], QuantizedTensor]:
+def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callable[[Tensor], QuantizedTensor]:
     """What makes quantized matrices of the option `quantization`.
 
     Each takes [outputs, inputs] of any float dtype. "int8" and "fp8" have a scale for each output, "int4" and "int4-128" a scale
@@ -39,7 +39,7 @@ def quantizer(name: str, why_not_float8: str | None = None) -> Callable[[Tensor]
 
     Args:
         name: that of the format.
-        why_not_float8: the reason that nothing here multiplies floats of 8 bits, if there is one.
+        float8_unsupported_reason: the reason that nothing here multiplies floats of 8 bits, if there is one.
 
     Raises:
         InvalidConfig: there is none of that name, or it makes floats of 8 bits for nothing. A quantizer itself raises
@@ -53,9 +53,10 @@ def quantizer(name: str, why_not_float8: str | None = None) -> Callable[[Tensor]
     }
     if name not in known:
         raise InvalidConfig(f"quantization is {name!r}: it must be one of {', '.join(known)}, or None")
-    if name == "fp8" and why_not_float8 is not None:
+    if name == "fp8" and float8_unsupported_reason is not None:
         raise InvalidConfig(
-            f"quantization is 'fp8', but it cannot run here: {why_not_float8}; choose 'int8', which takes as much memory, or None"
+            f"quantization is 'fp8', but it cannot run here: {float8_unsupported_reason}; "
+            "choose 'int8', which takes as much memory, or None"
         )
     return known[name]
 

@@ -35,7 +35,7 @@ def running(name: str, head_dim: int, dtype: torch.dtype, *, quick: bool = False
     model, block_size = replace(TOY, head_dim=head_dim), BLOCK_SIZES[name]
     with pytest.MonkeyPatch.context() as patch:
         if quick:
-            patch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
+            patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
         if name not in PACKAGES:
             try:
                 backend = choose_backend(name, CPU, dtype, model, block_size)[0]

@@ -16,12 +16,12 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.model_config import ModelConfig
 from tests.support import TOY
 
 CPU = torch.device("cpu")
-REASON = why_not(CPU, torch.float32)
+REASON = unsupported_reason(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 
@@ -31,7 +31,7 @@ def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> Att
 
 class Unable(TorchAttention):
     @staticmethod
-    def why_not(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
         return f"it wants other blocks than {block_size} on {device.type} for {model.head_dim} and {dtype}"
 
 
@@ -89,7 +89,7 @@ ON_CUDA = [FlashAttention, TritonAttention, TorchVarlenAttention, TorchAttention
 def test_on_a_gpu_the_first_that_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch, able: int) -> None:
     """The names of those before it are said, each with its reason."""
     for i, backend in enumerate(ON_CUDA):
-        monkeypatch.setattr(backend, "why_not", lambda *_, i=i: None if i >= able else f"reason {i}")
+        monkeypatch.setattr(backend, "unsupported_reason", lambda *_, i=i: None if i >= able else f"reason {i}")
         monkeypatch.setattr(backend, "__init__", lambda *_: None)
     chosen, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
     assert type(chosen) is ON_CUDA[able]
@@ -98,7 +98,7 @@ def test_on_a_gpu_the_first_that_can_run_is_chosen(monkeypatch: pytest.MonkeyPat
 
 def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for i, backend in enumerate(ON_CUDA):
-        monkeypatch.setattr(backend, "why_not", lambda *_, i=i: f"reason {i}")
+        monkeypatch.setattr(backend, "unsupported_reason", lambda *_, i=i: f"reason {i}")
     reasons = "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA))
     with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reasons}"):
         choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
@@ -164,7 +164,7 @@ def test_on_a_gpu_the_first_that_heeds_all_is_chosen(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], chosen: type[AttentionBackend]
 ) -> None:
     for backend in ON_CUDA:
-        monkeypatch.setattr(backend, "why_not", lambda *_: None)
+        monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
         monkeypatch.setattr(backend, "__init__", lambda *_: None)
     specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
     backend, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16, specs)
@@ -176,7 +176,7 @@ def test_on_a_gpu_the_first_that_heeds_all_is_chosen(
 
 def test_who_has_no_int8_cache_is_passed_over_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for backend in ON_CUDA:
-        monkeypatch.setattr(backend, "why_not", lambda *_: None)
+        monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
         monkeypatch.setattr(backend, "__init__", lambda *_: None)
     where = torch.device("cuda", 0), torch.bfloat16, TOY, 16
     backend, passed_over = choose_backend("auto", *where, quantized=True)

@@ -27,8 +27,8 @@ CPU = torch.device("cpu")
 HEADS_OF_64 = replace(TOY, head_dim=64)
 
 
-def why_not(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim: int = 64) -> str:
-    reason = FlashAttention.why_not(CPU, dtype, replace(TOY, head_dim=head_dim), block_size)
+def unsupported_reason(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim: int = 64) -> str:
+    reason = FlashAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=head_dim), block_size)
     assert reason is not None
     return reason
 
@@ -42,40 +42,43 @@ def why_not(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim
 )
 def test_it_runs_in_half_precision(package: str, block_size: int, dtype: torch.dtype) -> None:
     with installed(package):
-        assert FlashAttention.why_not(CPU, dtype, HEADS_OF_64, block_size) is None
+        assert FlashAttention.unsupported_reason(CPU, dtype, HEADS_OF_64, block_size) is None
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("flash_attn", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert why_not() == "the package flash-attn is not installed"
+    assert unsupported_reason() == "the package flash-attn is not installed"
 
 
 @pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
 def test_on_a_cpu(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(package):
         pretend_gpu(monkeypatch, None)
-        assert why_not() == "it runs on NVIDIA GPUs, and the device is cpu"
+        assert unsupported_reason() == "it runs on NVIDIA GPUs, and the device is cpu"
 
 
 @pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
 def test_on_an_old_gpu(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with installed(package):
         pretend_gpu(monkeypatch, (7, 5))
-        assert why_not() == "it takes compute capability 8.0, and this GPU has 7.5"
+        assert unsupported_reason() == "it takes compute capability 8.0, and this GPU has 7.5"
 
 
 @pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_in_other_dtypes(package: str, dtype: torch.dtype) -> None:
     with installed(package):
-        assert why_not(dtype) == f"it computes in float16 or bfloat16, and dtype is {str(dtype).removeprefix('torch.')}"
+        assert (
+            unsupported_reason(dtype)
+            == f"it computes in float16 or bfloat16, and dtype is {str(dtype).removeprefix('torch.')}"
+        )
 
 
 @pytest.mark.parametrize(("dim", "reason"), [(4, "multiple of 8"), (512, "up to 256"), (96, "power of two")])
 def test_with_other_heads(dim: int, reason: str) -> None:
     with installed("flash_attn_2"):
-        found = why_not(head_dim=dim)
+        found = unsupported_reason(head_dim=dim)
     assert f"head_dim {dim}" in found
     assert reason in found
 
@@ -83,7 +86,7 @@ def test_with_other_heads(dim: int, reason: str) -> None:
 @pytest.mark.parametrize("block_size", [16, 128, 300])
 def test_version_2_with_other_blocks(block_size: int) -> None:
     with installed("flash_attn_2"):
-        assert why_not(block_size=block_size) == (
+        assert unsupported_reason(block_size=block_size) == (
             f"flash-attn 2 reads K/V in pages of a multiple of 256 tokens, and block_size is {block_size}: "
             "set block_size=256, or use another backend"
         )
@@ -93,7 +96,7 @@ def test_version_2_with_other_blocks(block_size: int) -> None:
 def test_version_3_on_other_gpus(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     with installed("flash_attn_3"):
         pretend_gpu(monkeypatch, capability)
-        assert why_not() == (
+        assert unsupported_reason() == (
             f"flash-attn 3 runs on compute capability 9.0 alone (Hopper), and this GPU has {capability[0]}.{capability[1]}"
         )
 
@@ -133,7 +136,7 @@ def test_version_3_is_preferred_where_it_runs(
     ):
         calls = {key: caller(version, function) for key, function in functions.items()}
         monkeypatch.setitem(sys.modules, name, module_of(name, calls))
-    reason = FlashAttention.why_not(CPU, torch.bfloat16, HEADS_OF_64, block_size)
+    reason = FlashAttention.unsupported_reason(CPU, torch.bfloat16, HEADS_OF_64, block_size)
     if expected is None:
         assert reason is not None
         assert "flash-attn 3 runs on" in reason
@@ -254,7 +257,7 @@ def test_a_broken_package_is_a_reason(
     source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages(tmp_path, source, monkeypatch)
-    found = why_not()
+    found = unsupported_reason()
     assert found.startswith("flash-attn 2 is installed, but cannot be imported (")
     assert message in found
     assert "another torch?" in found
@@ -265,7 +268,7 @@ def test_a_package_without_paged_attention_is_a_reason(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages(tmp_path, source, monkeypatch)
-    found = why_not()
+    found = unsupported_reason()
     assert "the module flash_attn has no flash_attn_with_kvcache with block_table" in found
     assert "install flash-attn 2.8 or later" in found
 
@@ -280,7 +283,10 @@ def test_a_package_that_lacks_what_layers_ask_for_is_a_reason(
     takes[lacking] = ", ".join(name for name in all_of_them if name != missing)
     source = "\n".join(f"def {name}(q, {parameters}): ..." for name, parameters in takes.items())
     packages(tmp_path, source, monkeypatch)
-    assert f"the module flash_attn has no {lacking} with {missing}: install flash-attn 2.8 or later" in why_not()
+    assert (
+        f"the module flash_attn has no {lacking} with {missing}: install flash-attn 2.8 or later"
+        in unsupported_reason()
+    )
 
 
 # ---- the stand-ins
@@ -357,8 +363,11 @@ def test_the_stand_in_refuses_what_is_wrong(name: str, value: Any, message: str)
 
 
 def test_a_stand_in_is_gone_afterwards() -> None:
-    before = [FlashAttention.why_not(CPU, torch.float32, HEADS_OF_64, 256), sys.modules.get("flash_attn")]
+    before = [FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256), sys.modules.get("flash_attn")]
     with installed("flash_attn_2", exact=True):
-        assert FlashAttention.why_not(CPU, torch.float32, HEADS_OF_64, 256) is None
+        assert FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256) is None
         assert importlib.import_module("flash_attn").flash_attn_varlen_func
-    assert [FlashAttention.why_not(CPU, torch.float32, HEADS_OF_64, 256), sys.modules.get("flash_attn")] == before
+    assert [
+        FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256),
+        sys.modules.get("flash_attn"),
+    ] == before

@@ -14,14 +14,14 @@ from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import PLAIN, THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool, first_seen
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
 from tests.support import TOY, angles_at
 
 CPU = torch.device("cpu")
-REASON = why_not(CPU, torch.float32)
+REASON = unsupported_reason(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 
@@ -629,7 +629,7 @@ def test_slots_and_angles_with_gaps_between_them() -> None:
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @both_dtypes
 def test_it_runs_on_a_cpu_with_a_compiler(dim: int, dtype: torch.dtype) -> None:
-    assert NativeAttention.why_not(CPU, dtype, replace(TOY, head_dim=dim), 16) is None
+    assert NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=dim), 16) is None
 
 
 @needs_kernels
@@ -640,16 +640,16 @@ def test_the_shape_of_its_cache_has_blocks_first_and_room_for_every_token() -> N
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 17, 40])
-def test_why_not_with_other_blocks(block_size: int) -> None:
-    reason = NativeAttention.why_not(CPU, torch.float32, replace(TOY, head_dim=64), block_size)
+def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=64), block_size)
     assert reason is not None
     assert f"block_size {block_size}" in reason
     assert "16" in reason
 
 
 @pytest.mark.parametrize("dim", [4, 16, 48, 80, 288, 512])
-def test_why_not_with_other_heads(dim: int) -> None:
-    reason = NativeAttention.why_not(CPU, torch.float32, replace(TOY, head_dim=dim), 16)
+def test_unsupported_reason_with_other_heads(dim: int) -> None:
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=dim), 16)
     assert reason is not None
     assert f"head_dim {dim}" in reason
     assert "32" in reason
@@ -657,13 +657,13 @@ def test_why_not_with_other_heads(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_why_not_in_other_dtypes(dtype: torch.dtype) -> None:
-    reason = NativeAttention.why_not(CPU, dtype, replace(TOY, head_dim=64), 16)
+def test_unsupported_reason_in_other_dtypes(dtype: torch.dtype) -> None:
+    reason = NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=64), 16)
     assert reason is not None
     assert str(dtype).removeprefix("torch.") in reason
 
 
-def test_why_not_on_a_gpu() -> None:
-    reason = NativeAttention.why_not(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+def test_unsupported_reason_on_a_gpu() -> None:
+    reason = NativeAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
     assert reason is not None
     assert "cuda" in reason

@@ -38,12 +38,12 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """K/V are written by torch: the interpreter of Triton takes its time for every token."""
-    monkeypatch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
+    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
 
 
 def backend_of(package: str, block_size: int = BLOCK) -> NHDLayout:
     backend = TorchVarlenAttention if package == "torch_varlen" else FlashAttention
-    assert backend.why_not(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
+    assert backend.unsupported_reason(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
     return backend(block_size)
 
 
@@ -214,7 +214,7 @@ def test_any_batch(package: str, lens: list[tuple[int, float]], window: int | No
     spec = AttentionSpec(1.0, window=window)
     sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "why_not_triton", lambda _: "it is slow")
+        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
         check_prefill(package, sequences, [int(n * part) for n, part in lens], spec)
         check_decode(package, sequences, spec)
 
@@ -309,7 +309,7 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
         written.append(arguments)
         return qkv
 
-    monkeypatch.setattr(nhd_layout, "why_not_triton", lambda _: None)
+    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: None)
     monkeypatch.setattr("nanoengine.kernels.triton.rotate_and_write.rotate_and_write", rotate_and_write)
     sequences = Sequences(Heads(1, 1, 8), BLOCK, [3])
     pool = Pool(sequences, FlashAttention(BLOCK))

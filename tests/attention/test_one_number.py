@@ -17,11 +17,11 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, AttentionSpec
 from nanoengine.attention.native import NativeAttention
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import Heads, Pool, Sequences
 from tests.support import threads
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 
 
 @dataclass(frozen=True)

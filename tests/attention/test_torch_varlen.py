@@ -23,8 +23,8 @@ from tests.support import TOY
 CPU = torch.device("cpu")
 
 
-def why_not(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim: int = 64) -> str | None:
-    return TorchVarlenAttention.why_not(CPU, dtype, replace(TOY, head_dim=head_dim), block_size)
+def unsupported_reason(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim: int = 64) -> str | None:
+    return TorchVarlenAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=head_dim), block_size)
 
 
 # ---- where it runs
@@ -34,14 +34,16 @@ def why_not(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim
 @pytest.mark.parametrize("block_size", [256, 512])
 def test_it_runs_in_half_precision(dtype: torch.dtype, block_size: int) -> None:
     with installed("torch_varlen"):
-        assert why_not(dtype, block_size) is None
+        assert unsupported_reason(dtype, block_size) is None
 
 
 @pytest.mark.parametrize("release", [(2, 11), (1, 99)])
 def test_with_an_older_torch(release: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     with installed("torch_varlen"):
         monkeypatch.setattr(torch_varlen, "torch_release", lambda: release)
-        assert why_not() == f"torch {release[0]}.{release[1]} has no block_table in varlen_attn: it takes 2.12"
+        assert (
+            unsupported_reason() == f"torch {release[0]}.{release[1]} has no block_table in varlen_attn: it takes 2.12"
+        )
 
 
 @pytest.mark.parametrize(
@@ -60,18 +62,18 @@ def test_the_release_of_torch(version: str, release: tuple[int, int], monkeypatc
 def test_on_other_devices(capability: tuple[int, int] | None, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with installed("torch_varlen"):
         pretend_gpu(monkeypatch, capability)
-        assert reason in (why_not() or "")
+        assert reason in (unsupported_reason() or "")
 
 
 def test_in_float32() -> None:
     with installed("torch_varlen"):
-        assert why_not(torch.float32) == "it computes in float16 or bfloat16, and dtype is float32"
+        assert unsupported_reason(torch.float32) == "it computes in float16 or bfloat16, and dtype is float32"
 
 
 @pytest.mark.parametrize(("dim", "reason"), [(4, "multiple of 8"), (512, "up to 256"), (96, "power of two")])
 def test_with_other_heads(dim: int, reason: str) -> None:
     with installed("torch_varlen"):
-        found = why_not(head_dim=dim) or ""
+        found = unsupported_reason(head_dim=dim) or ""
     assert f"head_dim {dim}" in found
     assert reason in found
 
@@ -79,7 +81,7 @@ def test_with_other_heads(dim: int, reason: str) -> None:
 @pytest.mark.parametrize("block_size", [16, 128, 300])
 def test_with_other_blocks(block_size: int) -> None:
     with installed("torch_varlen"):
-        assert why_not(block_size=block_size) == (
+        assert unsupported_reason(block_size=block_size) == (
             f"torch's varlen_attn reads K/V in pages of a multiple of 256 tokens, and block_size is {block_size}: "
             "set block_size=256, or use another backend"
         )
@@ -88,7 +90,7 @@ def test_with_other_blocks(block_size: int) -> None:
 def test_where_another_implementation_took_the_place_of_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     with installed("torch_varlen"):
         monkeypatch.setattr("torch.nn.attention.current_flash_attention_impl", lambda: "FA3")
-        assert why_not() == "flash attention in torch was replaced by FA3: restore torch's own"
+        assert unsupported_reason() == "flash attention in torch was replaced by FA3: restore torch's own"
 
 
 # ---- what it asks for

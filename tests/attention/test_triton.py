@@ -148,35 +148,37 @@ def test_engines_do_not_count_together() -> None:
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", NEAR)
 def test_it_runs_where_triton_does(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
-    assert TritonAttention.why_not(DEVICE, dtype, replace(TOY, head_dim=head_dim), block_size) is None
+    assert TritonAttention.unsupported_reason(DEVICE, dtype, replace(TOY, head_dim=head_dim), block_size) is None
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 24, 48, 512])
-def test_why_not_with_other_blocks(block_size: int) -> None:
-    reason = TritonAttention.why_not(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), block_size)
+def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), block_size)
     assert reason == f"block_size {block_size} is not a power of two from 16 to 256"
 
 
 @pytest.mark.parametrize("head_dim", [8, 80, 96, 512])
-def test_why_not_with_other_heads(head_dim: int) -> None:
-    reason = TritonAttention.why_not(DEVICE, torch.bfloat16, replace(TOY, head_dim=head_dim), 16)
+def test_unsupported_reason_with_other_heads(head_dim: int) -> None:
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=head_dim), 16)
     assert reason == f"head_dim {head_dim} is not a power of two from 16 to 256"
 
 
-def test_why_not_in_other_dtypes() -> None:
-    reason = TritonAttention.why_not(DEVICE, torch.float64, replace(TOY, head_dim=64), 16)
+def test_unsupported_reason_in_other_dtypes() -> None:
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.float64, replace(TOY, head_dim=64), 16)
     assert reason is not None
     assert "float64" in reason
 
 
-def test_why_not_where_triton_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "why_not", lambda device: f"nothing runs on {device.type}")
-    reason = TritonAttention.why_not(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), 16)
+def test_unsupported_reason_where_triton_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "unsupported_reason", lambda device: f"nothing runs on {device.type}")
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), 16)
     assert reason == f"nothing runs on {DEVICE.type}"
 
 
 @pytest.mark.parametrize(("capability", "runs"), [((7, 5), False), ((8, 0), True), ((9, 0), True), ((10, 0), True)])
-def test_why_not_on_older_gpus(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runs: bool) -> None:
+def test_unsupported_reason_on_older_gpus(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runs: bool
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    reason = TritonAttention.why_not(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+    reason = TritonAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
     assert reason == (None if runs else "the GPU has compute capability 7.5, and 8.0 is the least")

@@ -7,10 +7,10 @@ import torch
 
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.quants import FUNCTIONS, SIZES, dequantize
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.gguf.test_quants import random_blocks
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 in_both_ways = pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_kernels)])
 

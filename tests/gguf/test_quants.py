@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from nanoengine.gguf.header import FORMATS
 from nanoengine.gguf.quants import FLOATS, FUNCTIONS, PIECE, SIZES, dequantize
-from nanoengine.kernels.native_operations import QUANTIZED, operations, why_not
+from nanoengine.kernels.native_operations import QUANTIZED, operations, unsupported_reason
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 in_both_ways = pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_kernels)])
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.gumbel import signed
-from nanoengine.kernels.native_operations import operations, why_not
+from nanoengine.kernels.native_operations import operations, unsupported_reason
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 

@@ -9,9 +9,9 @@ import torch
 
 from nanoengine.kernels.c_functions import FLOAT, INT, INT64, POINTER, SIGNATURES, SIZE, c_functions
 from nanoengine.kernels.compiler import SOURCES
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 

@@ -17,11 +17,11 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import c_functions, libraries, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.support import QWEN3_06B, model_runner
 
 CPU = torch.device("cpu")
-REASON = why_not(CPU, torch.float32)
+REASON = unsupported_reason(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -54,7 +54,7 @@ def test_native_by_name_or_where_they_can_run(name: str, dtype: torch.dtype) -> 
     kernels = choose(name, dtype)
     assert kernels.name == "native"
     assert kernels.description
-    assert why_not(CPU, dtype) is None
+    assert unsupported_reason(CPU, dtype) is None
 
 
 @needs_kernels
@@ -74,7 +74,7 @@ def test_without_a_compiler_auto_is_torch_and_says_why() -> None:
     assert kernels.name == "torch"
     assert "no C++ compiler" in kernels.description
     assert "/nowhere/c++" in kernels.description
-    assert why_not(CPU, torch.float32) is not None
+    assert unsupported_reason(CPU, torch.float32) is not None
 
 
 @pytest.mark.usefixtures("no_compiler")

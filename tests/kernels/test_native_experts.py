@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES
 from tests.kernels.mixtures import Mixture, assert_mixture, experts_of, mixture
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 

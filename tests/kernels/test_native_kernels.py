@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from tests.engine.toys import FAST
 from tests.kernels.draws import DRAWS, native_draw, random_keys
@@ -26,7 +26,7 @@ from tests.kernels.formulas import (
     weight_of,
 )
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 dtypes = st.sampled_from(DTYPES)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, ROUNDING, SUMMED, assert_close, random, weight_of
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 EPS = 1e-6
 

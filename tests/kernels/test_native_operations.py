@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.kernels.native_operations import operation, operations, why_not
+from nanoengine.kernels.native_operations import operation, operations, unsupported_reason
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
 from tests.support import angles_at
 
 CPU = torch.device("cpu")
-REASON = why_not(CPU, torch.float32)
+REASON = unsupported_reason(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 HEADS, DIM = 2, 32

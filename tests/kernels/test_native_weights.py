@@ -13,7 +13,7 @@ from torch import Tensor
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels import native_weights
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, panel_width
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 from tests.engine.toys import FAST
@@ -28,7 +28,7 @@ from tests.kernels.quantized_matrices import (
     weight_from,
 )
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 every_format = pytest.mark.parametrize("form", FORMATS, ids=str)
 each_kind = pytest.mark.parametrize("form", DIFFERENT, ids=str)

@@ -17,7 +17,7 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import operation, why_not
+from nanoengine.kernels.native_operations import operation, unsupported_reason
 from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
@@ -29,7 +29,7 @@ from tests.kernels.mixtures import experts_of, mixture
 from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 from tests.support import threads
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.gates import gated as gated_in_torch
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import operations, why_not
+from nanoengine.kernels.native_operations import operations, unsupported_reason
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.quantization.tensor import QuantizedTensor
@@ -21,7 +21,7 @@ from tests.kernels.formulas import DTYPES, assert_gated, random
 from tests.kernels.mixtures import Mixture, assert_mixture, mixture
 from tests.kernels.quantized_matrices import DIFFERENT, Format, drawn, weight_from
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 each_kind = pytest.mark.parametrize("form", DIFFERENT, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.native_operations import operation, why_not
+from nanoengine.kernels.native_operations import operation, unsupported_reason
 from tests.support import threads, use_threads
 
-REASON = why_not(torch.device("cpu"), torch.float32)
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 WEIGHT = torch.ones(64)

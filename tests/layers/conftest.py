@@ -17,9 +17,9 @@ CPU = torch.device("cpu")
 def factory(request: pytest.FixtureRequest) -> Factory:
     reason = None
     if request.param == "native":
-        reason = native_operations.why_not(CPU, torch.float32)
+        reason = native_operations.unsupported_reason(CPU, torch.float32)
     elif request.param == "triton":  # in its interpreter
-        reason = launch.why_not(CPU)
+        reason = launch.unsupported_reason(CPU)
     if reason is not None:
         pytest.skip(f"no {request.param} kernels: {reason}")
     return Factory(choose_kernels(request.param, CPU, torch.float32), torch.float32, CPU)

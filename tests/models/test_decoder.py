@@ -15,7 +15,7 @@ from nanoengine import LLM, builder
 from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import attention_specs, build_model
@@ -206,7 +206,7 @@ def test_a_model_is_built_in_its_dtype_without_gradients(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> None:
-    reason = why_not(CPU, dtype)
+    reason = unsupported_reason(CPU, dtype)
     if reason is not None:
         pytest.skip(f"no native kernels: {reason}")
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)

@@ -17,7 +17,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
@@ -119,7 +119,7 @@ def test_weights_get_the_dtype_of_the_model_and_norms_float32(
 def test_native_weights_compute_with_what_is_in_the_checkpoint(
     tmp_path: Path, stored: torch.dtype, wanted: torch.dtype, tied: bool
 ) -> None:
-    reason = why_not(torch.device("cpu"), wanted)
+    reason = unsupported_reason(torch.device("cpu"), wanted)
     if reason is not None:
         pytest.skip(f"no native kernels: {reason}")
     folder = tiny_checkpoint(tmp_path, **SHAPE, tie_word_embeddings=tied)

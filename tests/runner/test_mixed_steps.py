@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.messages import Chunk, StepPlan
-from nanoengine.kernels.native_operations import why_not
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from tests.runner.conftest import MakeRunner
 from tests.runner.fake_stream import FakeStream
@@ -26,7 +26,7 @@ from tests.runner.texts import BLOCK_SIZE, MAX_LEN, NUM_BLOCKS, NUM_ROWS, Texts
 @pytest.fixture(params=["native", "torch"])
 def path(request: pytest.FixtureRequest, native_folder: Path) -> dict[str, Any]:
     """Options of a runner whose kernels and attention are of one kind."""
-    reason = why_not(torch.device("cpu"), torch.float32) if request.param == "native" else None
+    reason = unsupported_reason(torch.device("cpu"), torch.float32) if request.param == "native" else None
     if reason is not None:
         pytest.skip(f"no native kernels: {reason}")
     return {"at": native_folder, "kernels": request.param, "attention_backend": request.param}
@@ -112,7 +112,7 @@ def test_tokens_do_not_depend_on_what_shares_their_steps(
     depth: int,
 ) -> None:
     """Nor on how many are in flight, how prompts are cut, who forks, shares blocks, gives them back and begins anew."""
-    if kind == "native" and why_not(torch.device("cpu"), torch.float32) is not None:
+    if kind == "native" and unsupported_reason(torch.device("cpu"), torch.float32) is not None:
         pytest.skip("no native kernels")
     with monkeypatch.context() as patch:
         patch.setattr(TorchKernels, "capturable", True)

@@ -32,7 +32,7 @@ class Launch:
     least_capability: int = 80
 
 
-def why_not(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """The reason that Triton kernels cannot run on a device; None if they can.
 
     With TRITON_INTERPRET=1 they run on the CPU too, slowly, for tests and debugging.
