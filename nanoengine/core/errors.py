@@ -1,0 +1,81 @@
+"""The errors that a user can meet, by name.
+
+A message says which field or file is at fault, its value, the limit, and what to change. Errors about a value are also
+`ValueError`s, so that callers who do not know this module can catch them.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+
+class NanoEngineError(Exception):
+    """Base of all errors that nanoengine raises on purpose."""
+
+
+class InvalidConfig(NanoEngineError, ValueError):
+    """An engine option has a value that cannot work."""
+
+
+class UnknownOption(NanoEngineError, TypeError):
+    """A keyword is not an engine option."""
+
+
+class KVCacheTooSmall(InvalidConfig):
+    """The KV pool cannot hold one sequence of the length asked for."""
+
+
+class InvalidSamplingParams(NanoEngineError, ValueError):
+    """A sampling parameter has a value outside its range."""
+
+
+class InvalidPrompt(NanoEngineError, ValueError):
+    """A prompt is empty, too long, of a wrong type, or holds token ids outside the vocabulary."""
+
+
+class ModelNotFound(NanoEngineError, FileNotFoundError):
+    """There is no such model, or a file of it is missing."""
+
+
+class UnsupportedModel(NanoEngineError, ValueError):
+    """The model's config asks for something that this engine does not compute."""
+
+
+class InvalidWeights(NanoEngineError, ValueError):
+    """The weight files are broken, or their tensors do not match the model: missing, unexpected or misshapen."""
+
+
+class InvalidRequest(NanoEngineError, ValueError):
+    """A request cannot be queued: its id is in use, or it was queued before."""
+
+
+class EngineClosed(NanoEngineError, RuntimeError):
+    """The engine was closed and its memory freed."""
+
+
+class NotFiniteLogits(NanoEngineError, ArithmeticError):
+    """The model produced NaN or infinity, so no token can be chosen."""
+
+
+class StepFailed(NanoEngineError, RuntimeError):
+    """An exception in an engine step (`__cause__`) ended some requests of a `generate` call; the others ran to their end.
+
+    `outputs` holds all results in input order. Those of the failed requests have the finish reason "error".
+    """
+
+    def __init__(self, message: str, outputs: list[Any]):
+        super().__init__(message)
+        self.outputs = outputs
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it: its repr, cut short if it is long or deep."""
+    short = reprlib.Repr()
+    short.maxlevel = 3
+    short.maxlist = short.maxdict = short.maxset = 8
+    short.maxstring = short.maxother = 200
+    try:
+        return short.repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "a value with an integer too long to show"
