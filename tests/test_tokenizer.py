@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from tokenizers.models import WordLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
 from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer
 from tests.engine.toys import FAST

@@ -11,9 +11,13 @@ INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3
 """Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
 
+FIRST_KEPT, LAST_KEPT = 4, 12
+"""Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The
+last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before."""
+
 
 class Detokenizer:
-    """Text of one completion. It grows only: what was released is never taken back.
+    """Text of one completion. It only grows: what was released is never taken back.
 
     Two kinds of text are held back: an incomplete character, which a later token may complete, and the beginning of what
     may become a stop string that is cut off.
@@ -28,12 +32,11 @@ class Detokenizer:
         self._decode = decode
         self._stop = tuple(stop)
         self._include_stop = include_stop
-        self._begun = [0] * len(self._stop)  # characters of each stop that the text ends with
+        self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
         self._text = ""  # all complete characters so far
         self._num_released = 0
-        # The last tokens: those that are not decoded for good, and a few before them as context.
-        self._window: list[int] = []
-        self._num_context = 0  # how many tokens of the window are context
+        self._window: list[int] = []  # the tokens that are decoded again: some as context, then those that may change
+        self._num_context = 0  # leading tokens of the window
         self._window_text = ""  # characters of the window that are in _text already
 
     @property
@@ -42,7 +45,7 @@ class Detokenizer:
         return self._text[: self._num_released]
 
     def text_from(self, start: int) -> str:
-        """The text that is final, from this character on: what is new to whoever has seen that many."""
+        """The final text from this character on."""
         return self._text[start : self._num_released]
 
     def push(self, token_id: int, *, match_stop: bool = True) -> str | None:
@@ -54,58 +57,52 @@ class Detokenizer:
         if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
             complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
         new = complete[len(self._window_text) :]
-        if ends_whole and new:
-            # The window ends at a character: these tokens become the context of the next.
+        if ends_whole and new:  # the window ends at a character: these tokens become the context of the next
             del self._window[: self._num_context]
             self._num_context = len(self._window)
             self._window_text = self._decode(self._window)
         elif new:
             self._window_text = complete
-        elif ends_whole and not self._decode([token_id, token_id]):
-            self._window.pop()  # a token without text, and not a space that has none only because it is the first
+        elif not self._decode([token_id, token_id]):  # two, since some decoders drop a space at the beginning
+            self._window.pop()
+        if len(self._window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
+            num_held = len(decoded) - len(self._window_text)
+            del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
+            shorter = self._decode(self._window)
+            self._window_text = shorter[: len(shorter) - num_held]
         return self._append(new, match_stop)
 
     def finish(self) -> None:
         """No more tokens come: release what was held back, incomplete characters included."""
         self._text += self._decode(self._window)[len(self._window_text) :]
+        self._end_at(len(self._text))
+
+    def _end_at(self, end: int) -> None:
+        self._text = self._text[:end]
         self._window, self._num_context, self._window_text = [], 0, ""
-        self._num_released = len(self._text)
+        self._num_released = end
 
     def _append(self, new: str, match_stop: bool) -> str | None:
-        if not self._stop:
-            self._text += new
-            self._num_released = len(self._text)
-            return None
-        old = len(self._text)
+        """Follow each stop by Knuth, Morris and Pratt, through the new text alone: one that ended before `min_tokens` is text."""
+        found: list[tuple[int, str]] = []
+        for i, stop in enumerate(self._stop):
+            fallbacks, matched = _fallbacks(stop), self._matched[i]
+            for end, character in enumerate(new, len(self._text) + 1):
+                while matched and stop[matched] != character:
+                    matched = fallbacks[matched - 1]
+                matched += stop[matched] == character
+                if matched == len(stop):
+                    found.append((end - len(stop), stop))
+                    matched = fallbacks[matched - 1]
+            self._matched[i] = matched
         self._text += new
-        if match_stop:
-            # Only a stop that ends in the new text: an earlier one ended before `min_tokens`, and is text.
-            found = [(self._text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self._stop]
-            position, stop = min(((at, stop) for at, stop in found if at >= 0), default=(-1, ""))
-            if position >= 0:
-                end = position + len(stop) if self._include_stop else position
-                self._text = self._text[:end]
-                self._window, self._num_context, self._window_text = [], 0, ""
-                self._num_released = end
-                return stop
-        num_held = 0 if self._include_stop else self._follow_stops(new)
+        if match_stop and found:
+            position, stop = min(found)
+            self._end_at(position + len(stop) if self._include_stop else position)
+            return stop
+        num_held = 0 if self._include_stop else max(self._matched, default=0)
         self._num_released = len(self._text) - num_held
         return None
-
-    def _follow_stops(self, new: str) -> int:
-        """Length of the longest end of the text that begins a stop string; what is new of the text moves it on.
-
-        By Knuth, Morris and Pratt: a character costs the same, however long the stops are.
-        """
-        for i, stop in enumerate(self._stop):
-            fallbacks, begun = _fallbacks(stop), self._begun[i]
-            for character in new:
-                while begun and (begun == len(stop) or stop[begun] != character):
-                    begun = fallbacks[begun - 1]
-                begun += stop[begun] == character
-            # All of it is text where it was not to be heeded; it may begin again within itself.
-            self._begun[i] = fallbacks[begun - 1] if begun == len(stop) else begun
-        return max(self._begun)
 
 
 @lru_cache(maxsize=1024)

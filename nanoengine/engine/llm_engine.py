@@ -16,8 +16,8 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from time import perf_counter
 
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.engine.beam_search import BeamRequest
-from nanoengine.engine.detokenizer import Detokenizer
 from nanoengine.engine.door import Door, Tokenizer
 from nanoengine.engine.executor import Executor
 from nanoengine.engine.interrupts import InterruptGuard

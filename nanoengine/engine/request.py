@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.engine.sequence import Sequence, Status
 from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from nanoengine.engine.detokenizer import INCOMPLETE
+from nanoengine.core.detokenizer import INCOMPLETE
 from nanoengine.errors import InvalidPrompt
 from nanoengine.tokenizer import Message, ModelTokenizer
 

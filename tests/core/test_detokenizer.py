@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.core.detokenizer import Detokenizer
 from tests.engine.toys import FAST
 
 
@@ -95,6 +96,52 @@ def test_a_long_run_of_invalid_bytes_is_released_as_it_comes(byte: bytes) -> Non
 def test_a_character_behind_a_run_of_invalid_bytes_comes_whole() -> None:
     texts, _ = stream([b"\xff"] * 9 + [b"\xf0", b"\x9f", b"\x98", b"\x80", b"!"])
     assert texts[-1] == "\ufffd" * 9 + "😀!"
+
+
+UNDECODABLE = {
+    "leads without an end": [b"\xe6"],
+    "continuations without a beginning": [b"\x97"],
+    "bytes that are never valid": [b"\xff", b"\xf8"],
+    "replacement characters": ["\ufffd".encode()],
+    "characters that no token ends": [b"\xa5\xe6\x97"],
+    "with tokens without text": [b"\xe6", b"", b"\x98"],
+    "random": [bytes([byte]) for byte in random.Random(0).choices(b"\xe6\x97\xa5\xf0\x9f\x98\xc3", k=997)],
+}
+
+
+@pytest.mark.parametrize("pieces", UNDECODABLE.values(), ids=UNDECODABLE)
+def test_an_undecodable_text_of_any_length_costs_the_same_for_each_token(pieces: list[bytes]) -> None:
+    """The engine decodes between two steps, so one such text must not hold up all others."""
+    lengths = []
+    vocabulary = Pieces(*pieces)
+    tokens = list(itertools.islice(itertools.cycle(range(len(pieces))), 3000))
+    detokenizer = Detokenizer(lambda ids: (lengths.append(len(ids)), vocabulary.decode(ids))[1])
+    for token in tokens:
+        detokenizer.push(token)
+    assert max(lengths) <= 70
+    assert len(vocabulary.decode(tokens)) - len(detokenizer.text) <= 3
+    detokenizer.finish()
+    assert detokenizer.text == vocabulary.decode(tokens)
+
+
+def test_a_character_behind_a_long_undecodable_text_comes_whole() -> None:
+    pieces = [b"\xe6"] * 500 + [b"\xf0", b"\x9f", b"\x98", b"\x80", b"!"]
+    assert stream(pieces)[0][-1] == "\ufffd" * 500 + "😀!"
+
+
+def test_a_run_of_bytes_that_byte_fallback_cannot_read_stays_unread() -> None:
+    """The library gives one replacement for each byte of a run, characters among them too, if not all of it is text."""
+    decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return decoder.decode([f"<0x{byte:02X}>" for byte in token_ids])
+
+    data = b"\xe6" + "日".encode() * 100
+    detokenizer = Detokenizer(decode)
+    for byte in data:
+        detokenizer.push(byte)
+    detokenizer.finish()
+    assert detokenizer.text == decode(data) == "\ufffd" * 301
 
 
 def test_tokens_without_text_change_nothing() -> None:
@@ -310,10 +357,13 @@ fragments = st.lists(
     ),
     max_size=14,
 )
+undecodable = st.lists(
+    st.sampled_from([b"\xf0", b"\x9f\x98", b"\x80", b"\xe6\x97", b"\xc3", b""]), min_size=60, max_size=150
+)
 
 
 @FAST
-@given(fragments)
+@given(st.one_of(fragments, undecodable))
 def test_without_stops_the_pieces_join_to_the_whole(pieces: list[bytes]) -> None:
     texts, _ = stream(pieces)
     assert texts[-1] == b"".join(pieces).decode(errors="replace")

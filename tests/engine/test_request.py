@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.engine.detokenizer import Detokenizer
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.engine.request import Completion, Request
 from nanoengine.engine.sequence import Status
 from nanoengine.outputs import TokenLogprob
