@@ -11,6 +11,7 @@ from nanoengine.core.errors import (
     ModelNotFound,
     NanoEngineError,
     NotFiniteLogits,
+    NoTokenLeft,
     StepFailed,
     UnknownOption,
     UnsupportedModel,
@@ -44,7 +45,3 @@ class FetchFailed(NanoEngineError, RuntimeError):
 
 class EngineDead(NanoEngineError, RuntimeError):
     """The engine's loop has met an error that it cannot go on from; `__cause__` is what it was."""
-
-
-class NoTokenLeft(NanoEngineError, ValueError):
-    """What a request forbids (allowed_token_ids, bad_words, min_tokens, a mask) leaves no token with a finite logit."""

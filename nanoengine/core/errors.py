@@ -58,6 +58,10 @@ class NotFiniteLogits(NanoEngineError, ArithmeticError):
     """The model produced NaN or infinity, so no token can be chosen."""
 
 
+class NoTokenLeft(NanoEngineError, ValueError):
+    """What a request forbids (allowed_token_ids, bad_words, min_tokens, a mask) leaves no token with a finite logit."""
+
+
 class StepFailed(NanoEngineError, RuntimeError):
     """An exception in an engine step (`__cause__`) ended some requests of a `generate` call; the others ran to their end.
 

@@ -1,0 +1,293 @@
+"""BlockManager: which blocks of the KV pool hold the K/V of which sequence, and which of them can be reused (prefix cache)."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import xxhash
+
+from nanoengine.core.messages import NULL_BLOCK, Entries
+from nanoengine.core.seams import KVLayout, KVStore
+from nanoengine.core.sequence import Sequence
+
+
+class FullLayout:
+    """The layout of layers in which a token sees all tokens before it. See `KVLayout`."""
+
+    def first_seen(self, position: int) -> int:
+        return 0
+
+    def reserve(self, start: int, num_tokens: int) -> int:
+        return num_tokens
+
+
+@dataclass(slots=True)
+class Hit:
+    """The longest cached prefix of a sequence."""
+
+    num_blocks: int
+    waits_for: bytes | None  # the hash of the block behind it, if a step in flight computes that
+
+
+@dataclass(slots=True)
+class Cached:
+    """The full block that a pool block holds: which can be found."""
+
+    group: int
+    hash: bytes
+    tokens: bytes
+
+
+class BlockManager:
+    """Reference counts, an LRU list of free blocks, and an index from the hash of a prefix to the block that holds its end.
+
+    A free block keeps its K/V until it is allocated again. Hashes are chained (each covers all tokens before it), 128 bits
+    wide, and seeded with a secret; a hit also compares the tokens of every block, so no request can be given the K/V of other
+    tokens. A block is in the index when the step that computed it was committed. Every call that takes blocks takes all it
+    needs, or none.
+
+    Args:
+        num_blocks: usable blocks; block 0 is one more, the null block.
+        block_size: tokens of a block.
+        layouts: one for each KV group (layers that share block tables).
+        stores: other places where blocks are kept.
+        enable_prefix_caching: False: only completions of the same request share blocks.
+        seed: of the hashes; None: drawn.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        layouts: Seq[KVLayout] = (FullLayout(),),
+        stores: Seq[KVStore] = (),
+        *,
+        enable_prefix_caching: bool = True,
+        seed: int | None = None,
+    ):
+        self.num_blocks, self.block_size, self.layouts, self.stores = num_blocks, block_size, layouts, stores
+        self.enable_prefix_caching = enable_prefix_caching
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self.ref_counts = [0] * (num_blocks + 1)
+        self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
+        self.contents: list[Cached | None] = [None] * (num_blocks + 1)
+        self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
+        self.computing: dict[bytes, Sequence] = {}  # hashes of blocks that steps in flight compute -> by whom first
+        self.dirty: set[int] = set()  # free blocks that may hold NaN
+        self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_blocks)
+
+    # ---- blocks of sequences
+
+    def admit(self, seq: Sequence, hit: Hit) -> bool:
+        """Give a waiting sequence the blocks of its cached prefix, of its other tokens and of the next one."""
+        size, cached = self.block_size, hit.num_blocks * self.block_size
+        hashes, num_new = seq.block_hashes, 0
+        tables: list[list[int]] = []
+        firsts: list[int] = []  # of each table: what is before, no token sees any more
+        ends: list[int] = []
+        pinned: list[int] = []
+        loads: list[tuple[int, int]] = []  # (group, place) of blocks that stores have
+        for group, layout in enumerate(self.layouts):
+            first = layout.first_seen(cached) // size
+            held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first : hit.num_blocks]]
+            pinned += filter(None, held)
+            loads += [(group, place) for place, block in enumerate(held, first) if block == NULL_BLOCK]
+            ends.append(self._blocks_for(min(layout.reserve(cached, seq.num_tokens + 1), seq.max_num_tokens)))
+            num_new += held.count(NULL_BLOCK) + ends[-1] - hit.num_blocks
+            firsts.append(first)
+            tables.append([NULL_BLOCK] * first + held)
+        if num_new + sum(not self.ref_counts[block] for block in pinned) > self.num_free:
+            return False
+        for block in pinned:
+            self.ref_counts[block] += 1
+            self.free_blocks.pop(block, None)
+        sources = [(self._store_of(group, place, hashes), group, place) for group, place in loads]
+        for store, group, place in sources:  # all at once: what is evicted below must not push them out
+            store.hold(group, *hashes[place])
+        for store, group, place in sources:
+            tables[group][place] = self._allocate()
+            store.load(group, *hashes[place], tables[group][place])
+        for table, end in zip(tables, ends, strict=True):
+            table += [self._allocate() for _ in range(end - len(table))]
+        seq.block_tables, seq.first_blocks = tables, firsts
+        seq.num_computed = seq.num_written = cached
+        seq.num_published = 0
+        self._count_slots(seq)
+        return True
+
+    def grow(self, seq: Sequence, num_tokens: int) -> list[Entries] | None:
+        """Room for the first `num_tokens` tokens of a running sequence; blocks that its next tokens see no more are given back.
+
+        Returns:
+            what changed in its tables; None, and nothing changed, if there are not enough blocks.
+        """
+        end, num_new, num_freed, dead = self._blocks_for(num_tokens), 0, 0, []
+        for layout, table, first in zip(self.layouts, seq.block_tables, seq.first_blocks, strict=True):
+            num_new += max(0, end - len(table))
+            dead.append(table[first : layout.first_seen(seq.num_written) // self.block_size])
+            num_freed += sum(self.ref_counts[block] == 1 for block in dead[-1])
+        if num_new > self.num_free + num_freed:
+            return None
+        changes = []
+        for group, (table, blocks) in enumerate(zip(seq.block_tables, dead, strict=True)):
+            if blocks:
+                first = seq.first_blocks[group]
+                seq.first_blocks[group] += len(blocks)
+                table[first : first + len(blocks)] = [NULL_BLOCK] * len(blocks)
+                changes.append(Entries(seq.row, group, first, [NULL_BLOCK] * len(blocks)))
+                self._release(blocks)
+        for group, table in enumerate(seq.block_tables):
+            if end > len(table):
+                new = [self._allocate() for _ in range(end - len(table))]
+                changes.append(Entries(seq.row, group, len(table), new))
+                table += new
+        self._count_slots(seq)
+        return changes
+
+    def release(self, seq: Sequence) -> None:
+        """Take all blocks of a sequence back, the last first: the beginning is likelier to be asked for again."""
+        for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
+            self._release(table[first:])
+        seq.block_tables, seq.first_blocks = [], []
+        seq.num_published = seq.num_written = seq.num_slots = seq.num_computed = 0
+        if self.computing:
+            self.computing = {hash: owner for hash, owner in self.computing.items() if owner is not seq}
+
+    def _release(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                self.free_blocks[block] = None
+                if self.contents[block] is None:  # nobody can find it: it is the next to be taken
+                    self.free_blocks.move_to_end(block, last=False)
+
+    def _allocate(self) -> int:
+        block, _ = self.free_blocks.popitem(last=False)
+        if (cached := self.contents[block]) is not None:
+            self._forget(block)
+            for store in self.stores:
+                store.evicted(cached.group, cached.hash, cached.tokens, block)
+        if block in self.dirty:
+            self.dirty.remove(block)
+            self.zeroed.append(block)
+        self.ref_counts[block] = 1
+        return block
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _count_slots(self, seq: Sequence) -> None:
+        """The last token that it may have is never computed."""
+        seq.num_slots = min(min(map(len, seq.block_tables)) * self.block_size, seq.max_num_tokens - 1)
+
+    # ---- the prefix cache
+
+    def find(self, seq: Sequence) -> Hit:
+        """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
+        best, runs, waits_for = 0, [0] * len(self.layouts), None
+        hashes = self._hashes(seq, seq.num_tokens - 1) if seq.params.reads_cache else []
+        for i, (hash, tokens) in enumerate(hashes):
+            end, goes_on = (i + 1) * self.block_size, True
+            for group, layout in enumerate(self.layouts):
+                runs[group] = runs[group] + 1 if self._has(group, hash, tokens) else 0
+                goes_on &= runs[group] > i or layout.first_seen(len(hashes) * self.block_size) > 0
+            if not goes_on:
+                break
+            if all(
+                run > i - layout.first_seen(end) // self.block_size
+                for run, layout in zip(runs, self.layouts, strict=True)
+            ):
+                best = i + 1
+        if best < len(hashes) and hashes[best][0] in self.computing:
+            waits_for = hashes[best][0]
+        return Hit(best, waits_for)
+
+    def begin(self, seq: Sequence, end: int) -> None:
+        """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
+        for hash, _ in self._hashes(seq, end)[seq.num_published :]:
+            self.computing.setdefault(hash, seq)
+
+    def publish(self, seq: Sequence, num_written: int) -> None:
+        """The K/V of so many tokens are there for certain: others find its full blocks from now on."""
+        seq.num_written = num_written
+        first, last = seq.num_published, num_written // self.block_size
+        if last <= first:
+            return
+        hashes = self._hashes(seq, num_written)
+        for i in range(first, last):
+            hash, tokens = hashes[i]
+            for group, table in enumerate(seq.block_tables):
+                block = table[i]
+                if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
+                    self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
+                    for store in self.stores:
+                        store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
+            if self.computing:
+                self.computing.pop(hash, None)
+        seq.num_published = last
+
+    def invalidate(self, seq: Sequence) -> None:
+        """The K/V of a sequence may be wrong: nobody finds its blocks any more, in no store, and they are cleared before their
+        next use.
+        """
+        for hash, tokens in seq.block_hashes:
+            for group, index in enumerate(self.index):
+                if (block := index.get(hash)) is not None:
+                    self._forget(block)
+                    self.dirty.add(block)
+                for store in self.stores:
+                    store.invalidated(group, hash, tokens)
+        for table in seq.block_tables:
+            self.dirty.update(table)
+        self.dirty.discard(NULL_BLOCK)
+
+    def reset(self) -> bool:
+        """Forget all prefixes, in stores too; refused (False) while a sequence has blocks."""
+        if self.num_free < self.num_blocks:
+            return False
+        for index in self.index:
+            for block in list(index.values()):
+                self._forget(block)
+        for store in self.stores:
+            store.clear()
+        return True
+
+    def _forget(self, block: int) -> None:
+        cached = self.contents[block]
+        assert cached is not None
+        self.contents[block] = None
+        del self.index[cached.group][cached.hash]
+
+    def _has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        block = self.index[group].get(hash)
+        if block is not None:
+            cached = self.contents[block]
+            return cached is not None and cached.tokens == tokens
+        return any(store.has(group, hash, tokens) for store in self.stores)
+
+    def _store_of(self, group: int, place: int, hashes: list[tuple[bytes, bytes]]) -> KVStore:
+        return next(store for store in self.stores if store.has(group, *hashes[place]))
+
+    def _hashes(self, seq: Sequence, num_tokens: int) -> list[tuple[bytes, bytes]]:
+        """(hash, tokens) of the full blocks among the first `num_tokens` tokens; each is hashed once in the life of a
+        sequence.
+        """
+        size, hashes = self.block_size, seq.block_hashes
+        for i in range(len(hashes), num_tokens // size):
+            tokens = array("i", seq.token_ids[i * size : (i + 1) * size]).tobytes()
+            parent = hashes[-1][0] if hashes else self._root(seq)
+            hashes.append((xxhash.xxh3_128_digest(parent + tokens, self.seed), tokens))
+        return hashes[: num_tokens // size]
+
+    def _root(self, seq: Sequence) -> bytes:
+        """What stands before the first block: only sequences with the same share blocks."""
+        request = seq.request
+        return (request.cache_salt if self.enable_prefix_caching else f"{request.sequences[0].seq_id}").encode()

@@ -1,0 +1,129 @@
+"""EngineConfig: what the user chooses. Each capability adds the options of its own (`Options`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from nanoengine.core.errors import InvalidConfig, UnknownOption, shown
+
+DTYPES = ("float32", "bfloat16", "float16")
+MAX_INT32 = 2**31 - 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Options of the core; all are keyword arguments of `LLM`. Names follow vLLM and nano-vllm.
+
+    Args:
+        model: a folder with config.json, tokenizer.json and safetensors.
+        dtype: "float32", "bfloat16", "float16", or "auto": the checkpoint's own where the device computes it natively, float32
+            otherwise.
+        device: "cpu", "cuda", "cuda:1", or "auto": cuda if there is one.
+        max_model_len: longest sequence (prompt and output) in tokens. None: the model's own limit, lowered to what the KV pool
+            holds.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens of one step; longer prompts are computed in chunks.
+        scheduling_policy: "prefill_first": prompts alone, while any can start; "mixed": every running sequence gets its next
+            token, and prompts share the rest of the step.
+        long_prefill_token_threshold: most tokens of one prompt in one step. None: max_num_batched_tokens.
+        block_size: tokens of a block of the KV cache.
+        num_kv_blocks: size of the KV pool in blocks. None: from memory.
+        kv_cache_memory: size of the KV pool in bytes. None: from free memory.
+        gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
+        enable_prefix_caching: reuse the K/V of equal prefixes.
+        num_threads: threads that compute on the CPU. None: torch's own choice.
+        attention_backend: by name, or "auto": the fastest that can run.
+        async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
+        seed: of the requests that have none of their own.
+        options: those of capabilities, each an object of its own type.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    scheduling_policy: str = "prefill_first"
+    long_prefill_token_threshold: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    num_threads: int | None = None
+    attention_backend: str = "auto"
+    async_scheduling: bool | None = None
+    seed: int = 0
+    options: Mapping[type, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, ("auto", *DTYPES))
+        check_choice("scheduling_policy", self.scheduling_policy, ("prefill_first", "mixed"))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            check_count(name, getattr(self, name), 2**20)
+        optional = ("max_model_len", "long_prefill_token_threshold", "num_kv_blocks", "kv_cache_memory", "num_threads")
+        limits = (2**24, 2**20, MAX_INT32 - 1, 2**50, 1024)
+        for name, limit in zip(optional, limits, strict=True):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), limit)
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            raise InvalidConfig("num_kv_blocks and kv_cache_memory both size the KV pool: give one of them")
+        check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if self.async_scheduling is not None:
+            check_bool("async_scheduling", self.async_scheduling)
+        check_share("gpu_memory_utilization", self.gpu_memory_utilization)
+        if type(self.seed) is not int or not -(2**63) <= self.seed < 2**64:
+            raise InvalidConfig(f"seed is {shown(self.seed)}: it must be an integer from {-(2**63)} to {2**64 - 1}")
+
+    @classmethod
+    def from_options(cls, model: str, options: Mapping[str, Any], types: tuple[type, ...] = ()) -> EngineConfig:
+        """A config of keyword arguments.
+
+        Args:
+            types: of capabilities' options: dataclasses whose fields are option names.
+
+        Raises:
+            UnknownOption: an option that nobody declares; the message suggests the nearest name.
+        """
+        owners = {own.name: kind for kind in (cls, *types) for own in fields(kind) if own.name != "options"}
+        for name in options:
+            if name not in owners:
+                near = get_close_matches(name, owners, 1)
+                raise UnknownOption(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        values = {kind: {name: options[name] for name in options if owners[name] is kind} for kind in (cls, *types)}
+        return cls(**{"model": model} | values[cls], options={kind: kind(**values[kind]) for kind in types})
+
+    def of(self, kind: type[T]) -> T:
+        """The options of a capability."""
+        found: T = self.options[kind]
+        return found
+
+
+def check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidConfig(f"{name} is {shown(value)}: it must be a positive integer")
+    if value > most:
+        raise InvalidConfig(f"{name} is {shown(value)}: it must be at most {most}; lower it")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidConfig(f"{name} is {shown(value)}: it must be one of {', '.join(choices)}")
+
+
+def check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidConfig(f"{name} must be True or False, not {shown(value)}")
+
+
+def check_share(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= 1.0:
+        raise InvalidConfig(f"{name} is {shown(value)}: it must be above 0 and at most 1")

@@ -1,0 +1,300 @@
+"""LLMEngine: the loop. Schedule a step, launch it, take the result of the oldest, make text of its tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Protocol
+
+from nanoengine.core.detokenizer import Detokenizer
+from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.outputs import FinishReason
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import Listener
+from nanoengine.core.sequence import Request, Sequence
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class Launched(Protocol):
+    def result(self) -> StepResult:
+        """Wait for the end of a plan; raises what went wrong in it."""
+        ...
+
+
+class Executor(Protocol):
+    """Carries out plans in order; in this process or in another."""
+
+    def launch(self, plan: StepPlan) -> Launched: ...
+
+    def close(self) -> None: ...
+
+
+class Failed:
+    """A plan whose launch failed."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    def result(self) -> StepResult:
+        raise self.error
+
+
+class LLMEngine:
+    """Continuous batching over one executor. Not thread-safe: one thread submits and steps.
+
+    Args:
+        scheduler: decides each step.
+        executor: computes it.
+        tokenizer: text to token ids and back.
+        vocab_size: token ids are below it.
+        max_model_len: most tokens of a sequence, its prompt included.
+        eos_token_ids: end-of-text tokens.
+        depth: 1: the result of a step is taken before the next is scheduled; 2: one step later, so that the device never waits.
+        seed: where the seeds of requests without one come from.
+        listeners: are told what happened.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Seq[int] = (),
+        depth: int = 1,
+        seed: int = 0,
+        listeners: Seq[Listener] = (),
+    ):
+        self.scheduler, self.executor, self.tokenizer = scheduler, executor, tokenizer
+        self.vocab_size, self.max_model_len, self.eos_token_ids = vocab_size, max_model_len, tuple(eos_token_ids)
+        self.depth, self.listeners = depth, listeners
+        self.encode = tokenizer.encode
+        self.requests: dict[str, Request] = {}
+        self._seeds = random.Random(seed)
+        self._num_requests = self._num_sequences = 0
+        self._is_closed = False
+
+    # ---- requests
+
+    def make_request(
+        self,
+        prompt: str | Seq[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        client: str = "",
+    ) -> Request:
+        """Check a prompt and its params, and make a request of them; nothing runs before `submit`.
+
+        Args:
+            cache_salt: cached prefixes are shared only among requests of equal salt.
+            priority: an integer of 64 bits. A smaller one starts first and is preempted last; equals go by their arrival.
+            client: who asks.
+
+        Raises:
+            InvalidPrompt: empty, too long for `max_model_len`, or token ids outside the vocabulary.
+            InvalidSamplingParams: params that the model cannot satisfy.
+            InvalidRequest: another argument is bad.
+        """
+        self._check_open()
+        for name, value in (("cache_salt", cache_salt), ("client", client)):
+            if not isinstance(value, str) or not value.isprintable():
+                raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
+        if type(priority) is not int or not -(2**63) <= priority < 2**63:
+            raise InvalidRequest(f"priority is {shown(priority)}: it must be an integer of 64 bits")
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
+        params = params.for_model(self)
+        if request_id is None:
+            request_id = f"request-{self._num_requests}"
+            self._num_requests += 1
+        text = prompt if isinstance(prompt, str) else None
+        return Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
+
+    def _check_prompt(self, prompt: str | Seq[int]) -> list[int]:
+        if isinstance(prompt, str):
+            token_ids = self.encode(prompt)
+        elif isinstance(prompt, list | tuple):
+            token_ids = list(prompt)
+        else:
+            raise InvalidPrompt(f"a prompt must be a string or a list of token ids, not {type(prompt).__name__}")
+        if not token_ids:
+            raise InvalidPrompt("the prompt is empty: it must have at least one token")
+        for token in token_ids:
+            if type(token) is not int or not 0 <= token < self.vocab_size:
+                raise InvalidPrompt(
+                    f"the prompt holds {shown(token)}: token ids are integers from 0 to {self.vocab_size - 1}"
+                )
+        if len(token_ids) >= self.max_model_len:
+            raise InvalidPrompt(
+                f"the prompt has {len(token_ids)} tokens, but max_model_len is {self.max_model_len}: at most "
+                f"{self.max_model_len - 1} leave room for a new one; shorten it or raise max_model_len"
+            )
+        return token_ids
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `step` works on it from now on.
+
+        Raises:
+            InvalidRequest: a request of this id is running, or this one was submitted before.
+        """
+        self._check_open()
+        if request.request_id in self.requests or request.sequences:
+            raise InvalidRequest(
+                f"request_id {shown(request.request_id)} is in use, or was submitted before: make a new request"
+            )
+        params = request.params
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
+        decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        self.requests[request.request_id] = request
+        for index in range(params.num_sequences):
+            seq = Sequence(
+                self._num_sequences,
+                request,
+                index=index,
+                seed=seed,
+                eos_token_ids=self.eos_token_ids,
+                max_model_len=self.max_model_len,
+            )
+            seq.detokenizer = Detokenizer(decode, params.stop, include_stop=params.include_stop_str_in_output)
+            self._num_sequences += 1
+            request.sequences.append(seq)
+            self.scheduler.add(seq)
+        for listener in self.listeners:
+            listener.submitted(request)
+
+    def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
+        """End a request wherever it stands; False if no such request is running."""
+        request = self.requests.get(request_id)
+        if request is None:
+            return False
+        for seq in request.sequences:
+            if not seq.finished:
+                self.scheduler.finish(seq, reason)
+                self._retire(seq)
+        self._settle_if_idle()
+        return True
+
+    # ---- the loop
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    def step(self) -> list[Request]:
+        """Launch what may be launched, and take the result of the oldest step; returns the requests that advanced or ended.
+
+        An exception while a step is computed ends the requests of that step (finish reason "error", the exception in
+        `Request.error`); all others resume from their tokens.
+        """
+        self._check_open()
+        while len(self.scheduler.in_flight) < self.depth and (step := self.scheduler.schedule()):
+            try:
+                step.launched = self.executor.launch(step.plan)
+            except Exception as error:
+                step.launched = Failed(error)
+            except BaseException:  # Ctrl-C: nobody knows what was computed
+                self._drop_all()
+                raise
+        seqs = self._collect() if self.scheduler.in_flight else []
+        self._settle_if_idle()
+        return list(dict.fromkeys(seq.request for seq in seqs))
+
+    def _collect(self) -> list[Sequence]:
+        """Take the result of the oldest step in flight."""
+        step: Step = self.scheduler.in_flight[0]
+        result: StepResult | Exception
+        try:
+            result = step.launched.result()
+        except Exception as error:
+            result = error
+        except BaseException:
+            self._drop_all()
+            raise
+        scheduler = self.scheduler
+        seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
+        for listener in self.listeners:
+            listener.after_step(step, result, seqs)
+        for seq in seqs:
+            self._make_text(seq)
+        return seqs
+
+    def _make_text(self, seq: Sequence) -> None:
+        """Text of the new tokens of a sequence. A stop string in it ends the sequence, and wins over other reasons."""
+        params, detokenizer, start = seq.params, seq.detokenizer, seq.num_prompt_tokens
+        assert detokenizer is not None
+        try:
+            while start + seq.num_taken < len(seq.token_ids):
+                token = seq.token_ids[start + seq.num_taken]
+                seq.num_taken += 1
+                if token in seq.stop_token_ids and not params.include_stop_str_in_output:
+                    break
+                stop = detokenizer.push(token, match_stop=params.may_stop(seq.num_taken))
+                if stop is not None:
+                    # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
+                    del seq.token_ids[start + seq.num_taken :]
+                    self.scheduler.finish(seq, "stop")
+                    seq.finish_reason, seq.stop_reason = "stop", stop
+        except Exception as error:  # the tokenizer's: only this sequence is concerned
+            seq.error = error
+            self.scheduler.finish(seq, "error")
+            seq.finish_reason = "error"
+        if seq.finished:
+            self._retire(seq)
+
+    def _retire(self, seq: Sequence) -> None:
+        """A sequence has ended; with the last of them the request has."""
+        request = seq.request
+        assert seq.detokenizer is not None
+        try:
+            seq.detokenizer.finish()
+        except Exception as error:
+            seq.error, seq.finish_reason = error, "error"
+        request.error = request.error or seq.error
+        request.num_finished += 1
+        if request.finished:
+            self.requests.pop(request.request_id, None)
+        for listener in self.listeners:
+            listener.finished(seq)
+
+    def _settle_if_idle(self) -> None:
+        """When all sequences have ended, wait for the steps that were launched before that was known."""
+        while self.scheduler.in_flight and not self.has_unfinished:
+            self._collect()
+
+    def _drop_all(self) -> None:
+        """What is in flight does not count: all sequences resume from their tokens."""
+        while self.scheduler.in_flight:
+            self.scheduler.fail(None)
+
+    # ---- the end
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; refused (False) while any request runs."""
+        return not self.has_unfinished and self.scheduler.blocks.reset()
+
+    def close(self) -> None:
+        """Abort what runs and give the executor's memory back. Closing twice is allowed."""
+        if self._is_closed:
+            return
+        for request_id in list(self.requests):
+            self.abort(request_id)
+        self._is_closed = True
+        self.executor.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosed("the engine is closed: make a new one")

@@ -1,0 +1,109 @@
+"""The two messages between policy and tensors: a StepPlan goes down to the runner, a StepResult comes back.
+
+They are plain data (ids, lengths, token ids; no slots and no tensors), so a runner in another process can compute from their
+bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanoengine.core.sampling_params import SamplingParams
+
+UNKNOWN = -1
+"""In place of a token id. In a plan: a token that only the device knows. In a result: no token, the logits were not finite."""
+
+NONE_LEFT = -2
+"""In a result: no token, because the request forbids every token that has a finite logit."""
+
+NULL_BLOCK = 0
+"""Pads block tables; it is never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How the tokens of a row are sampled."""
+
+    params: SamplingParams
+    seed: int  # 64 bits, of the request and the completion: with the position, the address of the randomness
+    num_prompt_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class Started(NamedTuple):
+    """A row begins anew, whatever it held."""
+
+    row: int
+    token_ids: list[int]  # all known tokens
+    tables: list[list[int]]  # block ids: a table for each KV group
+    sampling: RowSampling
+
+
+class Entries(NamedTuple):
+    """Some entries of a block table change."""
+
+    row: int
+    group: int
+    first: int  # the place of the first
+    block_ids: list[int]
+
+
+class Run(NamedTuple):
+    """New tokens of one row in one step.
+
+    A decode is a run of one token: the last of its row, which sampling has left on the device. With drafts behind it, every
+    token of the run samples. A chunk of a prompt takes its tokens from `Started.token_ids`, and samples behind its last token
+    or not at all.
+    """
+
+    row: int
+    start: int  # tokens of the row before them
+    num_new: int
+    samples: bool
+    drafts: tuple[int, ...] = ()  # guessed tokens; UNKNOWN: the runner guesses them
+
+
+NO_RUNS = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True, eq=False)
+class StepPlan:
+    """One step: what changes, and what is computed. A batch has its decodes first, then runs with drafts, then chunks; its
+    samples come in the same order.
+    """
+
+    epoch: int = 0  # a plan of an epoch in which a plan has failed is not carried out
+    started: list[Started] = field(default_factory=list)
+    tables: list[Entries] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # rows that no sequence has any more
+    zeroed: list[int] = field(default_factory=list)  # blocks to overwrite with zeros first: they may hold NaN
+    decode_rows: np.ndarray = field(default_factory=lambda: NO_RUNS)  # [n] int32: decodes without drafts, as columns
+    decode_starts: np.ndarray = field(default_factory=lambda: NO_RUNS)  # [n] int32: tokens before each
+    runs: list[Run] = field(default_factory=list)  # the others: those with drafts first
+    num_common_blocks: list[int] = field(default_factory=list)  # per KV group: first blocks that all decodes share
+    extras: dict[str, Any] = field(default_factory=dict)  # what capabilities tell their part of the runner
+
+    @property
+    def num_drafted(self) -> int:
+        """Runs with drafts."""
+        return sum(bool(run.drafts) for run in self.runs)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.decode_rows) + sum(run.num_new for run in self.runs)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.decode_rows) + sum(run.num_new if run.drafts else run.samples for run in self.runs)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a plan."""
+
+    token_ids: list[int]  # one for each sample; UNKNOWN or NONE_LEFT where there is none
+    num_accepted: list[int] = field(default_factory=list)  # drafts of each run that has any
+    extras: dict[str, Any] = field(default_factory=dict)  # what the runner's part of a capability tells the other

@@ -1,0 +1,349 @@
+"""Scheduler: who runs in the next step, with how many new tokens, and who is preempted when blocks run out."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
+from nanoengine.core.messages import UNKNOWN, Run, Started, StepPlan, StepResult
+from nanoengine.core.outputs import FinishReason
+from nanoengine.core.seams import Candidate, Drafter, Gate, PlanExtra
+from nanoengine.core.sequence import Phase, Sequence
+
+MIXED = "mixed"
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """A step from its scheduling to its commit."""
+
+    number: int
+    plan: StepPlan
+    decodes: list[Sequence] = field(default_factory=list)  # without drafts, as the columns of the plan
+    runs: list[Sequence] = field(default_factory=list)  # whose the other runs are
+    started: list[Sequence] = field(default_factory=list)
+    is_dropped: bool = False  # an earlier step has failed: its results are worth nothing
+    launched: Any = None  # the engine's
+
+
+class Scheduler:
+    """`schedule` makes a step; `commit` or `fail` takes the result of the oldest. Any number may be in flight.
+
+    Sequences have one order: priority, then age. A step has a budget of tokens. Policy "prefill_first" computes prompts alone
+    while one can start or go on, and a decode of all otherwise; "mixed" gives every decode its token, and prompts the rest.
+
+    Args:
+        blocks: of the KV pool.
+        max_num_seqs: most sequences that run at once.
+        max_num_batched_tokens: most tokens of a step.
+        max_chunk: most tokens of one prompt in a step.
+    """
+
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: str = "prefill_first",
+        max_chunk: int | None = None,
+        gates: Seq[Gate] = (),
+        drafter: Drafter | None = None,
+        extras: Seq[PlanExtra] = (),
+    ):
+        self.blocks, self.policy, self.gates, self.drafter, self.extras = blocks, policy, gates, drafter, extras
+        self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
+        self.waiting: list[Sequence] = []  # both in order
+        self.running: list[Sequence] = []
+        self.in_flight: deque[Step] = deque()
+        self.free_rows = list(range(self.max_num_seqs))[::-1]
+        self.ended_rows: list[int] = []
+        self.num_steps = self.epoch = self.num_preemptions = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence, new or preempted."""
+        seq.phase = Phase.WAITING
+        insort(self.waiting, seq, key=_order)
+
+    # ---- making a step
+
+    def schedule(self) -> Step | None:
+        """The next step; None if there is nothing to do before results have come."""
+        self.num_steps += 1
+        step = Step(self.num_steps, StepPlan(self.epoch))
+        num_preemptions = self.num_preemptions
+        if self.policy == MIXED:
+            self._decode(step)
+        if self.num_preemptions == num_preemptions:  # else there is no room for more
+            self._prefill(step, self.max_num_batched_tokens - len(step.decodes))
+        if not step.runs and not step.decodes:
+            self._decode(step)
+        if not step.runs and not step.decodes:
+            if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
+                self._preempt_last()
+                return self.schedule()
+            if not any(extra.wants_step() for extra in self.extras):
+                return None
+        if self.drafter is not None:
+            self._draft(step, self.drafter)
+        plan = step.plan
+        plan.decode_rows = np.array([seq.row for seq in step.decodes], np.int32)
+        plan.decode_starts = np.array([seq.num_computed - 1 for seq in step.decodes], np.int32)
+        plan.ended, self.ended_rows = self.ended_rows, []
+        plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
+        for extra in self.extras:
+            extra.complete(step)
+        self.in_flight.append(step)
+        return step
+
+    def _decode(self, step: Step) -> None:
+        """One token of every sequence that decodes."""
+        drafter, take = self.drafter, step.decodes.append
+        for seq in self.running.copy():
+            if seq.phase is not Phase.DECODING:
+                continue
+            if drafter is not None and not seq.is_known and drafter.postpones(seq):
+                continue
+            if seq.num_computed >= seq.num_slots and not self._make_room(step, seq):
+                continue
+            seq.num_computed += 1
+            seq.num_tokens += 1
+            take(seq)
+
+    def _make_room(self, step: Step, seq: Sequence) -> bool:
+        """A slot for the next token of a sequence; while blocks lack, the last in order is preempted. False: no token is left
+        to compute, or it was preempted itself.
+        """
+        if seq.num_tokens == seq.max_num_tokens:
+            seq.phase = Phase.ENDING
+            return False
+        while (changes := self.blocks.grow(seq, seq.num_tokens)) is None:
+            if self._preempt_last() is seq:
+                return False
+        step.plan.tables += changes
+        return True
+
+    def _prefill(self, step: Step, budget: int) -> None:
+        """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
+        for gate in self.gates:
+            gate.begin_step(budget)
+        for seq in self.running:
+            if seq.phase is Phase.PREFILLING and budget:
+                budget -= self._take_chunk(step, seq, budget)
+        place = 0
+        while budget and place < len(self.waiting) and len(self.running) < self.max_num_seqs:
+            seq = self.waiting[place]
+            if not seq.is_known:  # preempted while a token of it was in flight
+                break
+            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
+                place += 1
+                continue
+            hit = self.blocks.find(seq)
+            seq.waits_for = hit.waits_for
+            if hit.waits_for is not None:
+                place += 1
+                continue
+            if not self.blocks.admit(seq, hit):
+                break
+            del self.waiting[place]
+            self._start(step, seq)
+            budget -= self._take_chunk(step, seq, budget)
+
+    def _start(self, step: Step, seq: Sequence) -> None:
+        insort(self.running, seq, key=_order)
+        seq.phase, seq.row, seq.first_step = Phase.PREFILLING, self.free_rows.pop(), step.number
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed
+        step.started.append(seq)
+        tables = [table.copy() for table in seq.block_tables]
+        step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
+
+    def _allowed(self, seq: Sequence, budget: int) -> int:
+        return min([budget, *(gate.allowed(seq, budget) for gate in self.gates)])
+
+    def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
+        """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
+        start = seq.num_computed
+        count = min(self._allowed(seq, budget), seq.num_tokens - start, self.max_chunk)
+        if not count:
+            return 0
+        if (changes := self.blocks.grow(seq, start + count)) is None:
+            return 0
+        step.plan.tables += changes
+        self.blocks.begin(seq, start + count)
+        seq.num_computed += count
+        samples = seq.num_computed == seq.num_tokens
+        if samples:
+            seq.num_tokens += 1
+            seq.phase = Phase.DECODING
+        step.plan.runs.append(Run(seq.row, start, count, samples))
+        step.runs.append(seq)
+        for gate in self.gates:
+            gate.took(seq, count)
+        return count
+
+    def _draft(self, step: Step, drafter: Drafter) -> None:
+        """Give drafts to decodes. They take blocks that nobody uses; nobody is preempted for a draft."""
+        num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
+        candidates = [
+            Candidate(seq, most)
+            for seq in step.decodes
+            if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
+        ]
+        chosen = drafter.choose(candidates, num_tokens, self.max_num_batched_tokens - num_tokens)
+        runs = []
+        for seq, drafts in chosen.items():
+            changes = self.blocks.grow(seq, seq.num_tokens - 1 + len(drafts)) if drafts else None
+            if changes is None:
+                continue
+            step.plan.tables += changes
+            runs.append((seq, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))))
+            seq.num_computed += len(drafts)
+            seq.num_tokens += len(drafts)
+            seq.phase = Phase.VERIFYING
+        if runs:
+            step.decodes = [seq for seq in step.decodes if seq.phase is not Phase.VERIFYING]
+            step.runs[:0] = [seq for seq, _ in runs]
+            step.plan.runs[:0] = [run for _, run in runs]
+
+    def _preempt_last(self) -> Sequence:
+        """Take the blocks of the last running sequence, and queue it: it resumes from its tokens."""
+        seq = self.running[-1]
+        self._stop(seq)
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self.add(seq)
+        return seq
+
+    def _stop(self, seq: Sequence) -> None:
+        """It runs no more."""
+        self.running.remove(seq)
+        self.free_rows.append(seq.row)
+        self.ended_rows.append(seq.row)
+        self.blocks.release(seq)
+
+    # ---- after a step
+
+    def commit(self, result: StepResult) -> list[Sequence]:
+        """The oldest step was carried out. Returns the sequences that got tokens, or ended without."""
+        step = self.in_flight.popleft()
+        advanced: list[Sequence] = []
+        if step.is_dropped:
+            return advanced
+        size, number, tokens = self.blocks.block_size, step.number, result.token_ids
+        for seq, token in zip(step.decodes, tokens, strict=False):
+            if seq.phase is Phase.FINISHED:
+                continue
+            advanced.append(seq)
+            known = seq.token_ids
+            if len(known) % size == 0 and seq.first_step <= number and seq.block_tables and token >= 0:
+                self.blocks.publish(seq, len(known))  # the K/V of its last token have filled a block
+            known.append(token)
+            if token < 0 or token in seq.stop_token_ids or len(known) == seq.max_num_tokens:
+                self._end(seq, token)
+        at, accepted = len(step.decodes), iter(result.num_accepted)
+        for seq, run in zip(step.runs, step.plan.runs, strict=True):
+            count = run.num_new if run.drafts else int(run.samples)
+            sampled, at = tokens[at : at + count], at + count
+            num_accepted = next(accepted) if run.drafts else 0
+            if seq.phase is not Phase.FINISHED:
+                self._commit_run(step, seq, run, sampled, num_accepted)
+                if sampled:
+                    advanced.append(seq)
+        return advanced
+
+    def _commit_run(self, step: Step, seq: Sequence, run: Run, sampled: list[int], num_accepted: int) -> None:
+        """A run that is not a plain decode: a chunk, or a decode with drafts."""
+        num_rejected = len(run.drafts) - num_accepted
+        seq.num_tokens -= num_rejected
+        is_current = seq.first_step <= step.number and bool(seq.block_tables)  # it was not preempted since
+        if run.drafts and self.drafter is not None:
+            self.drafter.settle(seq, len(run.drafts), num_accepted)
+        if is_current and run.drafts:
+            seq.num_computed -= num_rejected
+            seq.phase = Phase.DECODING
+        num_written = run.start + (1 if run.drafts else run.num_new)
+        if is_current and not sampled:
+            self.blocks.publish(seq, num_written)
+        for place, token in enumerate(sampled[: num_accepted + 1]):
+            if is_current and token >= 0:
+                self.blocks.publish(
+                    seq, num_written + place
+                )  # an accepted draft is the token that was sampled before it
+            seq.token_ids.append(token)
+            if token < 0 or token in seq.stop_token_ids or len(seq.token_ids) == seq.max_num_tokens:
+                self._end(seq, token)
+                return
+
+    def _end(self, seq: Sequence, token: int) -> None:
+        """The last token of a sequence has come, or there is none."""
+        if token < 0:
+            seq.token_ids.pop()
+            if token == UNKNOWN:
+                self.blocks.invalidate(seq)
+            seq.error = _why_none(token)
+            self.finish(seq, "error")
+        elif token in seq.stop_token_ids:
+            seq.stop_reason = token if token in seq.params.stop_token_ids else None
+            self.finish(seq, "stop")
+        else:
+            self.finish(seq, "length")
+
+    def fail(self, error: Exception | None = None) -> list[Sequence]:
+        """The oldest step has failed: its sequences end. All others resume from their tokens, since nothing that is in flight
+        counts.
+
+        Args:
+            error: why. None: it was interrupted, and nobody is to blame.
+        """
+        failed = self.in_flight.popleft()
+        if failed.is_dropped:
+            return []
+        for step in self.in_flight:
+            step.is_dropped = True
+        self.epoch += 1
+        while self.running:
+            self._preempt_last()
+        for seq in self.waiting:
+            seq.num_tokens = len(seq.token_ids)
+        self.blocks.computing.clear()
+        if error is None:
+            return []
+        ended = [seq for seq in dict.fromkeys([*failed.decodes, *failed.runs]) if seq.phase is not Phase.FINISHED]
+        for seq in ended:
+            seq.error = error
+            self.finish(seq, "error")
+        return ended
+
+    def finish(self, seq: Sequence, reason: FinishReason) -> None:
+        """End a sequence wherever it stands; nothing happens if it has ended."""
+        if seq.phase is Phase.FINISHED:
+            return
+        if seq.phase is Phase.WAITING:
+            self.waiting.remove(seq)
+        else:
+            self._stop(seq)
+        seq.phase, seq.finish_reason = Phase.FINISHED, reason
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order
+
+
+def _why_none(token: int) -> Exception:
+    if token == UNKNOWN:
+        return NotFiniteLogits("no logit is finite: broken weights, or a dtype too narrow for them")
+    return NoTokenLeft("the request forbids every token that has a finite logit: allow more tokens")

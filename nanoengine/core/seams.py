@@ -1,0 +1,112 @@
+"""Seams: what the core asks of capabilities that it does not know. Each protocol says who calls it and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from nanoengine.core.messages import StepResult
+    from nanoengine.core.scheduler import Step
+    from nanoengine.core.sequence import Request, Sequence
+
+
+class KVLayout(Protocol):
+    """What the layers of one KV group remember of a sequence. Called by the block manager."""
+
+    def first_seen(self, position: int) -> int:
+        """The first token that the token at `position`, and all behind it, may see."""
+        ...
+
+    def reserve(self, start: int, num_tokens: int) -> int:
+        """How many tokens a sequence gets room for when it is admitted with `start` cached tokens; its chunks ask for the
+        rest.
+        """
+        ...
+
+
+class KVStore(Protocol):
+    """Another place where blocks are kept: host memory, files, another engine. Called by the block manager; never waits."""
+
+    def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
+        """A block of the pool can be found from now on."""
+        ...
+
+    def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        """A block of the pool is about to be overwritten by the next step; it was sound."""
+        ...
+
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
+        """The K/V of this prefix may be wrong: forget it."""
+        ...
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool: ...
+
+    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
+        """It is loaded soon: keep it until then."""
+        ...
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        """Copy what it has into a block of the pool, before the next step computes."""
+        ...
+
+    def clear(self) -> None: ...
+
+
+class Gate(Protocol):
+    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
+
+    def begin_step(self, budget: int) -> None: ...
+
+    def allowed(self, seq: Sequence, budget: int) -> int:
+        """At most `budget`; 0: none yet."""
+        ...
+
+    def took(self, seq: Sequence, count: int) -> None: ...
+
+
+class Candidate(NamedTuple):
+    """A decode that may have drafts."""
+
+    seq: Sequence
+    most: int  # drafts that it has room for, at least 1
+
+
+class Drafter(Protocol):
+    """Guesses the next tokens of sequences. It cannot change a token, only how many come in a step. Called by the scheduler."""
+
+    def postpones(self, seq: Sequence) -> bool:
+        """Whether a sequence whose last token is in flight is left out of this step, so that the next can verify a guess."""
+        ...
+
+    def choose(self, candidates: Iterable[Candidate], num_tokens: int, budget: int) -> dict[Sequence, list[int]]:
+        """The drafts of a step that has `num_tokens` tokens without them: at most `budget` in all."""
+        ...
+
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None: ...
+
+
+class PlanExtra(Protocol):
+    """Adds to a plan what the runner's part of a capability must know. Called by the scheduler for each step."""
+
+    def wants_step(self) -> bool:
+        """Whether a step is to be made although it computes nothing."""
+        ...
+
+    def complete(self, step: Step) -> None: ...
+
+
+class Listener(Protocol):
+    """Is told what happened. Called by the engine; it must not raise."""
+
+    def submitted(self, request: Request) -> None: ...
+
+    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
+        """A step was committed or has failed.
+
+        Args:
+            seqs: those that got a token, or ended; their new tokens are not text yet.
+        """
+        ...
+
+    def finished(self, seq: Sequence) -> None: ...
