@@ -229,13 +229,11 @@ def choose_backend(
     from nanoengine.attention.flash_attn import FlashAttention
     from nanoengine.attention.native import NativeAttention
     from nanoengine.attention.torch_reference import TorchAttention
-    from nanoengine.attention.torch_varlen import TorchVarlenAttention
     from nanoengine.attention.triton import TritonAttention
 
     on_cuda: tuple[type[AttentionBackend], ...] = (
         FlashAttention,
         TritonAttention,
-        TorchVarlenAttention,  # its steps cannot be recorded
         TorchAttention,
     )
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
