@@ -23,7 +23,6 @@ class AttentionSpec:
 
     scale: float  # factor of the scores, before the softmax
     window: int | None = None  # tokens that a query sees, its own included; None: all up to it
-    chunk: int | None = None  # a query sees its own chunk: from the last multiple of so many tokens up to itself
     sinks: bool = (
         False  # whether every query head has a score of its own, which takes weight from the tokens and adds no value
     )

@@ -146,7 +146,7 @@ def test_windows_and_soft_caps(package: str, asked: dict[str, Any], dtype: torch
     ],
 )
 def test_what_is_not_heeded_is_refused_by_name(package: str, features: set[str]) -> None:
-    asked: dict[str, Any] = {"window": 8, "chunk": 16, "sinks": True, "soft_cap": 2.0}
+    asked: dict[str, Any] = {"window": 8, "sinks": True, "soft_cap": 2.0}
     model, name = replace(TOY, head_dim=16), package.removesuffix("_2").removesuffix("_3")
     with installed(package):
         for feature, value in asked.items():
