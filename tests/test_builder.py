@@ -19,7 +19,7 @@ from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.names import DEMO
-from nanoengine.runner import placement
+from nanoengine import placement
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

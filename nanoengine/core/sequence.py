@@ -76,40 +76,6 @@ class Sequence:
         max_model_len: most tokens of a sequence.
     """
 
-    __slots__ = (
-        "block_hashes",
-        "block_tables",
-        "detokenizer",
-        "error",
-        "finish_reason",
-        "first_blocks",
-        "first_step",
-        "index",
-        "logprobs",
-        "max_num_tokens",
-        "num_cached_tokens",
-        "num_computed",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_published",
-        "num_slots",
-        "num_taken",
-        "num_tokens",
-        "num_written",
-        "order",
-        "params",
-        "phase",
-        "request",
-        "row",
-        "sampling",
-        "seq_id",
-        "state",
-        "stop_reason",
-        "stop_token_ids",
-        "token_ids",
-        "waits_for",
-    )
-
     def __init__(
         self,
         seq_id: int,
@@ -151,10 +117,6 @@ class Sequence:
         self.num_taken = 0  # output tokens that were made into text
         self.logprobs: list[Any] | None = None  # as a listener collected them
         self.state: dict[str, Any] = {}  # what capabilities keep for it
-
-    @property
-    def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
 
     @property
     def is_known(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from nanoengine.config import EngineConfig
 from nanoengine.engine.kv.groups import Groups
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from nanoengine.runner.ram import available_ram
+from nanoengine.ram import available_ram
 
 CPU_CAP = 4 << 30
 """Most bytes of KV that a CPU engine takes unasked; `kv_cache_memory` asks for more."""

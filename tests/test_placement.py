@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nanoengine.errors import InvalidConfig
-from nanoengine.runner import placement as module
-from nanoengine.runner.placement import check_room_for_weights, choose_dtype, device_name, find_device
+from nanoengine import placement as module
+from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from nanoengine.errors import InvalidConfig
-from nanoengine.runner.ram import available_ram
+from nanoengine.ram import available_ram
 
 
 def find_device(name: str) -> torch.device:
