@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from nanoengine import LLM
+from nanoengine import LLM, placement
 from nanoengine.builder import Built, build_engine
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.names import DEMO
-from nanoengine import placement
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"

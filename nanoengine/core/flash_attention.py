@@ -45,7 +45,7 @@ class FlashAttention(TorchAttention):
         v_cache: Tensor,
         runs: Runs,
         spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        sinks: Tensor | None = None,
     ) -> Tensor:
         return importlib.import_module(self.module).flash_attn_varlen_func(
             q,
