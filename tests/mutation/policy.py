@@ -65,8 +65,8 @@ MUTANTS = (
     Mutant(
         "resumes-before-its-token-is-known",
         SCHEDULER,
-        "            if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way\n                break\n",
-        "",
+        "if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way",
+        "if False:",
         "A preempted sequence is resumed while a token of it is still on its way.",
         ("tests/engine/test_overlap.py",),
     ),

@@ -6,9 +6,9 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.mutation.__main__ import Outcome, copy_checkout, run_mutant
 from tests.mutation.mutant import Mutant
 from tests.mutation.rooms import ROOMS
+from tests.mutation.running import CAUGHT, NOT_RUN, STALE, SURVIVED, Workplace, copy_checkout
 
 ROOT = Path(__file__).parent.parent.parent
 MUTANTS = [mutant for room in ROOMS.values() for mutant in room]
@@ -37,16 +37,17 @@ def test_names_differ_and_tests_exist() -> None:
 def test_a_mutant_is_caught_or_survives_or_does_not_apply(tmp_path: Path) -> None:
     (tmp_path / "limits.py").write_text("LIMIT = 3\n")
     (tmp_path / "test_limits.py").write_text("from limits import LIMIT\n\n\ndef test_limit():\n    assert LIMIT < 5\n")
+    with Workplace(tmp_path) as workplace:
 
-    def outcome(old: str, new: str, test: str = "test_limits.py") -> str:
-        return run_mutant(tmp_path, Mutant("name", "limits.py", old, new, "It breaks.", (test,)), 1).verdict
+        def verdict(old: str, new: str, test: str = "test_limits.py") -> str:
+            return workplace.run_mutant(Mutant("name", "limits.py", old, new, "It breaks.", (test,))).verdict
 
-    assert outcome("3", "7") == Outcome.CAUGHT
-    assert outcome("3", "4") == Outcome.SURVIVED
-    assert outcome("8", "7") == Outcome.STALE
-    assert outcome("3", "(") == Outcome.NOT_RUN
-    assert outcome("3", "7", "test_missing.py") == Outcome.NOT_RUN
-    assert (tmp_path / "limits.py").read_text() == "LIMIT = 3\n"
+        assert verdict("3", "7") == CAUGHT
+        assert verdict("3", "4") == SURVIVED
+        assert verdict("8", "7") == STALE
+        assert verdict("3", "(") == NOT_RUN
+        assert verdict("3", "7", "test_missing.py") == NOT_RUN
+        assert (tmp_path / "limits.py").read_text() == "LIMIT = 3\n"
 
 
 def test_the_copy_has_the_files_of_the_checkout(tmp_path: Path) -> None:
