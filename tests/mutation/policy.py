@@ -60,7 +60,7 @@ MUTANTS = (
         "self._take_chunks(step, budget, admit=self.num_preemptions == num_preemptions)",
         "self._take_chunks(step, budget, admit=True)",
         "In a mixed step that has preempted a sequence, a waiting one is admitted into the blocks that were freed.",
-        (TEST_POLICIES, "tests/engine/test_preemption.py", STRESS),
+        ("tests/engine/test_preemption.py",),
     ),
     Mutant(
         "resumes-before-its-token-is-known",
@@ -68,7 +68,7 @@ MUTANTS = (
         "if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way",
         "if False:",
         "A preempted sequence is resumed while a token of it is still on its way.",
-        ("tests/engine/test_overlap.py",),
+        ("tests/engine/test_overlap.py", "tests/engine/test_plans.py", "tests/engine/test_priorities.py", STRESS),
     ),
     Mutant(
         "refused-sequence-is-not-tried-again",
@@ -84,7 +84,12 @@ MUTANTS = (
         "if seq.fork_of not in parents and self.shares.left(seq.client, 1):",
         "if self.shares.left(seq.client, 1):",
         "With n above 1, the other completions compute the prompt themselves, and do not fork from the first.",
-        ("tests/engine/test_scheduler_forks.py",),
+        (
+            "tests/engine/test_scheduler_forks.py",
+            TEST_POLICIES,
+            "tests/engine/test_fetching.py",
+            "tests/engine/test_fair_share.py",
+        ),
     ),
     Mutant(
         "resumed-prompt-is-forked",
@@ -116,7 +121,7 @@ MUTANTS = (
         "elif seq.num_known_tokens == seq.max_num_tokens:",
         "elif seq.num_known_tokens > seq.max_num_tokens:",
         "A sequence that reaches its length in a step in which another ended is not ended.",
-        (TEST_SCHEDULER, "tests/engine/test_scheduler_results.py"),
+        ("tests/engine/test_overlap.py",),
     ),
     Mutant(
         "ended-sequence-gets-a-late-token",
@@ -143,12 +148,12 @@ MUTANTS = (
         ("tests/engine/test_scheduler_results.py", "tests/engine/test_fault_matrix.py"),
     ),
     Mutant(
-        "failed-step-publishes-its-blocks",
+        "blocks-of-a-failed-step-stay-dirty",
         SCHEDULER,
         "self.block_manager.discard(seq, wipe=True)",
-        "self.block_manager.free(seq)",
-        "Blocks of a sequence whose step failed are published when it ends.",
-        ("tests/engine/test_fault_matrix.py",),
+        "self.block_manager.discard(seq)",
+        "Blocks of a sequence whose step failed are given to others without being zeroed.",
+        ("tests/engine/test_fault_matrix.py", STRESS),
     ),
     Mutant(
         "failure-leaves-tokens-of-the-preempted-in-flight",
@@ -156,7 +161,7 @@ MUTANTS = (
         "                self._forget_on_their_way(seq)",
         "                pass",
         "After a failed step, a preempted sequence still takes tokens of later steps that shared what was not written.",
-        ("tests/engine/test_fault_matrix.py", "tests/engine/test_scheduler_results.py", "tests/engine/test_overlap.py"),
+        (STRESS,),
     ),
     Mutant(
         "beams-wait-for-each-other",

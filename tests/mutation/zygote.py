@@ -1,7 +1,7 @@
 """A process that forks for each run of pytest. It has imported the large packages before: that takes longer than most tests.
 
-It reads a line of JSON for each run: [folder, log file, most seconds, variables of the environment, arguments of pytest]. Its answer
-is the exit status, or a number below 0 if a signal has ended the run, as it does after so many seconds.
+It reads a line of JSON for each run: [folder, log file, most seconds, variables of the environment, arguments of pytest]. Its
+answer is the exit status, or a number below 0 if a signal has ended the run, as one does after so many seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ ENVIRONMENT = {
 
 IMPORTED = ("torch", "transformers.models.qwen3.modeling_qwen3", "triton.language", "hypothesis", "pytest")
 
+PROFILE = "mutants"
+
 
 def serve() -> None:
     os.environ |= ENVIRONMENT
     for name in IMPORTED:
         import_module(name)
+    from hypothesis import Phase, settings
+
+    # The same cases as in the suite; one that fails is not made smaller, which takes long.
+    settings.register_profile(PROFILE, derandomize=True, phases=(Phase.explicit, Phase.generate))
     for line in sys.stdin:
         child = os.fork()
         if not child:
@@ -47,7 +53,7 @@ def _run(folder: str, log: str, most_seconds: int, environment: dict[str, str], 
         del sys.modules[name]  # the folder has its own
     import pytest
 
-    status = int(pytest.main(arguments))
+    status = int(pytest.main([*arguments, f"--hypothesis-profile={PROFILE}"]))
     sys.stdout.flush()
     os._exit(status)
 
