@@ -67,7 +67,7 @@ MUTANTS = (
         "if sum(missing) + len(shared) > pool.num_free + num_freed:",
         "if sum(missing) > pool.num_free + num_freed:",
         "Growth does not count the block that a copy on write takes.",
-        (TEST_MANAGER, "tests/engine/kv/test_block_manager_under_stress.py"),
+        ("tests/engine/test_forks.py",),
     ),
     Mutant(
         "trim-leaks",
@@ -99,7 +99,7 @@ MUTANTS = (
         "self._plan.transfers += [Transfer(null, Place(Tier.DEVICE, block)) for block in sorted(wiped)]",
         "pass",
         "Blocks that may hold NaN are given to another sequence as they are.",
-        (TEST_ORDERS, "tests/engine/test_fault_matrix.py"),
+        (TEST_MANAGER,),
     ),
     Mutant(
         "unfinished-block-counts-as-common",
@@ -107,7 +107,11 @@ MUTANTS = (
         "end = min(end, *(seq.num_computed_tokens // self.block_size for seq in seqs))",
         "end = min(end, *(-(-seq.num_computed_tokens // self.block_size) for seq in seqs))",
         "A block that is not full counts as part of the common prefix of forks.",
-        (TEST_MANAGER, "tests/engine/test_common_blocks.py"),
+        (
+            "tests/engine/test_plans.py",
+            "tests/engine/test_scheduler_forks.py",
+            "tests/engine/kv/test_block_manager_groups.py",
+        ),
     ),
     Mutant(
         "hit-does-not-compare-tokens",

@@ -61,6 +61,7 @@ MUTANTS = (
         "self._take_chunks(step, budget, admit=True)",
         "In a mixed step that has preempted a sequence, a waiting one is admitted into the blocks that were freed.",
         ("tests/engine/test_preemption.py",),
+        "A victim needs more blocks than it has freed, so that it is refused anyway.",
     ),
     Mutant(
         "resumes-before-its-token-is-known",
@@ -68,7 +69,8 @@ MUTANTS = (
         "if seq.num_known_tokens < seq.num_tokens:  # preempted while a token of it was on its way",
         "if False:",
         "A preempted sequence is resumed while a token of it is still on its way.",
-        ("tests/engine/test_overlap.py", "tests/engine/test_plans.py", "tests/engine/test_priorities.py", STRESS),
+        ("tests/engine/test_overlap.py",),
+        "With two steps in flight the token is known by the next plan, and the plan that preempts admits nobody.",
     ),
     Mutant(
         "refused-sequence-is-not-tried-again",
@@ -153,7 +155,7 @@ MUTANTS = (
         "self.block_manager.discard(seq, wipe=True)",
         "self.block_manager.discard(seq)",
         "Blocks of a sequence whose step failed are given to others without being zeroed.",
-        ("tests/engine/test_fault_matrix.py", STRESS),
+        ("tests/e2e/test_fault_matrix.py",),
     ),
     Mutant(
         "failure-leaves-tokens-of-the-preempted-in-flight",
@@ -201,7 +203,10 @@ MUTANTS = (
         "return list(map(min, counts, self._counts))",
         "return counts",
         "After a newcomer, more blocks count as common to all decodes than those before had in common.",
-        ("tests/engine/test_common_blocks.py",),
+        (
+            "tests/engine/test_plans.py",
+            "tests/engine/speculation/test_drafted_runs.py",
+        ),
     ),
     Mutant(
         "common-blocks-with-drafts-count-a-block-too-many",

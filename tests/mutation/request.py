@@ -22,7 +22,7 @@ MUTANTS = (
         "if not 0 <= token < vocab_size:",
         "if not 0 <= token <= vocab_size:",
         "A prompt with the first id behind the vocabulary is accepted.",
-        (TEST_DOOR,),
+        ("tests/engine/test_llm_engine_mishaps.py",),
     ),
     Mutant(
         "bool-passes-for-a-token-id",
@@ -30,7 +30,7 @@ MUTANTS = (
         "if isinstance(token, bool) or not isinstance(token, int):",
         "if not isinstance(token, int):",
         "A prompt that holds True or False is accepted.",
-        (TEST_DOOR, TEST_ENGINE),
+        ("tests/engine/test_llm_engine_mishaps.py",),
     ),
     Mutant(
         "prompt-of-the-model-length-passes",
@@ -38,7 +38,7 @@ MUTANTS = (
         "if len(token_ids) >= max_model_len:",
         "if len(token_ids) > max_model_len:",
         "A prompt that leaves no room for a new token is accepted.",
-        (TEST_DOOR, TEST_ENGINE),
+        ("tests/engine/test_llm_engine_mishaps.py",),
     ),
     Mutant(
         "logit-bias-is-not-checked",
@@ -142,7 +142,7 @@ MUTANTS = (
         "outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))",
         "outputs.sort(key=lambda output: output.cumulative_logprob or 0.0)",
         "best_of reports the completions of the lowest log probability.",
-        ("tests/engine/test_request.py", TEST_ENGINE),
+        ("tests/e2e/test_beams_and_forks.py::test_best_of_reports_the_likeliest_first",),
     ),
     Mutant(
         "tpot-counts-the-first-token",
@@ -158,7 +158,9 @@ MUTANTS = (
         "return [None, *computed, *[None] * (len(self.prompt_token_ids) - 1 - len(computed))]",
         "return [*computed, *[None] * (len(self.prompt_token_ids) - len(computed))]",
         "Log probabilities of a prompt stand one token too early.",
-        ("tests/engine/test_request.py", TEST_ENGINE),
+        (
+            "tests/e2e/test_every_way_of_running.py::test_log_probabilities_of_prompts_are_those_of_transformers_cached_or_not",
+        ),
     ),
     Mutant(
         "stop-string-comes-a-token-late",
@@ -166,7 +168,12 @@ MUTANTS = (
         "match_stop = completion.num_taken >= seq.params.min_tokens",
         "match_stop = completion.num_taken > seq.params.min_tokens",
         "A stop string that ends with token number min_tokens is not heeded.",
-        (TEST_ENGINE,),
+        (
+            TEST_ENGINE,
+            "tests/engine/test_overlap.py",
+            "tests/engine/speculation/test_drafted_runs.py",
+            "tests/server/test_completions.py",
+        ),
     ),
     Mutant(
         "text-of-a-stop-token-is-shown",
@@ -190,7 +197,7 @@ MUTANTS = (
         "if request.request_id in self._requests:",
         "if False:",
         "A second request under the id of a running one takes its place.",
-        (TEST_ENGINE,),
+        ("tests/engine/test_llm_engine_mishaps.py",),
     ),
     Mutant(
         "failed-request-says-no-error",
@@ -198,7 +205,10 @@ MUTANTS = (
         "                request.error = error\n                self._retire(completion)",
         "                self._retire(completion)",
         "A request that ends for want of finite logits does not say why.",
-        (TEST_ENGINE, "tests/engine/test_llm_engine_mishaps.py"),
+        (
+            "tests/e2e/test_failures.py",
+            "tests/engine/test_fault_matrix.py",
+        ),
     ),
     Mutant(
         "abort-ends-a-namesake",
@@ -214,7 +224,10 @@ MUTANTS = (
         "for _ in range(MOST_MESSAGES):",
         "while True:",
         "Whoever sends messages without a pause keeps the engine from making steps.",
-        (TEST_ASYNC,),
+        (
+            TEST_ASYNC,
+            "tests/server/test_operations.py",
+        ),
     ),
     Mutant(
         "requests-of-a-closed-loop-run-on",
