@@ -223,7 +223,11 @@ MUTANTS = (
         "end, is_settled = begin[group], False",
         "end, is_settled = begin[group], True",
         "When one group shortens a hit, the groups before it are not asked whether they have what the shorter one needs.",
-        ("tests/engine/kv/test_groups.py",),
+        (
+            "tests/engine/kv/test_groups.py",
+            "tests/engine/kv/test_prefix_cache_groups.py",
+            "tests/engine/kv/test_block_manager_groups.py",
+        ),
     ),
     Mutant(
         "promise-goes-to-host-memory",

@@ -54,7 +54,7 @@ MUTANTS = (
         "positions[first:end] = np.arange(run.num_computed + 1, run.num_computed + 1 + run.num_new)",
         "positions[first:end] = run.num_computed + 1",
         "All samples of a run with drafts are drawn with the noise of its first position.",
-        (TEST_INPUTS,),
+        ("tests/runner/test_drafted_steps.py",),
     ),
     Mutant(
         "groups-share-one-block-table",
@@ -62,7 +62,7 @@ MUTANTS = (
         "metadata = [of_groups[group] for group in kv_cache.groups]",
         "metadata = [of_groups[0] for group in kv_cache.groups]",
         "Layers with a window use the block table of those without.",
-        (TEST_INPUTS,),
+        ("tests/e2e/test_windows_every_way.py",),
     ),
     Mutant(
         "table-entry-stays-stale",
@@ -103,14 +103,6 @@ MUTANTS = (
         "    decodes",
         "When the run of a broken row is dropped, tokens behind it go to the wrong sequences.",
         ("tests/runner/test_broken_rows.py",),
-    ),
-    Mutant(
-        "shared-blocks-are-replayed",
-        RUNNER,
-        "if self.graphs is None or (self.backend.reads_shared_once and any(plan.num_common_blocks)):",
-        "if self.graphs is None:",
-        "A step whose decodes share blocks is replayed, which reads the blocks once for each of them.",
-        ("tests/runner/test_model_runner_graphs.py", "tests/runner/test_graphs.py"),
     ),
     Mutant(
         "prompt-logprobs-are-shifted",
@@ -159,6 +151,7 @@ MUTANTS = (
         "for order in plan.writes if False}",
         "A file is written from a slot of host memory after another file was read into it.",
         ("tests/runner/test_kv_mover.py",),
+        "The block is nearly always set aside before the thread of the files has read the other one.",
     ),
     Mutant(
         "file-is-read-twice-at-once",
@@ -169,11 +162,11 @@ MUTANTS = (
         ("tests/runner/test_kv_files.py",),
     ),
     Mutant(
-        "failed-write-is-not-answered",
+        "failed-read-is-reported-as-done",
         FILES,
-        "        self._done.put(FileDone(path, problem))",
-        "        if problem is None:\n            self._done.put(FileDone(path, problem))",
-        "A read or write that fails is never reported, so that its sequence waits forever.",
+        "self._done.put(FileDone(path, problem))",
+        "self._done.put(FileDone(path, None))",
+        "A file that could not be read or written is reported as if it had been.",
         ("tests/runner/test_kv_files.py",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from tests.mutation.mutant import Mutant
 
 CAUGHT, SURVIVED, STALE, NOT_RUN = "caught", "survived", "does not apply", "tests did not run"
 
-MOST_SECONDS = 300
+MOST_SECONDS = 200
 """Of the tests of one mutant: if they take longer, they hang, which counts as caught."""
 
 
