@@ -208,5 +208,6 @@ MUTANTS = (
         "return guesses",
         "Guesses of the draft model go to the sequences in the order of their lengths.",
         ("tests/runner/test_draft_model.py",),
+        "In the tests of the draft model, all runs of a step have equally many drafts; a wrong guess changes no token.",
     ),
 )
