@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidSamplingParams, UnsupportedModel, shown
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import Destination, QuantizedDestination
@@ -17,7 +18,6 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import EMBEDDING, FLOATS, HEAD, Checkpoint
 from nanoengine.models.decoder import build_model
-from nanoengine.models.json_file import read_json
 from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import BITS

@@ -14,10 +14,10 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights, ModelNotFound, shown
 from nanoengine.kernels.memory import release_mapped
 from nanoengine.models.checkpoint import TensorHeader
-from nanoengine.models.json_file import read_json
 
 
 class SafetensorsFolder:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend, KVLayer
-from nanoengine.engine.kv.groups import CHUNKED, WINDOW, KVGroup, KVSpec
+from nanoengine.engine.kv.groups import WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.model_config import LayerConfig, ModelConfig
+from nanoengine.model_config import ModelConfig
 
 
 class KVCache:
@@ -73,13 +73,8 @@ def _block_shape(model: ModelConfig, backend: AttentionBackend, dtype: torch.dty
 
 def kv_specs(model: ModelConfig) -> list[KVSpec]:
     """What each layer of a model remembers of a sequence."""
-    return [_spec_of(model.layer(number)) for number in range(model.num_layers)]
-
-
-def _spec_of(layer: LayerConfig) -> KVSpec:
-    if layer.window is not None:
-        return KVSpec(WINDOW, layer.window)
-    return KVSpec() if layer.chunk is None else KVSpec(CHUNKED, layer.chunk)
+    windows = (model.layer(number).window for number in range(model.num_layers))
+    return [KVSpec() if window is None else KVSpec(WINDOW, window) for window in windows]
 
 
 def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -23,7 +24,6 @@ from nanoengine.layers.embedding import Embedding, LMHead
 from nanoengine.layers.linear import Linear
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder, DecoderLayer, build_model
-from nanoengine.models.json_file import read_json
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.conftest import INDEX, SHAPE
