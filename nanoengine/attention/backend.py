@@ -23,7 +23,6 @@ class AttentionSpec:
 
     scale: float  # factor of the scores, before the softmax
     window: int | None = None  # tokens that a query sees, its own included; None: all up to it
-    chunk: int | None = None  # a query sees its own chunk: from the last multiple of so many tokens up to itself
     sinks: bool = (
         False  # whether every query head has a score of its own, which takes weight from the tokens and adds no value
     )
@@ -229,13 +228,11 @@ def choose_backend(
     from nanoengine.attention.flash_attn import FlashAttention
     from nanoengine.attention.native import NativeAttention
     from nanoengine.attention.torch_reference import TorchAttention
-    from nanoengine.attention.torch_varlen import TorchVarlenAttention
     from nanoengine.attention.triton import TritonAttention
 
     on_cuda: tuple[type[AttentionBackend], ...] = (
         FlashAttention,
         TritonAttention,
-        TorchVarlenAttention,  # its steps cannot be recorded
         TorchAttention,
     )
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)

@@ -28,7 +28,7 @@ class NativeAttention(TwoKernels):
     capturable = True
     captures_prompts = False
     reads_shared_once = True
-    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
+    features = frozenset({"window", "sinks", "soft_cap"})
     block_major = True
     quantizes = True
 
@@ -80,7 +80,7 @@ class NativeAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
+        asked = spec.scale, spec.soft_cap, spec.window, sinks
         sizes = k_cache.shape[2], self.block_size
         return self._decode(q, k_cache, v_cache, tables, starts, lens, num_shared(runs, spec), *sizes, *asked)
 
@@ -94,7 +94,7 @@ class NativeAttention(TwoKernels):
         sinks: Tensor | None = None,
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        asked = spec.scale, spec.soft_cap, spec.window, spec.chunk, sinks
+        asked = spec.scale, spec.soft_cap, spec.window, sinks
         return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, *asked)
 
 
@@ -105,4 +105,4 @@ def head_dim_of(cache: Tensor) -> int:
 
 def num_shared(runs: Runs, spec: AttentionSpec) -> int:
     """Leading tokens that decodes read once for all; none where they are out of sight sooner or later."""
-    return runs.num_shared if spec.window is None and spec.chunk is None else 0
+    return runs.num_shared if spec.window is None else 0

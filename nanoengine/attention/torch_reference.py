@@ -51,7 +51,7 @@ class TorchAttention(TwoKernels):
     description = "plain torch gather + scaled_dot_product_attention"
     capturable = False
     captures_prompts = False
-    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
+    features = frozenset({"window", "sinks", "soft_cap"})
     quantizes = True
     block_major = False  # it looks tokens up in one flat list of slots
     rotate_and_write = None
@@ -148,7 +148,7 @@ class TorchAttention(TwoKernels):
         device = runs.seq_lens.device
         # The host may know upper bounds alone: where a sequence begins to be seen follows from its length on the device.
         counts = [
-            max(query_len, min(seq_len, query_len - 1 + min(spec.window or seq_len, spec.chunk or seq_len)))
+            max(query_len, min(seq_len, query_len - 1 + (spec.window or seq_len)))
             for seq_len, query_len in zip(runs.seq_lens_list, runs.query_lens_list, strict=True)
         ]
         groups = list(_groups(counts, runs.query_lens_list))
@@ -196,14 +196,12 @@ def _gather(cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _first_seen(position: int, spec: AttentionSpec) -> int:
     """The first position that the token at a position sees."""
-    first = 0 if spec.window is None else max(0, position - spec.window + 1)
-    return first if spec.chunk is None else max(first, position - position % spec.chunk)
+    return 0 if spec.window is None else max(0, position - spec.window + 1)
 
 
 def _first_seen_of_each(positions: Tensor, spec: AttentionSpec) -> Tensor:
     """The same for positions in a tensor."""
-    first = torch.zeros_like(positions) if spec.window is None else (positions - spec.window + 1).clamp(min=0)
-    return first if spec.chunk is None else first.maximum(positions - positions % spec.chunk)
+    return torch.zeros_like(positions) if spec.window is None else (positions - spec.window + 1).clamp(min=0)
 
 
 def _visible(first: int, last: int, spec: AttentionSpec, device: torch.device) -> Tensor:
@@ -213,8 +211,6 @@ def _visible(first: int, last: int, spec: AttentionSpec, device: torch.device) -
     visible = keys <= queries
     if spec.window is not None:
         visible &= keys > queries - spec.window
-    if spec.chunk is not None:
-        visible &= keys >= queries - queries % spec.chunk
     return visible
 
 
@@ -259,7 +255,7 @@ def _is_by_definition(spec: AttentionSpec) -> bool:
 def _slice_size(num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
     """How many queries of a prefill are computed at once; with a window, few enough that they see most of each other's keys."""
     most = MAX_SCORES // num_heads if _is_by_definition(spec) else MAX_SCORES
-    reach = min(num_keys, spec.window or num_keys, spec.chunk or num_keys)
+    reach = min(num_keys, spec.window or num_keys)
     if num_keys == reach:
         return max(1, most // max(1, num_keys))
     size = max(reach, SHORT)

@@ -33,7 +33,7 @@ class TritonAttention(TwoKernels):
 
     name = "triton"
     description = "paged decode and prefill kernels in Triton"
-    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
+    features = frozenset({"window", "sinks", "soft_cap"})
     block_major = False
     capturable = True
     captures_prompts = True
@@ -143,4 +143,4 @@ class TritonAttention(TwoKernels):
 
 def _asked(spec: AttentionSpec) -> dict[str, Any]:
     """What a layer asks for beside a scale."""
-    return {"window": spec.window, "chunk": spec.chunk, "soft_cap": spec.soft_cap}
+    return {"window": spec.window, "soft_cap": spec.soft_cap}

@@ -1,1 +1,1 @@
-"""The whole minimal engine. It imports nothing else of the package; all the rest extends it."""
+"""The whole minimal engine: it imports nothing else of the package, and all else of the package extends it."""

@@ -15,8 +15,8 @@ from nanoengine.kernels.libraries import load_library
 POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
 INT64 = ctypes.c_int64
 
-ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, SIZE, POINTER]
-"""scale, soft_cap, window, chunk (0: none) and sinks, as attention_spec.h has them."""
+ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, POINTER]
+"""scale, soft_cap, window (0: none) and sinks, as attention_spec.h has them."""
 
 SIGNATURES: dict[str, list[type]] = {
     "packed_size": [INT, SIZE, SIZE],

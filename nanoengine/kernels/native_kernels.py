@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nanoengine.core.kernels import Weight
 from nanoengine.kernels.c_functions import c_functions
+from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native_operations import operation
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
-from nanoengine.kernels.sampling import SamplingTable, choose_tokens
-from nanoengine.kernels.torch_kernels import place_tokens
 
 
-class NativeKernels:
+class NativeKernels(Kernels):
     """The native operations. Results are new tensors, except that a residual is overwritten.
 
     Args:
@@ -44,7 +44,6 @@ class NativeKernels:
         rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
-        self.place_tokens = place_tokens
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
         assert device.type == "cpu"
@@ -141,7 +140,8 @@ class NativeKernels:
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self._rms_norm(x, residual, weight, eps), residual
 
-    def choose_tokens(
-        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
-    ) -> Tensor:
-        return choose_tokens(self._draw_tokens, self._log_sum_exp, logits, table, rows, positions, last_tokens)
+    def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        return self._draw_tokens(logits, keys, temperature)
+
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+        return keep_likeliest(logits, top_k, top_p, min_p, self._log_sum_exp)

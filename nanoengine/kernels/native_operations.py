@@ -251,7 +251,6 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         scale: float,
         soft_cap: float | None,
         window: int | None,
-        chunk: int | None,
         sinks: Tensor | None,
     ) -> Tensor:
         q, block_tables = q.contiguous(), block_tables.contiguous()
@@ -260,7 +259,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         _, q_heads, head_dim = q.shape
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, address_of_floats(sinks)
         lengths = query_start.data_ptr(), seq_lens.data_ptr(), num_shared
         dtypes = DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]
         c.attention_decode(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
@@ -278,7 +277,6 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         scale: float,
         soft_cap: float | None,
         window: int | None,
-        chunk: int | None,
         sinks: Tensor | None,
     ) -> Tensor:
         q, block_tables = q.contiguous(), block_tables.contiguous()
@@ -288,7 +286,7 @@ def _operations(c: SimpleNamespace) -> dict[Callable[..., Tensor | None], tuple[
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), block_tables.data_ptr(), block_tables.shape[1]
         lengths = query_start.data_ptr(), seq_lens.data_ptr()
         sizes = len(seq_lens), q_heads, kv_heads, head_dim, block_size, k_cache.stride(0)
-        asked = scale, soft_cap or 0.0, window or 0, chunk or 0, address_of_floats(sinks)
+        asked = scale, soft_cap or 0.0, window or 0, address_of_floats(sinks)
         dtypes = DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]
         c.attention_prefill(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out

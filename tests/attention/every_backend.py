@@ -18,7 +18,7 @@ from tests.support import TOY
 
 CPU = torch.device("cpu")
 
-BLOCK_SIZES = {"torch": 16, "native": 16, "triton": 16, "flash_attn_2": 256, "flash_attn_3": 16, "torch_varlen": 256}
+BLOCK_SIZES = {"torch": 16, "native": 16, "triton": 16, "flash_attn_2": 256, "flash_attn_3": 16}
 """What each is tested with."""
 
 every_backend = pytest.mark.parametrize("name", BLOCK_SIZES)

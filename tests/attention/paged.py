@@ -247,8 +247,7 @@ def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True
 
 def first_seen(position: int, spec: AttentionSpec) -> int:
     """The first token that the one at a position sees."""
-    first = position - spec.window + 1 if spec.window is not None else 0
-    return max(0, first, position // spec.chunk * spec.chunk if spec.chunk is not None else 0)
+    return 0 if spec.window is None else max(0, position - spec.window + 1)
 
 
 def assert_attended(

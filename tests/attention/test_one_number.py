@@ -38,7 +38,6 @@ def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend],
     spec = AttentionSpec(
         0.1 + rng.random(),
         window=rng.choice([None, None, rng.randint(1, longest // 2)]),
-        chunk=rng.choice([None, None, rng.randint(1, longest // 2)]),
         sinks=rng.random() < 0.3,
         soft_cap=rng.choice([None, None, 0.3, 3.0]),
     )

@@ -30,8 +30,6 @@ def first_seen(position: int, spec: AttentionSpec) -> int:
     """Counted backwards from the token itself, one by one."""
     first = position
     while first > 0 and (spec.window is None or position - first + 1 < spec.window):
-        if spec.chunk is not None and first % spec.chunk == 0:
-            break
         first -= 1
     return first
 
@@ -279,7 +277,7 @@ def test_narrow_dtypes_stay_what_they_are(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=0.02, atol=0.02)
 
 
-# ---- windows, chunks, sinks and soft caps
+# ---- windows, sinks and soft caps
 
 Shape = tuple[int, int, int]
 
@@ -308,9 +306,8 @@ def check_step(spec: AttentionSpec, block_size: int, lens: list[int], starts: li
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 15, 16, 17, 39, 40, 41, 1000])
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_windows_and_chunks_around_every_edge(kind: str, size: int, block_size: int) -> None:
-    spec = AttentionSpec(SCALE, **{kind: size})
+def test_windows_around_every_edge(size: int, block_size: int) -> None:
+    spec = AttentionSpec(SCALE, window=size)
     check_step(spec, block_size, [40, 17, 1, 40], [39, 16, 0, 0])
     check_step(spec, block_size, [40, 33, 41], [17, 0, 25])
     check_step(spec, block_size, [40, 33, 41, 17, 4], [35, 28, 24, 0, 0])
@@ -320,11 +317,11 @@ sizes = st.one_of(st.none(), st.integers(1, 64))
 
 
 @FAST
-@given(st.data(), sizes, sizes, st.booleans(), st.sampled_from([None, 0.5, 3.0, 50.0]), st.integers(0, 99))
+@given(st.data(), sizes, st.booleans(), st.sampled_from([None, 0.5, 3.0, 50.0]), st.integers(0, 99))
 def test_any_step_of_any_attention(
-    data: st.DataObject, window: int | None, chunk: int | None, sinks: bool, soft_cap: float | None, seed: int
+    data: st.DataObject, window: int | None, sinks: bool, soft_cap: float | None, seed: int
 ) -> None:
-    spec = AttentionSpec(SCALE, window, chunk, sinks, soft_cap)
+    spec = AttentionSpec(SCALE, window, sinks, soft_cap)
     lens = data.draw(st.lists(st.integers(1, 70), min_size=1, max_size=4))
     num_decodes = data.draw(st.integers(0, len(lens)))
     starts = [
@@ -348,10 +345,9 @@ def test_a_sink_that_outweighs_all_tokens_leaves_nothing_of_them(decoding: bool)
     assert out[:, [1, 2]].any(-1).all()
 
 
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_what_is_gathered_follows_the_window(monkeypatch: pytest.MonkeyPatch, kind: str, attended: list[Shape]) -> None:
+def test_what_is_gathered_follows_the_window(monkeypatch: pytest.MonkeyPatch, attended: list[Shape]) -> None:
     monkeypatch.setattr(torch_reference, "SHORT", 8)
-    spec = AttentionSpec(SCALE, **{kind: 20})
+    spec = AttentionSpec(SCALE, window=20)
     check_step(spec, 16, [600, 20, 500], [599, 19, 499])
     assert attended
     assert all(num_keys <= 20 for _, _, num_keys in attended)

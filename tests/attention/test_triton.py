@@ -86,7 +86,6 @@ def test_it_is_exact_in_float32(decoding: bool, block_size: int) -> None:
     "spec",
     [
         AttentionSpec(1.0, window=20),
-        AttentionSpec(1.0, chunk=32),
         AttentionSpec(1.0, sinks=True),
         AttentionSpec(1.0, soft_cap=2.0),
         AttentionSpec(1.0, window=40, sinks=True, soft_cap=5.0),

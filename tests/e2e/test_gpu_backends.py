@@ -17,7 +17,7 @@ from tests.e2e.small_engine import assert_idle, late_device
 from tests.support import fill_kv_with_nan, model_runner
 
 LENGTHS = (1, 15, 16, 17, 40, 255, 256, 257, 300)
-BACKENDS = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn", "torch_varlen": "torch_varlen"}
+BACKENDS = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn"}
 Tokens = list[list[list[int]]]
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -271,7 +271,7 @@ class BuildAttention(NativeAttention):
         out, tables, lens = torch.empty_like(q), runs.block_tables, (runs.query_start_loc, runs.seq_lens)
         inputs = q, k_cache.data_ptr(), v_cache.data_ptr(), tables, tables.shape[1], *lens, *shared
         sizes = len(runs.seq_lens), q.shape[1], *self._sizes(k_cache)
-        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, sinks
+        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, sinks
         self.build.call(name, DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype], *inputs, out, *sizes, *asked)
         return out
 

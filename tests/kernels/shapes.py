@@ -152,7 +152,7 @@ HEADS = [Heads(2, 1, 32), Heads(1, 2, 96), Heads(2, 3, 64), Heads(1, 5, 128), He
 SPECS = [
     AttentionSpec(1.0, window=45, sinks=True, soft_cap=3.0),
     AttentionSpec(1.0, window=530, soft_cap=50.0),
-    AttentionSpec(1.0, chunk=17, sinks=True),
+    AttentionSpec(1.0, window=17, sinks=True),
 ]
 """With those heads that are asked for windows, sinks and soft caps."""
 HEADS_OF_SPECS = [Heads(1, 4, 256), Heads(2, 3, 64)]

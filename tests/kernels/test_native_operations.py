@@ -87,8 +87,8 @@ def test_operations_overwrite_what_they_say_and_nothing_else() -> None:
         (ops.attention_rotate_and_write, (qkv, weight, weight, 1e-6, cos, sin, *caches, slots, *sizes)),
         (ops.attention_rotate_and_write, (qkv, None, None, 0.0, None, None, *caches, slots, *sizes)),
         (ops.attention_write, (k, v, *caches, slots, 16)),
-        (ops.attention_decode, (q, *caches, tables, starts, lens, 0, HEADS, 16, 0.2, None, None, None, None)),
-        (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2, 30.0, 8, 4, torch.zeros(2 * HEADS))),
+        (ops.attention_decode, (q, *caches, tables, starts, lens, 0, HEADS, 16, 0.2, None, None, None)),
+        (ops.attention_prefill, (q, *caches, tables, starts, lens, HEADS, 16, 0.2, 30.0, 8, torch.zeros(2 * HEADS))),
     ]
     for called, arguments in calls:
         torch.library.opcheck(called.default, arguments, test_utils="test_schema")
@@ -102,7 +102,7 @@ def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> No
     experts = [NativeExperts(1, 16, 16, torch.float32).weight.numbers for _ in range(3)]
     choices = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
     caches, one = torch.zeros(2, 2, 1, 16, 16 * DIM), torch.ones(1, dtype=torch.int32)
-    starts, asked = torch.tensor([0, 1], dtype=torch.int32), (16, 16, 0.2, None, None, None)
+    starts, asked = torch.tensor([0, 1], dtype=torch.int32), (16, 16, 0.2, None, None)
     calls: dict[str, Callable[[Tensor], tuple[Any, ...]]] = {
         "rms_norm": lambda floats: (x, None, floats, 1e-6),
         "experts": lambda floats: (x, *experts, None, None, floats[None], *choices, 1, 16, 0),
