@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.interface import Destination, Kernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.embedding import Embedding, LMHead

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, KVLayer
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import KVLayer
 from nanoengine.engine.kv.groups import WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.model_config import ModelConfig

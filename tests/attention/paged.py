@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from nanoengine import LLM
-from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels

@@ -1,4 +1,4 @@
-"""The backends whose kernels come from packages, with stand-ins for these, against the reference in float64."""
+"""What the package flash-attn computes, with stand-ins for its versions, against the reference in float64."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention import nhd_layout
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec, choose_backend
+from nanoengine.attention import flash_attn
+from nanoengine.attention.backend import choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
-from nanoengine.attention.nhd_layout import NHDLayout, key_starts
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.flash_attention import key_starts
 from nanoengine.errors import InvalidConfig
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
@@ -37,11 +38,11 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """K/V are written by torch: the interpreter of Triton takes its time for every token."""
-    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
+    monkeypatch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
 
 
-def backend_of(block_size: int = BLOCK) -> NHDLayout:
-    assert FlashAttention.unsupported_reason(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
+def backend_of(block_size: int = BLOCK) -> FlashAttention:
+    assert FlashAttention.unsupported_reason(CPU, torch.bfloat16, 16, block_size) is None
     return FlashAttention(block_size)
 
 
@@ -211,7 +212,7 @@ def test_any_batch(package: str, lens: list[tuple[int, float]], window: int | No
     spec = AttentionSpec(1.0, window=window)
     sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
+        patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
         check_prefill(sequences, [int(n * part) for n, part in lens], spec)
         check_decode(sequences, spec)
 
@@ -306,7 +307,7 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
         written.append(arguments)
         return qkv
 
-    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: None)
+    monkeypatch.setattr(flash_attn, "triton_unsupported_reason", lambda _: None)
     monkeypatch.setattr("nanoengine.kernels.triton.rotate_and_write.rotate_and_write", rotate_and_write)
     sequences = Sequences(Heads(1, 1, 8), BLOCK, [3])
     pool = Pool(sequences, FlashAttention(BLOCK))
