@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel, shown
 
-ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
 MAX_JSON_BYTES = 64 << 20  # the indexes of the largest models have a fifth of it
+
+SUPPORTED: dict[str, Any] = {
+    "architectures": (["Qwen3ForCausalLM"],),
+    "hidden_act": (None, "silu"),
+    "use_sliding_window": (None, False),
+    "rope_scaling": (None,),
+    "rope_type": (None, "default"),
+    "quantization_config": (None,),
+    "dtype": DTYPES,
+}
+"""Values of fields whose other values are not computed; None: the field may be missing."""
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -71,56 +79,6 @@ class Qwen3Config(ModelConfig):
     rope_theta: float
 
 
-class ConfigFields:
-    """A JSON table, read field by field. Every method raises UnsupportedModel for a value that is missing or wrong."""
-
-    def __init__(self, table: Mapping[str, Any], where: str = "the model's config.json"):
-        self.table, self.where = table, where
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands there; `default` if there is none, or null."""
-        value = self.table.get(key)
-        return default if value is None else value
-
-    def integer(self, key: str, default: Any = None, most: int = MAX_INT32) -> int:
-        """A positive integer."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(key, value, "a positive integer")
-        if value > most:
-            raise self.wrong(key, value, f"at most {most}")
-        return value
-
-    def number(self, key: str, default: Any = None) -> float:
-        """A positive number; a field that is there as null is wrong."""
-        value = self.table.get(key, self.get(key, default))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise self.wrong(key, value, "a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        value = self.get(key, default)
-        if value not in (False, True):
-            raise self.wrong(key, value, "true or false")
-        return bool(value)
-
-    def expect(self, key: str, *supported: object) -> None:
-        """A field whose other values are not computed; it may be missing."""
-        value = self.get(key)
-        if value is not None and value not in supported:
-            raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
-
-    def table_of(self, key: str) -> Mapping[str, Any]:
-        """A table; an empty one if there is none."""
-        value = self.get(key) or {}
-        if not isinstance(value, Mapping):
-            raise self.wrong(key, value, "a table")
-        return value
-
-    def wrong(self, key: str, value: object, right: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be {right}")
-
-
 def read_config(folder: Path) -> Qwen3Config:
     """The config of a Qwen3 model, from its config.json (schemas of transformers 4 and 5).
 
@@ -128,38 +86,42 @@ def read_config(folder: Path) -> Qwen3Config:
         ModelNotFound: the file is missing.
         UnsupportedModel: another architecture, a feature that is not computed, or a field that is missing or wrong.
     """
-    fields = ConfigFields(read_json(folder, "config.json"))
-    if (stated := fields.get("architectures")) != [ARCHITECTURE]:
-        raise fields.wrong("architectures", stated, repr([ARCHITECTURE]))
-    fields.expect("hidden_act", "silu")
-    fields.expect("use_sliding_window", False)
-    fields.expect("quantization_config", None)
-    fields.expect("rope_scaling", None)
-    rope = ConfigFields(fields.table_of("rope_parameters"), "rope_parameters of the model's config.json")
-    rope.expect("rope_type", "default")
-    theta, bias = rope.number("rope_theta", fields.get("rope_theta", 10_000.0)), fields.flag("attention_bias")
-    return Qwen3Config(architecture=ARCHITECTURE, rope_theta=theta, qkv_bias=bias, o_bias=bias, **read_sizes(fields))
+    table = read_json(folder, "config.json")
+    rope = table.get("rope_parameters") or {}
+    table |= rope if isinstance(rope, dict) else {"rope_type": rope}
+    table |= {"dtype": str(table.get("dtype") or table.get("torch_dtype") or "float32").removeprefix("torch.")}
+    for key, supported in SUPPORTED.items():
+        if (value := table.get(key)) not in supported:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {folder}/config.json: it must be one of {supported}")
 
+    def read(key: str, default: Any = None, *, kind: type = int) -> Any:
+        value = default if table.get(key) is None else table[key]
+        is_right = type(value) is kind if kind is bool else type(value) in (int, kind) and 0 < value < MAX_INT32
+        if not is_right:
+            must = "true or false" if kind is bool else f"a positive {kind.__name__}"
+            raise UnsupportedModel(f"{key} is {shown(value)} in {folder}/config.json: it must be {must}")
+        return value
 
-def read_sizes(fields: ConfigFields) -> dict[str, Any]:
-    """The fields of `ModelConfig` that the config.json files of all decoders spell alike."""
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.wrong("num_attention_heads", num_heads, f"a multiple of num_key_value_heads ({num_kv_heads})")
-    head_dim = fields.integer("head_dim", 128)
-    if head_dim % 2:
-        raise fields.wrong("head_dim", head_dim, "even, since its dimensions are rotated in pairs")
-    dtype = str(fields.get("dtype", fields.get("torch_dtype", "float32"))).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise fields.wrong("dtype", dtype, " or ".join(DTYPES))
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
-    return {name: fields.integer(name) for name in sizes} | {
-        "num_layers": fields.integer("num_hidden_layers"),
-        "num_heads": num_heads,
-        "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "tie_word_embeddings": fields.flag("tie_word_embeddings"),
-        "dtype": dtype,
-    }
+    bias, heads = read("attention_bias", False, kind=bool), read("num_attention_heads")
+    config = Qwen3Config(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=read("vocab_size"),
+        hidden_size=read("hidden_size"),
+        intermediate_size=read("intermediate_size"),
+        num_layers=read("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=read("num_key_value_heads", heads),
+        head_dim=read("head_dim", 128),
+        max_position_embeddings=read("max_position_embeddings"),
+        rms_norm_eps=read("rms_norm_eps", 1e-6, kind=float),
+        rope_theta=read("rope_theta", 10_000.0, kind=float),
+        tie_word_embeddings=read("tie_word_embeddings", False, kind=bool),
+        dtype=table["dtype"],
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+    if config.head_dim % 2:
+        raise UnsupportedModel(f"head_dim is {config.head_dim}: it must be even, since pairs of dimensions are rotated")
+    if heads % config.num_kv_heads:
+        raise UnsupportedModel(f"num_attention_heads is {heads}: it must be a multiple of num_key_value_heads")
+    return config

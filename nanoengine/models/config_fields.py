@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nanoengine.config import MAX_INT32, MAX_LAYERS, MAX_POSITIONS
-from nanoengine.core import model_config as core
+from nanoengine.config import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
-
-MAX_HEAD_DIM = 2**16
 
 WITHOUT_EFFECT = re.compile(
     r"_(name_or_path|commit_hash|class_name|diffusers_version|from_auto|.*implementation.*)|architectures|model_type|.*_token_id|"
@@ -27,14 +24,12 @@ WITHOUT_EFFECT = re.compile(
 )
 """Fields that change nothing about what a model computes when it is used."""
 
+REQUIRED = object()
 OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 
-LIMITS = {"num_hidden_layers": MAX_LAYERS, "max_position_embeddings": MAX_POSITIONS, "head_dim": MAX_HEAD_DIM}
-"""The largest values of some fields."""
 
-
-class ConfigFields(core.ConfigFields):
-    """Remembers which fields were read: `refuse_others` names one that nobody read, though it may matter.
+class ConfigFields:
+    """Reads the fields of a table, and remembers which: `refuse_others` names one that nobody read, though it may matter.
 
     Args:
         table: the content of a config.json, or of a table in it.
@@ -45,7 +40,7 @@ class ConfigFields(core.ConfigFields):
     """
 
     def __init__(self, table: Mapping[str, Any], where: str = "the model's config.json"):
-        super().__init__(table, where)
+        self.table, self.where = table, where
         self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
@@ -57,25 +52,55 @@ class ConfigFields(core.ConfigFields):
             self.table = {**self.table, key: value}
 
     def get(self, key: str, default: Any = None) -> Any:
+        """The value as it stands there; `default` if there is none, or null."""
         self._read.add(key)
-        return super().get(key, default)
+        value = self.table.get(key)
+        return default if value is None else value
 
-    def integer(self, key: str, default: Any = None, most: int = MAX_INT32) -> int:
-        return super().integer(key, default, min(most, LIMITS.get(key, most)))
-
-    def number(self, key: str, default: Any = None, least: float = 0.0, most: float = math.inf) -> float:
-        """A positive number within bounds; a field that is there as null is wrong."""
-        value = super().number(key, default)
-        if not least <= value <= most:
-            raise self.wrong(key, self.get(key, default), f"from {least:g} to {most:g}")
+    def integer(self, key: str, default: Any = REQUIRED, most: int = MAX_INT32) -> int:
+        """A positive integer."""
+        value = self.get(key, default if default is not REQUIRED else None)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive integer")
+        if value > most:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be at most {most}")
         return value
+
+    def number(self, key: str, default: Any = REQUIRED, least: float = 0.0, most: float = sys.float_info.max) -> float:
+        """A positive number within bounds; a field that is there as null counts as wrong."""
+        self._read.add(key)
+        value = self.table.get(key, None if default is REQUIRED else default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive number")
+        if not least <= value <= most:
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be from {least:g} to {most:g}")
+        return float(value)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """A list of so many positive numbers."""
         values = self.get(key)
         if not isinstance(values, list) or len(values) != count:
-            raise self.wrong(key, values, f"a list of {count} numbers")
-        return tuple(ConfigFields({key: value}, self.where).number(key, None, least, most) for value in values)
+            raise UnsupportedModel(f"{key} is {shown(values)} in {self.where}: it must be a list of {count} numbers")
+        return tuple(ConfigFields({key: value}, self.where).number(key, REQUIRED, least, most) for value in values)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key, default)
+        if value not in (False, True):
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be true or false")
+        return bool(value)
+
+    def table_of(self, key: str) -> Mapping[str, Any]:
+        """A table; an empty one if there is none."""
+        value = self.get(key) or {}
+        if not isinstance(value, Mapping):
+            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a table")
+        return value
+
+    def expect(self, key: str, *supported: object) -> None:
+        """A field whose other values are not computed."""
+        value = self.get(key)
+        if value is not None and value not in supported:
+            raise UnsupportedModel(f"{key} is {shown(value)}: only {' or '.join(map(repr, supported))} is supported")
 
     def refuse_others(self) -> None:
         """Refuse what nobody read, unless it changes nothing, or says that something is off."""

@@ -9,7 +9,7 @@ from typing import Any
 from nanoengine.config import MAX_POSITIONS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import RopeConfig
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import REQUIRED, ConfigFields
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 RENAMED = {"su": "longrope"}
@@ -118,21 +118,21 @@ def _default(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict
 
 
 def _linear(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
-    return {"factor": fields.number("factor", None, *STRETCHES)}
+    return {"factor": fields.number("factor", REQUIRED, *STRETCHES)}
 
 
 def _dynamic(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
     fields.get("original_max_position_embeddings")
-    positions = outer.integer("max_position_embeddings")
-    return {"factor": fields.number("factor", None, *STRETCHES), "trained_positions": positions}
+    positions = outer.integer("max_position_embeddings", most=MAX_POSITIONS)
+    return {"factor": fields.number("factor", REQUIRED, *STRETCHES), "trained_positions": positions}
 
 
 def _llama3(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[str, Any]:  # noqa: ARG001
-    low, high = (fields.number(f"{end}_freq_factor", None, *SCALES) for end in ("low", "high"))
+    low, high = (fields.number(f"{end}_freq_factor", REQUIRED, *SCALES) for end in ("low", "high"))
     if high <= low:
         raise UnsupportedModel(f"high_freq_factor is {high}: it must be more than low_freq_factor ({low})")
     return {
-        "factor": fields.number("factor", None, *STRETCHES),
+        "factor": fields.number("factor", REQUIRED, *STRETCHES),
         "trained_positions": _trained_positions(fields, outer),
         "low_freq_factor": low,
         "high_freq_factor": high,
@@ -144,7 +144,7 @@ def _yarn(fields: ConfigFields, outer: ConfigFields, rotary_dim: int) -> dict[st
     factor = _factor(fields, outer, trained)
     mscale, mscale_all = fields.get("mscale"), fields.get("mscale_all_dim")
     if mscale and mscale_all:
-        scales = [fields.number(key, None, *SCALES) for key in ("mscale", "mscale_all_dim")]
+        scales = [fields.number(key, REQUIRED, *SCALES) for key in ("mscale", "mscale_all_dim")]
         amplitude = _yarn_amplitude(factor, scales[0]) / _yarn_amplitude(factor, scales[1])
     else:
         amplitude = _yarn_amplitude(factor, 1.0)
@@ -198,9 +198,9 @@ def _trained_positions(fields: ConfigFields, outer: ConfigFields) -> int:
 
 def _factor(fields: ConfigFields, outer: ConfigFields, trained: int) -> float:
     """Of what was trained, if it is not stated."""
-    return _stated_or(fields, "factor", outer.integer("max_position_embeddings") / trained)
+    return _stated_or(fields, "factor", outer.integer("max_position_embeddings", most=MAX_POSITIONS) / trained)
 
 
 def _stated_or(fields: ConfigFields, key: str, value: float) -> float:
     bounds = STRETCHES if key == "factor" else SCALES
-    return fields.number(key, None, *bounds) if fields.get(key) is not None else value
+    return fields.number(key, REQUIRED, *bounds) if fields.get(key) is not None else value

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nanoengine.config import MAX_PARAMETERS
-from nanoengine.core.model_config import read_sizes
-from nanoengine.errors import UnsupportedModel
+from nanoengine.config import DTYPES, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
+from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.rope_config import read_rope
@@ -15,6 +14,7 @@ from nanoengine.models.rope_config import read_rope
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Hugging Face's names of activations -> ours."""
 
+MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16
 """Of all layers together: each has tensors of its own."""
 
@@ -48,21 +48,36 @@ def read_decoder(
     """
     if "activation" not in facts:
         facts["activation"] = activation_of(fields, "hidden_act", "silu")
-    fields.default("head_dim", head_dim_of(fields, head_dim))
-    fields.default("tie_word_embeddings", tied)
-    if "rms_norm_eps" not in fields:  # null is wrong there
-        fields.default("rms_norm_eps", eps)
-    sizes = read_sizes(fields)
+    size = head_dim_of(fields, head_dim)
     if layers is None:
-        rope = read_rope(fields, sizes["head_dim"], theta, may_be_partial=may_be_partial)
+        rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
         layers = tuple(LayerConfig(rope=rope, window=window) for window in windows)
     if len(set(layers)) == 1:
         layers = layers[:1]
-    config = ModelConfig(architecture=architecture, layers=layers, **sizes, **facts)
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers", most=MAX_LAYERS),
+        num_heads=fields.integer("num_attention_heads"),
+        num_kv_heads=fields.integer("num_key_value_heads", fields.integer("num_attention_heads")),
+        head_dim=size,
+        max_position_embeddings=fields.integer("max_position_embeddings", most=MAX_POSITIONS),
+        rms_norm_eps=fields.number("rms_norm_eps", eps),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", tied),
+        dtype=_dtype(fields),
+        layers=layers,
+        **facts,
+    )
     if config.experts is not None and config.num_layers * config.experts.num_experts > MAX_EXPERTS:
         raise UnsupportedModel(
             f"{config.num_layers} layers of {config.experts.num_experts} experts in {fields.where}: there must be at most "
             f"{MAX_EXPERTS} experts"
+        )
+    if config.num_heads % config.num_kv_heads:
+        raise UnsupportedModel(
+            f"num_attention_heads is {config.num_heads}: it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
         )
     if (total := config.num_parameters()) > MAX_PARAMETERS:
         raise UnsupportedModel(
@@ -85,4 +100,16 @@ def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     """Dimensions of a head, as stated, or the family's default, or a share of the hidden size."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
-    return fields.integer("head_dim", default)
+    size = fields.integer("head_dim", default, MAX_HEAD_DIM)
+    if size % 2:
+        raise UnsupportedModel(f"head_dim is {size}: rotary embeddings need an even one")
+    return size
+
+
+def _dtype(fields: ConfigFields) -> str:
+    stated = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    fields.get("torch_dtype")
+    dtype = stated.removeprefix("torch.") if isinstance(stated, str) else None
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"the checkpoint's dtype is {shown(stated)}: supported are {', '.join(DTYPES)}")
+    return dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
@@ -38,6 +39,6 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     without = set(dense)
     layers = tuple(
         LayerConfig(rope=rope, window=window, has_experts=i not in without and (i + 1) % step == 0)
-        for i in range(fields.integer("num_hidden_layers"))
+        for i in range(fields.integer("num_hidden_layers", most=MAX_LAYERS))
     )
     return read_decoder(fields, architecture, layers=layers, experts=experts, **facts)

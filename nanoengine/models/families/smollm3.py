@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
@@ -14,7 +15,7 @@ ARCHITECTURES = ("SmolLM3ForCausalLM",)
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     bias = fields.flag("attention_bias")
-    count = fields.integer("num_hidden_layers")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     interval = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers", [int((i + 1) % interval != 0) for i in range(count)])
     if not isinstance(rotates, list) or len(rotates) < count or not all(one in (0, 1) for one in rotates):

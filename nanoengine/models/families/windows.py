@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.rope_config import LAYER_TYPES
@@ -20,7 +21,7 @@ def window_of(fields: ConfigFields, default: int | None = None) -> int | None:
 
 def layer_types_of(fields: ConfigFields) -> list[str] | None:
     """What the file says of each layer: one of `LAYER_TYPES`; None if nothing."""
-    types, count = fields.get("layer_types"), fields.integer("num_hidden_layers")
+    types, count = fields.get("layer_types"), fields.integer("num_hidden_layers", most=MAX_LAYERS)
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
@@ -32,7 +33,7 @@ def layer_types_of(fields: ConfigFields) -> list[str] | None:
 
 def types_by_pattern(fields: ConfigFields, period: int) -> list[str]:
     """The type of each layer: as stated, or every layer slides but each `period`-th."""
-    count = fields.integer("num_hidden_layers")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     return layer_types_of(fields) or [FULL if (i + 1) % period == 0 else SLIDING for i in range(count)]
 
 
@@ -47,5 +48,5 @@ def windows_of_qwen(fields: ConfigFields) -> list[int | None]:
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     if isinstance(first, bool) or not isinstance(first, int):
         raise UnsupportedModel(f"max_window_layers is {shown(first)}: it must be a number of layers")
-    count = fields.integer("num_hidden_layers")
+    count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     return windows_by_types(types or [SLIDING if i >= first else FULL for i in range(count)], window)
