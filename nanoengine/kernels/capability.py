@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from nanoengine.attention.backend import AttentionBackend as PackageBackend
 from nanoengine.attention.backend import choose_backend
 from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
 from nanoengine.core.attention import AttentionBackend
@@ -16,6 +17,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.kernels import Kernels
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.startup import Capability, Startup
+from nanoengine.kernels.interface import Kernels as PackageKernels
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.decoder import attention_specs
 from nanoengine.placement import choose_dtype
@@ -79,7 +81,8 @@ class NativeAndTriton(Capability):
         return found
 
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
-        kind = BlockMajorKVCache if startup.backend.block_major else HugePageKVCache
+        backend = startup.backend
+        kind = BlockMajorKVCache if isinstance(backend, PackageBackend) and backend.block_major else HugePageKVCache
         device = startup.device.torch_device
         return kind(
             num_blocks, startup.model_config, startup.groups, startup.backend, startup.kv_dtype or startup.dtype, device
@@ -87,10 +90,12 @@ class NativeAndTriton(Capability):
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()
-        for matrix in startup.model.matrices:
+        for matrix in startup.facts.get("matrices", ()):
             formats.update(matrix.formats())
         listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
         plain = str(startup.dtype).removeprefix("torch.")
-        products = f" ({startup.kernels.quantized_products})" if formats.keys() - {plain} else ""
+        kernels, products = startup.kernels, ""
+        if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
+            products = f" ({kernels.quantized_products})"
         passed_over = f"; attention is not {self.passed_over}" if self.passed_over else ""
         return f"weights: {listed}{products}{passed_over}"

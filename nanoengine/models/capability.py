@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.startup import Capability, Startup
+from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import Checkpoint
@@ -79,7 +81,11 @@ class Models(Capability):
         else:  # on a CPU, other kernels compute with dense weights
             num_bytes = self.model_config.num_parameters() * startup.dtype.itemsize
         check_room_for_weights(num_bytes, device)
-        model = build_model(self.model_config, startup.kernels, startup.backend, startup.dtype, device)
+        kernels, backend = startup.kernels, startup.backend
+        if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
+            raise InvalidConfig("families of models need the capability kernels, which is not installed")
+        model = build_model(self.model_config, kernels, backend, startup.dtype, device)
+        startup.facts["matrices"] = model.matrices
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model

@@ -53,7 +53,7 @@ class Recording(Capability):
             return False
         if startup.device.torch_device.type == "cpu":
             return startup.kernels.name == startup.backend.name == "native"
-        return startup.kernels.capturable and startup.backend.capturable
+        return startup.kernels.capturable and getattr(startup.backend, "capturable", False)
 
     def _record(self, startup: Startup) -> RecordedSteps:
         on_cpu, backend = startup.device.torch_device.type == "cpu", startup.backend
@@ -63,7 +63,7 @@ class Recording(Capability):
             _recorder(startup.device.torch_device),
             self._buckets(startup, on_cpu=on_cpu),
             max_len,
-            reads_shared_once=backend.reads_shared_once,
+            reads_shared_once=getattr(backend, "reads_shared_once", False),
         )
         if not on_cpu:
             steps.record_all(use_tqdm=startup.use_tqdm)
@@ -73,7 +73,7 @@ class Recording(Capability):
         if on_cpu:
             return [Bucket(False, size, 1) for size in range(1, min(startup.num_rows, MOST_ON_CPU) + 1)]
         config, found = startup.config, decode_buckets(startup.num_rows)
-        if startup.backend.captures_prompts:
+        if getattr(startup.backend, "captures_prompts", False):
             if num_drafts := startup.facts.get("num_drafts"):
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
                 found += drafted_buckets(most, num_drafts)
