@@ -47,8 +47,8 @@ class CommonPrefix:
         return list(map(min, self._count([stayed[0], *newcomers], least), self._counts))
 
     def _count(self, seqs: list[Sequence], least: int) -> list[int]:
-        """Of each group, the first blocks that sequences share, none of which holds a token from position `least` on. A group with
-        a window has none: its first blocks are given back.
+        """Of each group, the first blocks that sequences share, none of which holds a token from position `least` on. A group
+        with a window has none: its first blocks are given back.
         """
         if len(seqs) == 1:
             return []
