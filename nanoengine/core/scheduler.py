@@ -152,6 +152,8 @@ class Scheduler:
             if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
                 place += 1
                 continue
+            if not self.blocks.may_admit(seq):
+                break
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
             if hit.waits_for is not None:

@@ -50,7 +50,13 @@ class KVStore(Protocol):
         """Copy what it has into a block of the pool, before the next step computes."""
         ...
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget everything. A step follows that carries out what this takes, if a `PlanExtra` wants one."""
+        ...
+
+    def closing(self) -> None:
+        """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
+        ...
 
 
 class Gate(Protocol):
@@ -101,8 +107,8 @@ class Listener(Protocol):
 
     def submitted(self, request: Request) -> None: ...
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
-        """A step was committed or has failed.
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 
         Args:
             seqs: those that got a token, or ended; their new tokens are not text yet.

@@ -111,6 +111,7 @@ class Sequence:
         self.first_blocks: list[int] = []
         self.block_hashes: list[tuple[bytes, bytes]] = []  # (hash, tokens) of its full blocks
         self.num_published = self.num_written = self.num_slots = 0
+        self.retry_at = 0  # see `BlockManager.may_admit`
         self.waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
         # The text's: set by the engine.
         self.detokenizer: Detokenizer | None = None
