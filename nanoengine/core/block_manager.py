@@ -193,7 +193,7 @@ class BlockManager:
     def find(self, seq: Sequence) -> Hit:
         """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
         best, runs, waits_for = 0, [0] * len(self.layouts), None
-        hashes = self._hashes(seq, seq.num_tokens - 1) if seq.params.reads_cache else []
+        hashes = self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
         for i, (hash, tokens) in enumerate(hashes):
             end, goes_on = (i + 1) * self.block_size, True
             for group, layout in enumerate(self.layouts):
