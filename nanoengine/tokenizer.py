@@ -186,7 +186,7 @@ class GGUFTokenizer(ModelTokenizer):
     def _chat_templates(self) -> Mapping[str, str]:
         return self._vocabulary.chat_templates
 
-    def _special_tokens(self, template: str) -> Mapping[str, str]:  # noqa: ARG002
+    def _special_tokens(self, template: str) -> Mapping[str, str]:
         return self._vocabulary.special_tokens
 
 

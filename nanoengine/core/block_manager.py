@@ -212,7 +212,7 @@ class BlockManager:
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
-        return self._hashes(seq, seq.num_tokens - 1) if seq.params.reads_cache else []
+        return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
 
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
         """The most first blocks behind which every group has what the next token sees.

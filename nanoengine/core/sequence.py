@@ -93,6 +93,7 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))
         self.num_computed = 0
+        self.reads_cache = True  # whether cached prefixes are of use
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
         self.num_preemptions = 0
         self.phase = Phase.WAITING

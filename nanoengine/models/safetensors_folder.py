@@ -18,7 +18,7 @@ from nanoengine.core.weights import TensorHeader, open_file
 class SafetensorsFolder(core.SafetensorsFolder):
     """A `Checkpoint` of the *.safetensors in a folder."""
 
-    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:  # noqa: ARG002 - slots convert
+    def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         return super().tensors()
 
     @contextmanager
