@@ -280,10 +280,12 @@ class LLMEngine:
         """Abort what runs and give the executor's memory back. Closing twice is allowed."""
         if self._is_closed:
             return
-        for request_id in list(self.requests):
-            self.abort(request_id)
-        self._is_closed = True
-        self.executor.close()
+        try:
+            for request_id in list(self.requests):
+                self.abort(request_id)
+        finally:
+            self._is_closed = True
+            self.executor.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

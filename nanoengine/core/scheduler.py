@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -334,7 +334,7 @@ class Scheduler:
         if seq.phase is Phase.FINISHED:
             return
         if seq.phase is Phase.WAITING:
-            self.waiting.remove(seq)
+            del self.waiting[bisect_left(self.waiting, seq.order, key=_order)]
         else:
             self._stop(seq)
         seq.phase, seq.finish_reason = Phase.FINISHED, reason
