@@ -51,3 +51,14 @@ def test_the_executor_is_closed_though_an_abort_raises() -> None:
     engine.close()
     with pytest.raises(EngineClosed):
         engine.step()
+
+
+def test_completions_start_together_once_their_prompt_is_computed() -> None:
+    engine = make_engine()
+    request = engine.make_request([1] * 9, SamplingParams(n=20))
+    engine.submit(request)
+    engine.step()
+    assert len(engine.scheduler.running) == 1
+    engine.step()
+    assert len(engine.scheduler.waiting) == 0
+    assert engine.executor.num_computed == 9 + 19 * 1, "the second step computes one token of each"
