@@ -237,7 +237,7 @@ class BlockManager:
 
     def begin(self, seq: Sequence, end: int) -> None:
         """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, end)[seq.num_published :]:
+        for hash, _ in self._hashes(seq, end)[seq.num_computed // self.block_size :]:
             self.computing.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -62,7 +63,15 @@ class KVStore(Protocol):
 class Gate(Protocol):
     """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
 
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+        """Running sequences that must be preempted before the next step is made. Called first in every step."""
+        ...
+
     def begin_step(self, budget: int) -> None: ...
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+        """Those that may start now, in their order; the scheduler takes one after the other."""
+        ...
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         """At most `budget`; 0: none yet."""

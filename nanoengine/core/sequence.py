@@ -24,6 +24,7 @@ class Request:
     cache_salt: str = ""  # cached prefixes are shared only among requests of equal salt
     priority: int = 0  # a smaller one comes first
     client: str = ""
+    arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
