@@ -78,7 +78,7 @@ class BlockManager:
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
         self.computing: dict[bytes, Sequence] = {}  # hashes of blocks that steps in flight compute -> by whom first
-        self.dirty: set[int] = set()  # free blocks that may hold NaN
+        self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
         self.num_taken = 0  # blocks that were taken or published so far
 
@@ -271,6 +271,10 @@ class BlockManager:
                     self.dirty.add(block)
                 for store in self.stores:
                     store.invalidated(group, hash, tokens)
+        self.mark_dirty(seq)
+
+    def mark_dirty(self, seq: Sequence) -> None:
+        """The blocks of a sequence may hold NaN: they are cleared before their next use."""
         for table in seq.block_tables:
             self.dirty.update(table)
         self.dirty.discard(NULL_BLOCK)
