@@ -7,9 +7,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.startup import Capability
 
 CAPABILITIES = {
     "models.capability:Models": ("tokenizer", "quantization"),
