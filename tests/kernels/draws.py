@@ -11,7 +11,8 @@ from torch import Tensor
 from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.gumbel import signed
-from nanoengine.kernels.native_operations import operations, unsupported_reason
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import unsupported_reason
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -22,8 +23,7 @@ def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) 
 
 
 def native_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
-    operations()
-    return torch.ops.nanoengine.draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
+    return NativeKernels().draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
 
 
 DRAWS = torch_draw, native_draw
