@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.core.randomness import sequence_seed
+from nanoengine.core.sampling import gumbel_noise, position_keys, signed
 from nanoengine.engine.messages import StepPlan
-from nanoengine.engine.randomness import sequence_seed
 from nanoengine.engine.speculation.acceptance import Acceptance
 from nanoengine.engine.speculation.ngram import NgramProposer
 from nanoengine.engine.speculation.speculation import LEAST_GAIN
 from nanoengine.engine.speculation.step_costs import StepCosts
-from nanoengine.kernels.gumbel import gumbel_noise, position_keys, signed
 from nanoengine.outputs import TokenLogprobs
 
 PROMPT = """class Point:

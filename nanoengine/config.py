@@ -91,7 +91,7 @@ class EngineConfig:
             None: torch's own choice.
         kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
             unless it is named), or "auto": those made for the device where they can run.
-        attention_backend: "auto" (the fastest that can run), "flash_attn", "torch_varlen", "triton", "native" or "torch".
+        attention_backend: "auto" (the fastest that can run), "flash_attn", "triton", "native" or "torch".
         enforce_eager: never use CUDA graphs.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
         speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens

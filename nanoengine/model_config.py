@@ -30,12 +30,7 @@ class LayerConfig:
 
     rope: RopeConfig | None  # None: no rotation
     window: int | None = None  # tokens that a query sees, its own included; None: all
-    # Llama 4's; no family sets it yet. Not beside a window.
-    chunk: int | None = None  # a query sees from the last multiple of so many tokens up to itself; None: all
     has_experts: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.window is None or self.chunk is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +116,12 @@ class ModelConfig:
         return *sorted(lengths), *sorted(are_long)
 
     def within(self, max_len: int) -> ModelConfig:
-        """The same model for sequences of at most so many tokens: windows and chunks that hold any of them are none."""
+        """The same model for sequences of at most so many tokens: a window that holds any of them is none."""
 
         def narrower(size: int | None) -> int | None:
             return size if size is not None and size < max_len else None
 
-        layers = (replace(layer, window=narrower(layer.window), chunk=narrower(layer.chunk)) for layer in self.layers)
+        layers = (replace(layer, window=narrower(layer.window)) for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:

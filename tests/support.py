@@ -18,7 +18,7 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.torch_kernels import Numbers
+from nanoengine.kernels.torch_kernels import DenseRows
 from nanoengine.layers.rotary import Angles, RotaryEmbedding
 from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
 from nanoengine.models.decoder import Decoder
@@ -100,7 +100,7 @@ def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
     """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
     places: dict[str, Any] = {**model.checkpoint_tensors()}
     places = {name: getattr(place, "place", place) for name, place in places.items()}  # whatever it is wrapped in
-    return {name: place.tensor if isinstance(place, Numbers) else place for name, place in places.items()}
+    return {name: place.tensor if isinstance(place, DenseRows) else place for name, place in places.items()}
 
 
 def angles_at(positions: torch.Tensor, head_dim: int, theta: float) -> Angles:

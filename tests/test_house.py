@@ -62,6 +62,20 @@ def test_attention_knows_nothing_of_layers() -> None:
         assert not above, f"{name} imports {sorted(above)}"
 
 
+def test_the_core_imports_nothing_else_of_the_package() -> None:
+    """Neither as it is loaded nor later, in a function or for types alone."""
+    paths = list((ROOT / "nanoengine" / "core").rglob("*.py"))
+    assert paths
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path.name}: a relative import"
+                names = [f"{node.module}.{name.name}" for name in node.names]
+            others = [name for name in names if name.split(".")[0] == "nanoengine"]
+            assert all(name.startswith("nanoengine.core.") for name in others), f"{path.name} imports {others}"
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     graph = modules()
     try:
@@ -72,7 +86,18 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def test_every_module_of_the_engine_has_its_tests() -> None:
-    for folder in ("engine", "engine/kv", "runner", "models", "layers", "kernels", "attention", "gguf", "quantization"):
+    for folder in (
+        "core",
+        "engine",
+        "engine/kv",
+        "runner",
+        "models",
+        "layers",
+        "kernels",
+        "attention",
+        "gguf",
+        "quantization",
+    ):
         modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - {"__init__"}
         tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / folder).glob("test_*.py")}
         assert modules <= tests, f"{folder}: no tests for {sorted(modules - tests)}"

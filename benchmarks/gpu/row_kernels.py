@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.gpu.kernel_bench import Bench
 from nanoengine.config import QUANTIZATIONS
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.interface import Kernels, Weight
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.quantization.at_load import quantizer
 
 SAMPLING: dict[str, dict[str, float]] = {
@@ -147,9 +147,11 @@ def placing(bench: Bench) -> None:
         tables = torch.randint(1, 1000, (1, batch + 1, width), dtype=torch.int32, device=bench.device)
         last_tokens = torch.zeros(batch + 1, dtype=torch.int64, device=bench.device)
         unknown, computed = torch.full_like(rows, -1), torch.full_like(rows, block_size)
-        work = partial(bench.kernels.place_tokens, unknown, rows, starts, computed, last_tokens, tables, block_size, 1)
+        work = partial(
+            bench.kernels.compute_slot_mapping, unknown, rows, starts, computed, last_tokens, tables, block_size, 1
+        )
         num_bytes = batch * (6 * rows.itemsize + 4 * last_tokens.itemsize)  # of a block table one number
-        bench.add_small({"kernel": "place_tokens", "rows": batch}, [work], num_bytes)
+        bench.add_small({"kernel": "compute_slot_mapping", "rows": batch}, [work], num_bytes)
 
 
 def sampling(bench: Bench) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.triton import TritonAttention
-from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
@@ -103,7 +103,7 @@ class Works:
         last_tokens = torch.zeros(MANY, dtype=torch.int64, device=self.device)
         tables = torch.zeros(1, MANY, 8, dtype=torch.int32, device=self.device)
         arguments = self.ints(-1), self.ints(0), self.ints(0, 1), self.ints(3)
-        self.kernels.place_tokens(*arguments, last_tokens, tables, BLOCK_SIZE, 1)
+        self.kernels.compute_slot_mapping(*arguments, last_tokens, tables, BLOCK_SIZE, 1)
 
     def decode(self) -> None:
         self._attend(1, [2 * BLOCK_SIZE])

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.model_config import ModelConfig
 
 TILE = 16
 """Tokens in a tile of K or V."""
@@ -29,7 +28,7 @@ CACHE_DTYPES = {**DTYPES, torch.int8: 2}
 """Those of K/V caches, as kv_int8.h numbers them."""
 
 
-class NativeAttention(TwoKernels):
+class NativeAttention(AttentionBackend):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
 
     Args:
@@ -51,11 +50,11 @@ class NativeAttention(TwoKernels):
         self.c = c_functions() if c is None else c
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if block_size % TILE:
             return f"block_size {block_size} is no multiple of {TILE}"
-        if model.head_dim % COLUMNS or model.head_dim > MAX_HEAD_DIM:
-            return f"head_dim {model.head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+        if head_dim % COLUMNS or head_dim > MAX_HEAD_DIM:
+            return f"head_dim {head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
         return unsupported_reason(device, dtype)
 
     def kv_shape(
@@ -148,7 +147,7 @@ class NativeAttention(TwoKernels):
         out = torch.empty_like(q)
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
         lengths = starts.data_ptr(), lens.data_ptr(), *shared
-        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, spec.chunk or 0, address_of_floats(sinks)
+        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, address_of_floats(sinks)
         dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]), (len(lens), q.shape[1], *self._sizes(k_cache))
         function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
         return out
@@ -165,7 +164,7 @@ def head_dim_of(cache: Tensor) -> int:
 
 def num_shared(runs: Runs, spec: AttentionSpec) -> int:
     """Leading tokens that decodes read once for all; none where they are out of sight sooner or later."""
-    return runs.num_shared if spec.window is None and spec.chunk is None else 0
+    return runs.num_shared if spec.window is None else 0
 
 
 def _heads_in_one_piece(x: Tensor) -> Tensor:

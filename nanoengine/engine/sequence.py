@@ -7,8 +7,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from nanoengine.core.randomness import sequence_seed
 from nanoengine.engine.messages import RowSampling
-from nanoengine.engine.randomness import sequence_seed
 from nanoengine.outputs import FinishReason, TokenLogprobs
 from nanoengine.sampling_params import SamplingParams
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nanoengine.core.sampling import keep_probable
+
 FIRST_TRY = 1024
 """Likeliest tokens that are looked at where top_k does not say how many there can be."""
 
@@ -32,22 +34,17 @@ def keep_likeliest(
     vocab_size = logits.shape[-1]
     top_k = top_k.clamp(max=vocab_size)  # so that one more is a number too
     most = int(torch.where(top_k > 0, top_k + 1, FIRST_TRY).max())
-    top_k = torch.where(top_k > 0, top_k, vocab_size)[:, None]
-    top_p, min_p = top_p[:, None], min_p[:, None]
+    top_k = torch.where(top_k > 0, top_k, vocab_size)
     # Probabilities are shares of what top_k leaves: of all, where there is no top_k.
-    total = log_sum_exp(logits)[:, None] if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
+    total = log_sum_exp(logits) if (top_k >= vocab_size).any() else torch.zeros_like(top_p)
 
     count = min(vocab_size, most)
     while True:
         values, token_ids = _ordered(logits, count)
         rank = torch.arange(count, device=logits.device)
-        values = values.masked_fill(rank >= top_k, -torch.inf)
-        share = torch.where(top_k < vocab_size, log_sum_exp(values)[:, None], total)
-        probabilities = (values - share).exp()
-        before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
-        dropped = ((before >= top_p) & (top_p < 1)) | (probabilities < min_p * probabilities[:, :1])
-        dropped[:, 0] = False
-        kept = values.masked_fill(dropped, -torch.inf)
+        values = values.masked_fill(rank >= top_k[:, None], -torch.inf)
+        share = torch.where(top_k < vocab_size, log_sum_exp(values), total)
+        kept = keep_probable(values, share, top_p, min_p)
         if count == vocab_size or _is_settled(kept, logits, token_ids):
             return kept, token_ids
         count = min(vocab_size, count * NEXT_TRY)

@@ -1,25 +1,18 @@
-"""Kernels: the operations that layers are made of, behind one protocol, and how an implementation is chosen."""
+"""Kernels: the operations that layers are made of, beyond those of the core, and how an implementation is chosen."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from nanoengine.core import kernels as core
+from nanoengine.core.kernels import Destination, Weight
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.quantization.tensor import QuantizedTensor
-
-
-class Destination(Protocol):
-    """Where a tensor of a checkpoint goes: a tensor is one."""
-
-    @property
-    def shape(self) -> torch.Size: ...
-
-    def copy_(self, source: Tensor, /) -> object: ...
 
 
 @runtime_checkable
@@ -32,11 +25,8 @@ class QuantizedDestination(Destination, Protocol):
     def copy_quantized(self, source: QuantizedTensor, /) -> None: ...
 
 
-class Weight(Protocol):
-    """A matrix [outputs, inputs] in whatever order its kernels read it."""
-
-    @property
-    def shape(self) -> torch.Size: ...
+class QuantizableWeight(Weight, Protocol):
+    """A matrix [outputs, inputs] whose rows may be quantized."""
 
     def formats(self) -> Mapping[str, int]:
         """Bytes that it takes, by the name of the format that they are in."""
@@ -56,7 +46,7 @@ class ExpertWeights(Protocol):
         ...
 
     def formats(self) -> Mapping[str, int]:
-        """As of a `Weight`."""
+        """As of a `QuantizableWeight`."""
         ...
 
     def expert(self, index: int) -> QuantizedDestination:
@@ -72,79 +62,42 @@ class ExpertBiases(NamedTuple):
     down: Tensor  # [experts, hidden]
 
 
-class PlacedTokens(NamedTuple):
-    """The new tokens of a step, and where they stand."""
+class Kernels(core.Kernels, ABC):
+    """One implementation, with mixtures of experts, other activations, and quantized weights."""
 
-    input_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
-    slot_mapping: Tensor  # [num_groups, num_tokens] int64: a slot in each KV group; -1: nowhere
-    seq_lens: Tensor  # [num_seqs] int32: with the new tokens
-
-
-class Kernels(Protocol):
-    """One implementation. Rows are tokens; every result has the dtype of its input unless said otherwise."""
-
-    name: str
-    description: str
     quantized_products: str
     """How quantized weights are multiplied, for the start-up line."""
-    fingerprint: str
-    """Of the code that computes: K/V that other code has computed may have other bits."""
-    capturable: bool
-    """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
 
-    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
+    @abstractmethod
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> QuantizableWeight:
         """A matrix with unset rows."""
-        ...
 
-    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """x W^T + bias: [num_tokens, inputs] -> [num_tokens, outputs]."""
-        ...
-
-    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        """hidden W^T in float32: [num_tokens, inputs] -> [num_tokens, outputs]."""
-        ...
-
-    def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
-        """Rows of a weight: [num_tokens] -> [num_tokens, inputs]."""
-        ...
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension, computed in float32; weights of norms are float32, here and below."""
-        ...
-
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual), x + residual); the residual that is given may be overwritten."""
-        ...
-
+    @abstractmethod
     def gate(self, both: Tensor, activation: str) -> Tensor:
         """GATES[activation](first half of each row, second half) (`gates.py`): [num_tokens, 2 * width] -> [num_tokens, width]."""
         ...
 
+    @abstractmethod
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         """GATES[activation](x G^T, x U^T) (`gates.py`), where the rows of the weight are G and then U: [num_tokens, inputs] ->
         [num_tokens, outputs / 2]."""
         ...
 
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual) W^T + bias, x + residual), or (rms_norm(x) W^T + bias, x) without a residual; the one that is
-        given may be overwritten. `norm` is the weight of the norm."""
-        ...
-
     def norm_gated_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of the product."""
-        ...
+        """`norm_linear` with `gated_linear` in place of the product."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.gated_linear(normed, weight, activation), residual
 
+    @abstractmethod
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
     ) -> ExpertWeights:
         """A matrix with unset rows for each expert."""
         ...
 
+    @abstractmethod
     def experts(
         self,
         x: Tensor,
@@ -172,50 +125,6 @@ class Kernels(Protocol):
 
         Returns:
             [num_tokens, hidden].
-        """
-        ...
-
-    def place_tokens(
-        self,
-        token_ids: Tensor,
-        rows: Tensor,
-        query_start_loc: Tensor,
-        num_computed: Tensor,
-        last_tokens: Tensor,
-        tables: Tensor,
-        block_size: int,
-        max_query_len: int,
-    ) -> PlacedTokens:
-        """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
-
-        The last row of `last_tokens`, and of each group of `tables`, is the padding row: sequences in it have length 0, and
-        stand in no slot.
-
-        Args:
-            token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
-            rows: [num_seqs] int32, where each sequence's last token and block table are kept.
-            query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
-            num_computed: [num_seqs] int32, tokens before them.
-            last_tokens: [num_rows] int64.
-            tables: [num_groups, num_rows, width] int32: the block tables of each KV group.
-            max_query_len: most new tokens of a sequence.
-        """
-        ...
-
-    def choose_tokens(
-        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
-    ) -> Tensor:
-        """One token for each row of logits: the highest, or for a temperature above 0 a draw by the Gumbel-max trick from
-        what the filters leave, in their order: top_k, top_p, min_p. A draw depends on the row's logits, seed and position alone.
-
-        Args:
-            logits: [n, vocab_size] float32; left as they are.
-            rows: [n] int32: which row of the table each is for.
-            positions: [n] int32 or int64, where in its sequence each token will stand.
-            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
-
-        Returns:
-            [n] int64; where there is no finite highest logit `NOT_FINITE`, or `NONE_LEFT` if all are -inf. NaN is the highest.
         """
         ...
 

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
+from nanoengine.core.kernels import Weight
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
+from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
 from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, Packer
-from nanoengine.kernels.sampling import SamplingTable, choose_tokens
-from nanoengine.kernels.torch_kernels import place_tokens
 
 
-class NativeKernels:
+class NativeKernels(Kernels):
     """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:
@@ -41,7 +41,6 @@ class NativeKernels:
         rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
-        self.place_tokens = place_tokens
 
     # ---- weights
 
@@ -168,7 +167,6 @@ class NativeKernels:
         return out
 
     def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-        """As `sampling.Draw`."""
         logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
         tokens = torch.empty_like(keys)
         inputs = logits.data_ptr(), keys.data_ptr(), address_of_floats(temperature)
@@ -176,13 +174,11 @@ class NativeKernels:
         return tokens
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """As `sampling.LogSumExp`."""
+        """[n, count] -> [n]: ln(sum of exp(logit))."""
         logits = logits.contiguous()
         out = torch.empty(len(logits))
         self.c.log_sum_exp(logits.data_ptr(), out.data_ptr(), *logits.shape)
         return out
 
-    def choose_tokens(
-        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
-    ) -> Tensor:
-        return choose_tokens(self.draw_tokens, self.log_sum_exp, logits, table, rows, positions, last_tokens)
+    def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+        return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)

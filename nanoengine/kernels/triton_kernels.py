@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
-from nanoengine.kernels.one_by_one import OneByOne
+from nanoengine.core.kernels import Weight
+from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.torch_kernels import RowMajor, RowMajorExperts
 from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
 from nanoengine.kernels.triton.experts import mixture
 from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
 from nanoengine.kernels.triton.float8 import Float8Rows, ScaledProduct, scaled_mm
-from nanoengine.kernels.triton.launch import why_no_float8
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
 from nanoengine.kernels.triton.packed import Packed
-from nanoengine.kernels.triton.place_tokens import place_tokens
 from nanoengine.kernels.triton.sampling import choose_tokens
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
 from nanoengine.kernels.triton.weights import LateWeight
@@ -28,7 +28,7 @@ from nanoengine.kernels.triton.weights import LateWeight
 Content = RowMajor | Packed | Float8Rows
 
 
-class TritonKernels(OneByOne):
+class TritonKernels(Kernels):
     """Nothing here waits for the device, so that all of it can be captured in a CUDA graph.
 
     Quantized weights stay so: those of whole numbers are dequantized as a product of few rows reads them, and for more rows one
@@ -45,15 +45,15 @@ class TritonKernels(OneByOne):
     fingerprint = str(torch.__version__)
     quantized_products = "whole numbers dequantized as they are read, floats of 8 bits as such"
     capturable = True
+    rms_norm, add_rms_norm = staticmethod(rms_norm), staticmethod(add_rms_norm)
+    compute_slot_mapping, choose_tokens = staticmethod(compute_slot_mapping), staticmethod(choose_tokens)
 
     def __init__(self, tuning: Tuning | None = None, multiply: ScaledProduct | None = None) -> None:
         self.tuning = tuning or load_tuning()
         self.multiply = multiply
-        self.place_tokens, self.choose_tokens = place_tokens, choose_tokens
-        self.rms_norm, self.add_rms_norm = rms_norm, add_rms_norm
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> LateWeight:
-        has_float8 = self.multiply is not None or why_no_float8(device) is None
+        has_float8 = self.multiply is not None or float8_unsupported_reason(device) is None
         return LateWeight(outputs, inputs, dtype, device, has_float8=has_float8)
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:

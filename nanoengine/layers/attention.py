@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import Angles, apply_rotary
 

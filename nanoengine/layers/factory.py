@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertWeights, Kernels, Weight
+from nanoengine.kernels.interface import ExpertWeights, Kernels, QuantizableWeight
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Factory:
     kernels: Kernels
     dtype: torch.dtype
     device: torch.device
-    matrices: list[Weight | ExpertWeights] = field(default_factory=list)
+    matrices: list[QuantizableWeight | ExpertWeights] = field(default_factory=list)
 
-    def weight(self, outputs: int, inputs: int) -> Weight:
+    def weight(self, outputs: int, inputs: int) -> QuantizableWeight:
         weight = self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
         self.matrices.append(weight)
         return weight

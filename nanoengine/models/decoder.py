@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.interface import Destination, Kernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.embedding import Embedding, LMHead
@@ -38,7 +39,7 @@ def attention_specs(config: ModelConfig) -> list[AttentionSpec]:
     scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
     layers = map(config.layer, range(config.num_layers))
     return [
-        AttentionSpec(scale, layer.window, layer.chunk, sinks=config.has_sinks, soft_cap=config.attention_soft_cap)
+        AttentionSpec(scale, layer.window, sinks=config.has_sinks, soft_cap=config.attention_soft_cap)
         for layer in layers
     ]
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.core.attention import AttentionMetadata
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.engine.messages import UNKNOWN, Drafted
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.models.decoder import Decoder
 from nanoengine.runner.drafts import NO_DRAFT
 from nanoengine.runner.inputs import ALIGNED, InputBatch
@@ -96,7 +96,7 @@ class DraftModel:
         """[n] int64: what follows one token of each of n rows."""
         tables, n = self.rows.tables[self.group : self.group + 1], len(rows)
         place = (token_ids, rows, starts, computed, self.rows.last_tokens, tables, self.block_size, 1)
-        placed = self.kernels.place_tokens(*place)
+        placed = self.kernels.compute_slot_mapping(*place)
         num_blocks = -(-longest // self.block_size)
         metadata = AttentionMetadata(
             num_decodes=n,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.engine.messages import UNKNOWN, Chunk, Drafted, StepPlan
 from nanoengine.kernels.interface import Kernels
 from nanoengine.runner.kv_cache import KVCache
@@ -230,7 +230,9 @@ def unpack(
     parts = (numbers[section] for section in shape.layout.sections)
     row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = parts
     longest = shape.longest_run or max(shape.query_lens)
-    placed = kernels.place_tokens(token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest)
+    placed = kernels.compute_slot_mapping(
+        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest
+    )
     block_tables = rows.tables[:, :, : shape.num_blocks].index_select(1, row)
     num_shared = shape.num_common_blocks or [0] * len(block_tables)
     of_groups = [

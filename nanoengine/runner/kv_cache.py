@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, KVLayer
-from nanoengine.engine.kv.groups import CHUNKED, WINDOW, KVGroup, KVSpec
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import KVLayer
+from nanoengine.engine.kv.groups import WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.model_config import LayerConfig, ModelConfig
 
@@ -77,9 +78,7 @@ def kv_specs(model: ModelConfig) -> list[KVSpec]:
 
 
 def _spec_of(layer: LayerConfig) -> KVSpec:
-    if layer.window is not None:
-        return KVSpec(WINDOW, layer.window)
-    return KVSpec() if layer.chunk is None else KVSpec(CHUNKED, layer.chunk)
+    return KVSpec() if layer.window is None else KVSpec(WINDOW, layer.window)
 
 
 def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

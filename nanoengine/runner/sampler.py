@@ -17,11 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanoengine.core.sampling import NONE_LEFT, SamplingTable, signed
 from nanoengine.engine.messages import UNKNOWN, Started
 from nanoengine.errors import NotFiniteLogits, NoTokenLeft
-from nanoengine.kernels.gumbel import signed
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.sampling import NONE_LEFT, SamplingTable
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.runner.bad_words import BadWords
 from nanoengine.runner.drafts import Drafts, Verified

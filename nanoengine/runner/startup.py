@@ -22,7 +22,7 @@ from nanoengine.engine.kv.groups import Groups, KVGroup, KVSpec, group_layers
 from nanoengine.engine.messages import UNKNOWN
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
-from nanoengine.kernels.triton.launch import why_no_float8
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import Checkpoint
@@ -261,7 +261,7 @@ class Startup:
 
     def _choose_quantizer(self, name: str) -> Quantizer:
         missing = "the native and torch kernels know no products of them" if self.kernels.name != "triton" else None
-        return quantizer(name, missing or why_no_float8(self.device))
+        return quantizer(name, missing or float8_unsupported_reason(self.device))
 
     def _load_model(self, config: ModelConfig, backend: AttentionBackend, checkpoint: Checkpoint) -> Decoder:
         try:

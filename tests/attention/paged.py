@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory
@@ -247,8 +248,7 @@ def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True
 
 def first_seen(position: int, spec: AttentionSpec) -> int:
     """The first token that the one at a position sees."""
-    first = position - spec.window + 1 if spec.window is not None else 0
-    return max(0, first, position // spec.chunk * spec.chunk if spec.chunk is not None else 0)
+    return 0 if spec.window is None else max(0, position - spec.window + 1)
 
 
 def assert_attended(

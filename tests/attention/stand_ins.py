@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention import flash_attn, nhd_layout, torch_varlen
+from nanoengine.attention import flash_attn
+from nanoengine.core import flash_attention
 
-PACKAGES = ("flash_attn_2", "flash_attn_3", "torch_varlen")
+PACKAGES = ("flash_attn_2", "flash_attn_3")
 
-CAPABILITY = {"flash_attn_2": (8, 0), "flash_attn_3": (9, 0), "torch_varlen": (8, 0)}
+CAPABILITY = {"flash_attn_2": (8, 0), "flash_attn_3": (9, 0)}
 """Of the GPU that there seems to be."""
 
 HALF = (torch.float16, torch.bfloat16)
@@ -32,31 +33,28 @@ Functions = dict[str, Callable[..., Tensor]]
 
 
 @contextmanager
-def installed(package: str, *, exact: bool = False) -> Iterator[Functions]:
+def installed(
+    package: str, *, exact: bool = False, capability: tuple[int, int] | Literal["right"] | None = "right"
+) -> Iterator[Functions]:
     """Let a package seem to be installed, alone, on a machine whose every device is a GPU that it runs on.
 
     Args:
         package: one of PACKAGES.
         exact: admit float32 too.
+        capability: of the GPU that there seems to be; None: there is none.
 
     Yields:
         its functions by name.
     """
     dtypes = EXACT if exact else HALF
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "DTYPES", dtypes)
-        pretend_gpu(patch, CAPABILITY[package])
+        patch.setattr(flash_attention, "DTYPES", dtypes)
+        pretend_gpu(patch, CAPABILITY[package] if capability == "right" else capability)
         for module in ("flash_attn", "flash_attn_interface"):
             patch.setitem(sys.modules, module, None)  # as if it were not installed
-        if package == "torch_varlen":
-            functions = torch_functions(dtypes)
-            patch.setattr(torch_varlen, "torch_release", lambda: (2, 13))
-            patch.setattr("torch.nn.attention.varlen.varlen_attn", functions["varlen_attn"])
-            patch.setattr("torch.nn.attention.current_flash_attention_impl", lambda: None, raising=False)
-        else:
-            name = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]
-            functions = {"flash_attn_2": version_2_functions, "flash_attn_3": version_3_functions}[package](dtypes)
-            patch.setitem(sys.modules, name, module_of(name, functions))
+        name = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]
+        functions = {"flash_attn_2": version_2_functions, "flash_attn_3": version_3_functions}[package](dtypes)
+        patch.setitem(sys.modules, name, module_of(name, functions))
         yield functions
 
 
@@ -69,7 +67,7 @@ def module_of(name: str, functions: Functions) -> ModuleType:
 
 def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
     """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
-    for module in (nhd_layout, flash_attn):
+    for module in (flash_attention, flash_attn):
         patch.setattr(module, "capability", lambda _: capability)
 
 
@@ -189,47 +187,6 @@ def version_3_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
         return attend(q, k_cache, v_cache, query_lens, seq_lens, page_table, softmax_scale, window, softcap)
 
     return {flash_attn_with_kvcache.__name__: flash_attn_with_kvcache}
-
-
-# ---- torch 2.13: torch/nn/attention/varlen.py, aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
-
-
-def torch_functions(dtypes: Sequence[torch.dtype] = HALF) -> Functions:
-    def varlen_attn(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seq_q: Tensor,
-        cu_seq_k: Tensor | None,
-        max_q: int,
-        max_k: int,
-        *,
-        return_aux: Any = None,
-        scale: float | None = None,
-        window_size: tuple[int, int] = (-1, -1),
-        enable_gqa: bool = False,
-        seqused_k: Tensor | None = None,
-        block_table: Tensor | None = None,
-        num_splits: int | None = None,
-    ) -> Tensor:
-        unsupported(return_aux=return_aux)
-        check(block_table is not None and seqused_k is not None, "K/V without pages are unsupported")
-        assert block_table is not None
-        heads, kv_heads = query.shape[1], key.shape[2]
-        if not enable_gqa and heads != kv_heads:
-            raise ValueError("Expect query and key/value to have the same number of heads")
-        check(cu_seq_k is not None, "cumulative_sequence_length_q and _k must be both set or both not set")
-        assert cu_seq_k is not None
-        check(key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
-        check_tensors(query, key, value, block_table, dtypes)
-        rows_are_sequences = max_q == 1 and heads > kv_heads and window_size == (-1, -1)
-        check(num_splits == 1 or rows_are_sequences, "what is split here is put together wrongly")
-        query_lens = lengths(cu_seq_q, len(query), len(block_table), max_q)
-        seq_lens = integers(seqused_k, len(block_table))
-        check(lengths(cu_seq_k, None, len(block_table), max_k) == seq_lens, "cu_seq_k and seqused_k differ")
-        return attend(query, key, value, query_lens, seq_lens, block_table, scale, bounds(window_size))
-
-    return {"varlen_attn": varlen_attn}
 
 
 # ---- what they check

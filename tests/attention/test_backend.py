@@ -9,15 +9,14 @@ import pytest
 import torch
 
 from nanoengine.attention import torch_reference
-from nanoengine.attention.backend import AttentionBackend, AttentionSpec, choose_backend
+from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.attention.torch_varlen import TorchVarlenAttention
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.model_config import ModelConfig
 from tests.support import TOY
 
 CPU = torch.device("cpu")
@@ -31,8 +30,8 @@ def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> Att
 
 class Unable(TorchAttention):
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
-        return f"it wants other blocks than {block_size} on {device.type} for {model.head_dim} and {dtype}"
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        return f"it wants other blocks than {block_size} on {device.type} for {head_dim} and {dtype}"
 
 
 @pytest.mark.parametrize("name", ["auto", "torch"])
@@ -82,7 +81,7 @@ def test_the_reasons_that_faster_ones_were_passed_over_are_said() -> None:
     assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "none was passed over"
 
 
-ON_CUDA = [FlashAttention, TritonAttention, TorchVarlenAttention, TorchAttention]
+ON_CUDA = [FlashAttention, TritonAttention, TorchAttention]
 
 
 @pytest.mark.parametrize("able", range(len(ON_CUDA)))
@@ -104,7 +103,7 @@ def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.Monke
         choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
 
 
-ASKED = [{"window": 128}, {"chunk": 64}, {"sinks": True}, {"soft_cap": 30.0}]
+ASKED = [{"window": 128}, {"sinks": True}, {"soft_cap": 30.0}]
 
 
 def have(monkeypatch: pytest.MonkeyPatch, backend: type[AttentionBackend], *features: str) -> None:
@@ -155,7 +154,7 @@ def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> N
     [
         ({}, FlashAttention),
         ({"window": 128, "soft_cap": 50.0}, FlashAttention),
-        ({"chunk": 8192}, TritonAttention),
+        ({"sinks": True}, TritonAttention),
         ({"window": 128, "sinks": True}, TritonAttention),
     ],
     ids=str,
@@ -182,12 +181,11 @@ def test_who_has_no_int8_cache_is_passed_over_with_that_reason(monkeypatch: pyte
     backend, passed_over = choose_backend("auto", *where, quantized=True)
     assert type(backend) is TritonAttention
     assert passed_over == "flash_attn: it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
-    for name in ("flash_attn", "torch_varlen"):
-        with pytest.raises(
-            InvalidConfig, match=f"no attention backend can run: {name}: it has no int8 cache, and kv_cach"
-        ):
-            choose_backend(name, *where, quantized=True)
-        assert choose_backend(name, *where)[0].name == name
+    with pytest.raises(
+        InvalidConfig, match="no attention backend can run: flash_attn: it has no int8 cache, and kv_cach"
+    ):
+        choose_backend("flash_attn", *where, quantized=True)
+    assert choose_backend("flash_attn", *where)[0].name == "flash_attn"
 
 
 def test_a_scale_is_asked_of_all() -> None:
@@ -196,6 +194,6 @@ def test_a_scale_is_asked_of_all() -> None:
 
 
 def test_every_backend_says_whether_it_can_be_recorded() -> None:
-    assert [backend.capturable for backend in ON_CUDA] == [True, True, True, False]
+    assert [backend.capturable for backend in ON_CUDA] == [True, True, False]
     assert NativeAttention.capturable
     assert not TorchAttention.capturable

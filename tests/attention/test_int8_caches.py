@@ -11,7 +11,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from tests.attention.every_backend import both_dtypes, running
 from tests.attention.int8_pools import assert_same, both_pools
@@ -22,8 +22,8 @@ every_backend = pytest.mark.parametrize("name", ["torch", "native", "triton"])
 INTERPRETED = Heads(1, 2, 32)
 """Few and small, as befits Triton's interpreter."""
 
-SPECS = [PLAIN, AttentionSpec(1.0, window=20), AttentionSpec(1.0, chunk=32, sinks=True, soft_cap=3.0)]
-every_spec = pytest.mark.parametrize("spec", SPECS, ids=["plain", "window", "chunk"])
+SPECS = [PLAIN, AttentionSpec(1.0, window=20), AttentionSpec(1.0, window=32, sinks=True, soft_cap=3.0)]
+every_spec = pytest.mark.parametrize("spec", SPECS, ids=["plain", "window", "all"])
 
 
 def rounds(name: str) -> bool:

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import PLAIN, THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool, first_seen
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
-from tests.support import TOY, angles_at
+from tests.support import angles_at
 
 CPU = torch.device("cpu")
 REASON = unsupported_reason(CPU, torch.float32)
@@ -165,22 +165,21 @@ def test_decode_of_any_batch(case: tuple[Sequences, list[list[int]]]) -> None:
     check_decode(case[0])
 
 
-# ---- windows, chunks, sinks and soft caps: what is out of sight is NaN
+# ---- windows, sinks and soft caps: what is out of sight is NaN
 
 
 @needs_kernels
 @both_dtypes
 @pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 48, 255, 256, 257, 511, 512, 513, 2000])
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_windows_and_chunks_around_every_edge(kind: str, size: int, dtype: torch.dtype) -> None:
-    spec = AttentionSpec(1.0, **{kind: size})
+def test_windows_around_every_edge(size: int, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(1.0, window=size)
     lens = sorted({1, 16, 33, size, size + 1, size + 17, min(2 * size + 1, 600), 1100})
     check_decode(Sequences(Heads(1, 2, 64), 32, lens, dtype), spec=spec)
     check_chunks(Sequences(Heads(1, 2, 64), 32, lens, dtype), [[n // 2 + n % 5 // 2 for n in lens]], spec)
 
 
 sizes = st.one_of(st.none(), st.integers(1, 600))
-any_spec = st.builds(AttentionSpec, st.just(1.0), sizes, sizes, st.booleans(), st.sampled_from([None, 0.3, 2.0, 50.0]))
+any_spec = st.builds(AttentionSpec, st.just(1.0), sizes, st.booleans(), st.sampled_from([None, 0.3, 2.0, 50.0]))
 
 
 @needs_kernels
@@ -219,11 +218,10 @@ def test_a_soft_cap_is_exact_for_small_scores_and_large_ones(scale: float, decod
 
 @needs_kernels
 @pytest.mark.parametrize("decoding", [False, True])
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_entries_before_what_is_seen_are_not_looked_up(kind: str, decoding: bool) -> None:
+def test_entries_before_what_is_seen_are_not_looked_up(decoding: bool) -> None:
     """They may be the numbers of no block at all."""
     sequences = Sequences(Heads(1, 2, 32), 16, [200])
-    pool = native_pool(sequences, AttentionSpec(1.0, **{kind: 20}))
+    pool = native_pool(sequences, AttentionSpec(1.0, window=20))
     pool.fill([200])
     metadata = pool.metadata(int(decoding), [0], [199], [200])
     seen = first_seen(199, pool.spec) // 16
@@ -469,9 +467,8 @@ def test_each_of_a_few_tokens_is_the_same_as_if_it_were_decoded_alone(
 @needs_kernels
 @both_dtypes
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 50, 512, 530])
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_each_of_a_few_tokens_begins_with_the_tile_of_its_own_first(kind: str, size: int, dtype: torch.dtype) -> None:
-    spec = AttentionSpec(1.0, **{kind: size})
+def test_each_of_a_few_tokens_begins_with_the_tile_of_its_own_first(size: int, dtype: torch.dtype) -> None:
+    spec = AttentionSpec(1.0, window=size)
     lens = [9, size + 5, 3 * size + 9, 600, 1070]
     check_alone(
         native_pool(Sequences(Heads(1, 3, 64), 16, lens, dtype), spec), [max(0, n - 9 - i) for i, n in enumerate(lens)]
@@ -480,11 +477,10 @@ def test_each_of_a_few_tokens_begins_with_the_tile_of_its_own_first(kind: str, s
 
 @needs_kernels
 @both_dtypes
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_what_the_first_of_a_few_tokens_alone_sees_does_not_reach_the_others(kind: str, dtype: torch.dtype) -> None:
+def test_what_the_first_of_a_few_tokens_alone_sees_does_not_reach_the_others(dtype: torch.dtype) -> None:
     """The chunks end with that token."""
     for size in (5, 16, 23, 530):
-        pool = native_pool(Sequences(Heads(1, 3, 64), 16, [2 * size + 3], dtype), AttentionSpec(1.0, **{kind: size}))
+        pool = native_pool(Sequences(Heads(1, 3, 64), 16, [2 * size + 3], dtype), AttentionSpec(1.0, window=size))
         starts, ends = [2 * size - 1], pool.sequences.lens
         pool.fill(starts)
         q = pool.write_span([0], starts, ends)
@@ -546,9 +542,8 @@ def test_what_is_shared_is_read_from_the_blocks_of_the_first(streams: int) -> No
 
 
 @needs_kernels
-@pytest.mark.parametrize("kind", ["window", "chunk"])
-def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
-    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.float32, AttentionSpec(1.0, **{kind: 700}))
+def test_with_a_window_everyone_reads_what_it_sees() -> None:
+    pool = sharing_pool(Heads(2, 2, 64), [1041, 1100, 1700], torch.float32, AttentionSpec(1.0, window=700))
     assert torch.equal(decode_shared(pool, 1040), decode_shared(pool, 0))
 
 
@@ -558,7 +553,7 @@ def test_with_a_window_everyone_reads_what_it_sees(kind: str) -> None:
 @needs_kernels
 @both_dtypes
 @pytest.mark.parametrize(
-    "spec", [PLAIN, AttentionSpec(1.0, window=17, sinks=True), AttentionSpec(1.0, chunk=530)], ids=str
+    "spec", [PLAIN, AttentionSpec(1.0, window=17, sinks=True), AttentionSpec(1.0, window=530)], ids=str
 )
 def test_in_8_bits_each_of_a_few_tokens_is_as_if_it_were_decoded_alone(spec: AttentionSpec, dtype: torch.dtype) -> None:
     lens = [8, 17, 40, 520, 1070]
@@ -629,7 +624,7 @@ def test_slots_and_angles_with_gaps_between_them() -> None:
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @both_dtypes
 def test_it_runs_on_a_cpu_with_a_compiler(dim: int, dtype: torch.dtype) -> None:
-    assert NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=dim), 16) is None
+    assert NativeAttention.unsupported_reason(CPU, dtype, dim, 16) is None
 
 
 @needs_kernels
@@ -641,7 +636,7 @@ def test_the_shape_of_its_cache_has_blocks_first_and_room_for_every_token() -> N
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 17, 40])
 def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=64), block_size)
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, 64, block_size)
     assert reason is not None
     assert f"block_size {block_size}" in reason
     assert "16" in reason
@@ -649,7 +644,7 @@ def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
 
 @pytest.mark.parametrize("dim", [4, 16, 48, 80, 288, 512])
 def test_unsupported_reason_with_other_heads(dim: int) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=dim), 16)
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, dim, 16)
     assert reason is not None
     assert f"head_dim {dim}" in reason
     assert "32" in reason
@@ -658,12 +653,12 @@ def test_unsupported_reason_with_other_heads(dim: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_unsupported_reason_in_other_dtypes(dtype: torch.dtype) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=64), 16)
+    reason = NativeAttention.unsupported_reason(CPU, dtype, 64, 16)
     assert reason is not None
     assert str(dtype).removeprefix("torch.") in reason
 
 
 def test_unsupported_reason_on_a_gpu() -> None:
-    reason = NativeAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+    reason = NativeAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, 64, 16)
     assert reason is not None
     assert "cuda" in reason

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.native import NativeAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import Heads, Pool, Sequences
 from tests.support import threads
@@ -38,7 +39,6 @@ def draw_pool(rng: random.Random, backend_of: Callable[[int], AttentionBackend],
     spec = AttentionSpec(
         0.1 + rng.random(),
         window=rng.choice([None, None, rng.randint(1, longest // 2)]),
-        chunk=rng.choice([None, None, rng.randint(1, longest // 2)]),
         sinks=rng.random() < 0.3,
         soft_cap=rng.choice([None, None, 0.3, 3.0]),
     )

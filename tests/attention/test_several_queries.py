@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from tests.attention.every_backend import BLOCK_SIZES, both_dtypes, running
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
-from tests.attention.test_two_kernels import with_padding
+from tests.attention.test_mixed_batches import with_padding
 from tests.engine.toys import FAST
 
 BACKENDS = ("torch", "native")
@@ -47,9 +47,7 @@ def test_a_few_tokens_and_one_in_one_batch(name: str, heads: Heads, dtype: torch
 @given(st.data())
 def test_any_batch_of_any_attention(name: str, data: st.DataObject) -> None:
     sizes = st.one_of(st.none(), st.integers(1, 60))
-    spec = AttentionSpec(
-        1.0, data.draw(sizes), data.draw(sizes), data.draw(st.booleans()), data.draw(st.sampled_from([None, 2.0]))
-    )
+    spec = AttentionSpec(1.0, data.draw(sizes), data.draw(st.booleans()), data.draw(st.sampled_from([None, 2.0])))
     lens = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=5))
     num_decodes = data.draw(st.integers(1, len(lens)))
     starts = [
@@ -61,7 +59,7 @@ def test_any_batch_of_any_attention(name: str, data: st.DataObject) -> None:
 
 
 @every_one
-@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, window=20), AttentionSpec(1.0, chunk=20)], ids=str)
+@pytest.mark.parametrize("spec", [PLAIN, AttentionSpec(1.0, window=20)], ids=str)
 def test_the_host_may_know_upper_bounds_alone(name: str, spec: AttentionSpec) -> None:
     """Lengths on the device are what counts: the ends of drafts are seen there first."""
     lens = [40, 33, 70]

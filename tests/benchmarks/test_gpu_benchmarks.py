@@ -55,7 +55,7 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = [row["case"] for row in rows(path)]
     kernels = {case["kernel"].split(":")[0] for case in found}
     assert kernels >= {"decode attention", "prefill attention", "rotate_and_write", "add_rms_norm"}
-    assert kernels >= {"product", "place_tokens", "choose_tokens"}
+    assert kernels >= {"product", "compute_slot_mapping", "choose_tokens"}
     assert sum(case["kernel"] == "decode attention" and case["backend"] == "torch" for case in found) == 4
     assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
     assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5

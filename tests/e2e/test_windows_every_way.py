@@ -24,7 +24,7 @@ from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS,
 from tests.models.families import family_checkpoint
 from tests.support import fill_kv_with_nan
 
-THREE_GROUPS = "Llama with windows, chunks and neither"
+THREE_GROUPS = "Llama with two windows and none"
 SHAPES = (
     THREE_GROUPS,
     "Gemma3",
@@ -40,9 +40,9 @@ SHAPES = (
 
 
 def with_three_kinds(config: ModelConfig) -> ModelConfig:
-    """Six layers: two see all, two a window that is smaller than a block of 16, two a chunk that is no multiple of one of 4."""
+    """Six layers: two see all, two a window that is smaller than a block of 16, two a longer one."""
     layer = config.layer(0)
-    layers = (replace(layer, window=9), layer, replace(layer, chunk=14))
+    layers = (replace(layer, window=9), layer, replace(layer, window=14))
     return replace(config, layers=layers)
 
 
@@ -137,7 +137,7 @@ def test_a_prefix_is_hit_behind_windows_whose_beginning_is_gone(tmp_path: Path) 
 
 
 def test_the_pool_of_a_long_sequence_is_as_small_as_arithmetic_says(tmp_path: Path) -> None:
-    """60 tokens in blocks of 4, chunks of 6: 15 blocks where all is seen; a window of 9 needs 5 at a time, a chunk of 14 6."""
+    """60 tokens in blocks of 4, chunks of 6: 15 blocks where all is seen; a window of 9 needs 5 at a time, one of 14 6."""
     options: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 6, "max_num_seqs": 1, "max_model_len": 60}
     with checkpoint(tmp_path, THREE_GROUPS, 6) as folder:
         needed = groups_of(folder, 4, 6).blocks_at_once(60)

@@ -10,11 +10,11 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+from nanoengine.core.randomness import mix
 from nanoengine.engine.kv.block_manager import BlockManager
 from nanoengine.engine.kv.block_pool import BlockPool
 from nanoengine.engine.kv.groups import KVSpec
 from nanoengine.engine.messages import UNKNOWN, Drafted, FileDone, Place, RowSampling, StepPlan, StepResult, Tier
-from nanoengine.engine.randomness import mix
 from nanoengine.engine.scheduler import Scheduler
 from nanoengine.engine.sequence import Sequence
 from nanoengine.engine.speculation.speculation import Speculation

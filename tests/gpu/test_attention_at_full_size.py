@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from benchmarks.gpu.kernel_bench import lens_of_workload
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from tests.attention.paged import Heads
 from tests.gpu.full_size import BLOCK_SIZE, PRODUCTION, SMALL, PagedMemory
 from tests.gpu.marks import needs_gpu
@@ -40,7 +40,6 @@ FEATURES = {
     "gpt-oss": (Heads(8, 8, 64), AttentionSpec(1.0, window=128, sinks=True)),
     "gpt-oss, every other layer": (Heads(8, 8, 64), AttentionSpec(1.0, sinks=True)),
     "Gemma 2": (Heads(8, 2, 256), AttentionSpec(1.0, window=4096, soft_cap=50.0)),
-    "Llama 4": (Heads(8, 5, 128), AttentionSpec(1.0, chunk=8192)),
 }
 
 
@@ -74,7 +73,7 @@ def test_prefills(heads: Heads, lens: list[int], query_lens: list[int]) -> None:
 @pytest.mark.parametrize(
     ("heads", "spec", "lens", "query_lens"),
     [
-        pytest.param(SMALL, AttentionSpec(1.0, 20, None, True, 9.0), [1, 17, 60], [1, 5, 40], id="small"),
+        pytest.param(SMALL, AttentionSpec(1.0, 20, True, 9.0), [1, 17, 60], [1, 5, 40], id="small"),
         *(
             pytest.param(
                 *feature,
@@ -87,9 +86,7 @@ def test_prefills(heads: Heads, lens: list[int], query_lens: list[int]) -> None:
         ),
     ],
 )
-def test_windows_chunks_sinks_and_soft_caps(
-    heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int]
-) -> None:
+def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int]) -> None:
     memory = PagedMemory(heads, lens, spec=spec)
     memory.check([1] * len(lens))
     memory.check(query_lens)

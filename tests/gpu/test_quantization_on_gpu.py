@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.triton.launch import why_no_float8
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.quantization.at_load import quantizer
 from tests.gpu.marks import needs_gpu
@@ -25,7 +25,7 @@ def test_greedy_tokens_are_those_of_torch(name: str) -> None:
 
 
 def test_floats_of_8_bits_stay_near_the_model_or_say_why_they_cannot() -> None:
-    if why_no_float8(torch.device("cuda")) is not None:
+    if float8_unsupported_reason(torch.device("cuda")) is not None:
         with pytest.raises(InvalidConfig, match="int8"):
             greedy(device="cuda", quantization="fp8")
         return
@@ -39,7 +39,7 @@ def test_floats_of_8_bits_stay_near_the_model_or_say_why_they_cannot() -> None:
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-128", "fp8"])
 @pytest.mark.parametrize("num_rows", [1, 16, 200])
 def test_recorded_products_are_those_that_are_not(name: str, num_rows: int) -> None:
-    if name == "fp8" and (reason := why_no_float8(torch.device("cuda"))) is not None:
+    if name == "fp8" and (reason := float8_unsupported_reason(torch.device("cuda"))) is not None:
         pytest.skip(reason)
     kernels, device = TritonKernels(), torch.device("cuda")
     weight = kernels.new_weight(512, 256, torch.bfloat16, device)

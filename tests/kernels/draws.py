@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
-from nanoengine.kernels import torch_kernels
-from nanoengine.kernels.gumbel import signed
+from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
+from nanoengine.core.sampling import draw_tokens, signed
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.torch_kernels import TorchKernels
+
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`Kernels.draw_tokens`."""
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 
 def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
-    return torch_kernels.draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
+    return draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
 
 
 def native_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
     return NativeKernels().draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
+
+
+class DrawingBy(TorchKernels):
+    """Torch's kernels with another `draw_tokens`."""
+
+    def __init__(self, draw: Draw):
+        super().__init__()
+        self._draw = draw
+
+    def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+        return self._draw(logits, keys, temperature)
 
 
 DRAWS = torch_draw, native_draw

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from nanoengine.engine.randomness import GOLDEN_GAMMA, mix
-from nanoengine.kernels.gumbel import gumbel_noise
+from nanoengine.core.randomness import GOLDEN_GAMMA, mix
+from nanoengine.core.sampling import gumbel_noise
 from nanoengine.kernels.interface import Kernels, Weight
 
 DTYPES = [torch.float32, torch.bfloat16]

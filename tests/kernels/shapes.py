@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.quantization.tensor import Grouped
 from tests.attention.int8_pools import assert_same, both_pools
@@ -186,7 +186,7 @@ HEADS = [Heads(2, 1, 32), Heads(1, 2, 96), Heads(2, 3, 64), Heads(1, 5, 128), He
 SPECS = [
     AttentionSpec(1.0, window=45, sinks=True, soft_cap=3.0),
     AttentionSpec(1.0, window=530, soft_cap=50.0),
-    AttentionSpec(1.0, chunk=17, sinks=True),
+    AttentionSpec(1.0, window=17, sinks=True),
 ]
 """With those heads that are asked for windows, sinks and soft caps."""
 HEADS_OF_SPECS = [Heads(1, 4, 256), Heads(2, 3, 64)]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: it is made for Linux on x86-64 alone"
 )
 
-WITHOUT_HALF = {"place_tokens", "candidates", "filters", "sampling"}
+WITHOUT_HALF = {"compute_slot_mapping", "candidates", "filters", "sampling"}
 """Modules whose kernels take token ids, or logits, which are float32 whatever the model's dtype."""
 
 GREEDY = '''

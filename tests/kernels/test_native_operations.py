@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.model_config import ExpertsConfig

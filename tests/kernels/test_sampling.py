@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, sequence_seed
+from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, sequence_seed
+from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, SamplingTable, draw_tokens
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE, Draw, SamplingTable, choose_tokens
-from tests.kernels.draws import every_draw, key_with_bits, keys_of, needs_kernels, random_keys, unmix
+from tests.kernels.draws import Draw, DrawingBy, every_draw, key_with_bits, keys_of, needs_kernels, random_keys, unmix
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
@@ -35,7 +35,7 @@ def choose(
     logits: Tensor,
     rows: list[dict[str, float]],
     positions: list[int] | None = None,
-    draw: Draw = torch_kernels.draw_tokens,
+    draw: Draw = draw_tokens,
     completion: int = 0,
 ) -> Tensor:
     """A token for each row of logits. Its settings stand anywhere in the table, between those of others."""
@@ -46,9 +46,7 @@ def choose(
         table[place] = row
     seeds = keys_of([sequence_seed(int(row["seed"]), completion) for row in table])
     before = logits.clone()
-    tokens = choose_tokens(
-        draw,
-        torch_kernels.log_sum_exp,
+    tokens = DrawingBy(draw).choose_tokens(
         logits,
         SamplingTable(**columns(table), seeds=seeds),
         rows=torch.tensor(places, dtype=torch.int32),
@@ -334,9 +332,7 @@ def test_the_only_token_left_is_drawn_whatever_the_random_bits(bits: int) -> Non
     logits = torch.tensor([[0.0, 1.0, 2.0, 9.0, 3.0]])
     one = torch.tensor([0], dtype=torch.int32)
     table = SamplingTable(**columns([how(top_k=1)]), seeds=keys_of([seed]))
-    tokens = choose_tokens(
-        torch_kernels.draw_tokens, torch_kernels.log_sum_exp, logits, table, one, torch.tensor([position])
-    )
+    tokens = torch_kernels.TorchKernels().choose_tokens(logits, table, one, torch.tensor([position]))
     assert tokens.tolist() == [3]
 
 

@@ -50,6 +50,15 @@ def test_products_norms_and_gates_are_their_formulas() -> None:
     check(normed, total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * scale.double())
 
 
+def test_a_norm_before_a_gated_product_takes_every_activation() -> None:
+    kernels, x, norm = TorchKernels(), torch.randn(3, 8), torch.rand(8)
+    weight = weight_of(kernels, torch.randn(10, 8))
+    for activation in ACTIVATIONS:
+        out, _ = kernels.norm_gated_linear(x, None, norm, 1e-6, weight, activation)  # type: ignore[arg-type]
+        expected = kernels.gated_linear(kernels.rms_norm(x, norm, 1e-6), weight, activation)  # type: ignore[arg-type]
+        assert torch.equal(out, expected)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(list(TOLERANCE)), st.data())
 def test_a_mixture_of_experts_is_its_formula(rows: int, experts: int, dtype: torch.dtype, data: st.DataObject) -> None:
@@ -99,7 +108,7 @@ def ints(values: list[int]) -> Tensor:
 def test_tokens_stand_where_the_formula_says(
     batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int
 ) -> None:
-    """Kernels.place_tokens against a loop, over tables of two groups, of block ids beyond 32 bits of slots."""
+    """Kernels.compute_slot_mapping against a loop, over tables of two groups, of block ids beyond 32 bits of slots."""
     rng = random.Random(seed)
     num_rows = 8
     tables = [[[rng.randrange(1 << 30) for _ in range(70)] for _ in range(num_rows)] for _ in range(2)]
@@ -121,7 +130,7 @@ def test_tokens_stand_where_the_formula_says(
         seq_lens.append(0 if is_padding else before + count)
     computed = [before for before, _, _ in batch]
     longest = max(end - start for start, end in pairwise(starts))
-    placed = TorchKernels().place_tokens(
+    placed = TorchKernels().compute_slot_mapping(
         ints(tokens),
         ints(rows),
         ints(starts),
@@ -142,7 +151,7 @@ def test_tokens_stand_where_the_formula_says(
 def test_a_last_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
     """So that nothing is read out of bounds before its sequence is ended."""
     tables = torch.zeros(1, 2, 4, dtype=torch.int32)
-    placed = TorchKernels().place_tokens(
+    placed = TorchKernels().compute_slot_mapping(
         ints([-1]), ints([0]), ints([0, 1]), ints([3]), torch.tensor([-1, 0]), tables, 4, 1
     )
     assert placed.input_ids.tolist() == [0]

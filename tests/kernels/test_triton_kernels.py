@@ -13,12 +13,12 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels import triton_kernels as module
 from nanoengine.kernels.interface import Kernels
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.kernels.triton.few_rows import product_of_few_rows
-from nanoengine.kernels.triton.launch import why_no_float8
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.quantization.at_load import quantizer
@@ -110,7 +110,7 @@ def test_places_and_choices_are_delegated() -> None:
         return torch.tensor(values, dtype=dtype, device=DEVICE)
 
     last_tokens, tables = ints(5, 0, dtype=torch.int64), ints(3, 4, 0, 0, 8, 6, 0, 0).view(2, 2, 2)
-    placed = KERNELS.place_tokens(ints(9, -1), ints(0), ints(0, 2), ints(15), last_tokens, tables, 16, 2)
+    placed = KERNELS.compute_slot_mapping(ints(9, -1), ints(0), ints(0, 2), ints(15), last_tokens, tables, 16, 2)
     assert [values.tolist() for values in placed] == [[9, 5], [15, 16], [[63, 64], [143, 96]], [17]]
     zero, one = torch.zeros(1, device=DEVICE), torch.ones(1, device=DEVICE)
     logits, seeds = random(1, 50, dtype=torch.float32), ints(1, dtype=torch.int64)
@@ -180,7 +180,7 @@ def test_experts_are_dequantized_as_they_come(name: str) -> None:
 
 
 def test_floats_of_8_bits_are_numbers_where_nothing_multiplies_them() -> None:
-    assert "cpu" in str(why_no_float8(torch.device("cpu")))
+    assert "cpu" in str(float8_unsupported_reason(torch.device("cpu")))
     mine = TritonKernels().new_weight(32, 64, torch.bfloat16, torch.device("cpu"))
     mine.rows(0, 32).copy_quantized(quantizer("fp8")(torch.randn(32, 64)))
     assert isinstance(mine.content, RowMajor)
@@ -192,7 +192,7 @@ def test_floats_of_8_bits_are_numbers_where_nothing_multiplies_them() -> None:
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("num_rows", [1, 9, 300])
 def test_the_product_of_torch_is_its_formula(num_rows: int, dtype: torch.dtype) -> None:
-    if (reason := why_no_float8(DEVICE)) is not None:
+    if (reason := float8_unsupported_reason(DEVICE)) is not None:
         pytest.skip(reason)
     rows, x, bias = random(96, 128, dtype=dtype) / 11, random(num_rows, 128, dtype=dtype), random(96, dtype=dtype)
     found = [

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory

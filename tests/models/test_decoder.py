@@ -11,16 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from nanoengine import LLM, builder
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine import LLM
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import attention_specs, build_model
-from nanoengine.models.description import Description, describe
-from tests.models.families import family_checkpoint
 from tests.support import (
     TOY,
     angles_at,
@@ -67,30 +65,6 @@ def engine(folder: Path, **options: Any) -> LLM:
     llm = LLM(str(folder), use_tqdm=False, **{"num_kv_blocks": 100, "device": "cpu", "dtype": "float32"} | options)
     fill_kv_with_nan(llm)
     return llm
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 16, 33, 80])
-@pytest.mark.parametrize("head_dim", [16, 32], ids=["attention in torch", "native attention"])
-def test_layers_that_see_their_own_chunk_are_those_of_transformers_with_such_a_mask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, head_dim: int
-) -> None:
-    folder = family_checkpoint(tmp_path, "Llama", seed=chunk, head_dim=head_dim)
-
-    def described(path: Path, *others: Any) -> Description:
-        description = describe(path, *others)
-        layers = tuple(replace(layer, chunk=chunk) for layer in description.config.layers)
-        return replace(description, config=replace(description.config, layers=layers))
-
-    monkeypatch.setattr(builder, "describe", described)
-    positions = torch.arange(len(TOKENS))
-    sees = (positions[:, None] >= positions) & (positions[:, None] // chunk == positions // chunk)
-    mask = torch.zeros(1, 1, *sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
-    with torch.inference_mode():
-        right = reference_model(folder)(torch.tensor([TOKENS]), attention_mask=mask).logits[0]
-    with engine(folder) as llm:
-        for size in (40, 9):
-            logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=size)
-            torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
 
 
 @pytest.fixture(scope="module", params=[16, 32], ids=["attention in torch", "native attention"])

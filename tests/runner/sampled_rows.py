@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nanoengine import SamplingParams
+from nanoengine.core.randomness import sequence_seed
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.engine.messages import RowSampling, Started
-from nanoengine.engine.randomness import sequence_seed
-from nanoengine.kernels.sampling import SamplingTable
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.outputs import TokenLogprobs
 from nanoengine.runner.sampler import Sampler, Samples

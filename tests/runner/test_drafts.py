@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoengine.core.sampling import NONE_LEFT
 from nanoengine.engine.messages import UNKNOWN, Drafted
-from nanoengine.kernels.sampling import NONE_LEFT
 from nanoengine.runner.drafts import Drafts
 from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream

@@ -299,13 +299,13 @@ template <class T, class S> struct Decode {
 }  // namespace
 
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride]; seq_lens count all new
-// tokens. The first num_shared tokens of all sequences, new ones not among them, are in the same blocks; with a window or a chunk it
-// must be 0.
+// tokens. The first num_shared tokens of all sequences, new ones not among them, are in the same blocks; with a window it must
+// be 0.
 extern "C" void attention_decode(int dtype, int cache_dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
                                  size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, void* out,
                                  size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
-                                 size_t block_stride, float scale, float soft_cap, size_t window, size_t chunk, const float* sinks) {
-    const AttentionSpec spec{scale, soft_cap, window, chunk, sinks};
+                                 size_t block_stride, float scale, float soft_cap, size_t window, const float* sinks) {
+    const AttentionSpec spec{scale, soft_cap, window, sinks};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
         Decode<T, S>{(const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, num_shared,

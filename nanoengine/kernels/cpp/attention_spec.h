@@ -1,17 +1,15 @@
 // What a layer asks of attention, beside its shape.
 #pragma once
-#include <algorithm>
 #include "simd.h"
 
 struct AttentionSpec {
     float scale, soft_cap;   // of scores; a soft cap of 0 is none
-    size_t window, chunk;    // tokens; 0 is none
+    size_t window;           // tokens; 0 is none
     const float* sinks;      // [q_heads]: each head's score that no token has; null: there are none
 
     // The first token that the one at a position sees.
     INLINE size_t first_seen(size_t position) const {
-        const size_t first = window && position >= window ? position + 1 - window : 0;
-        return chunk ? std::max(first, position / chunk * chunk) : first;
+        return window && position >= window ? position + 1 - window : 0;
     }
 
     // Scores that are scaled already; `count` is a multiple of LANES.

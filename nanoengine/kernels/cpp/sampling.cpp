@@ -1,5 +1,5 @@
 // Drawing a token per row by the Gumbel-max trick: the highest of logit + noise, where the noise is a hash of (key, token id): the same
-// numbers as kernels/gumbel.py makes them, up to the rounding of the logarithms, in one pass over the logits. And what probabilities are
+// numbers as core/sampling.py makes them, up to the rounding of the logarithms, in one pass over the logits. And what probabilities are
 // divided by. A row is cut at multiples of PART, whatever there is beside it and however long it is.
 #include <algorithm>
 #include <cmath>

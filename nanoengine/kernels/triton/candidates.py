@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels import sampling
-from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.core import sampling
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
 
 TILE = 1024

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.candidates import (
     GROUP,
     LEAST_TEMPERATURE,

@@ -46,7 +46,7 @@ def unsupported_reason(device: torch.device) -> str | None:
     return None if triton.knobs.runtime.interpret else f"Triton has no code for {device.type}"
 
 
-def why_no_float8(device: torch.device) -> str | None:
+def float8_unsupported_reason(device: torch.device) -> str | None:
     """The reason that a device multiplies no floats of 8 bits; None if it does."""
     if device.type != "cuda":
         return f"no kernel multiplies floats of 8 bits on {device.type}"

@@ -29,13 +29,11 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def first_seen(position: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
-    """The first token that the token at a position sees, in a window of so many tokens or a chunk of so many; 0 is no limit."""
+def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit."""
     first = 0
     if WINDOW:
         first = tl.maximum(position - (WINDOW - 1), first)
-    if CHUNK:
-        first = tl.maximum(position // CHUNK * CHUNK, first)
     return first
 
 

@@ -80,7 +80,6 @@ def _decode_kernel(
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ) -> None:
@@ -116,14 +115,14 @@ def _decode_kernel(
         query_len = 1
     seq_len = tl.load(seq_lens + seq)
     seen = seq_len
-    if WINDOW or CHUNK:
-        seen = seq_len - first_seen(seq_len - query_len, WINDOW, CHUNK)
+    if WINDOW:
+        seen = seq_len - first_seen(seq_len - query_len, WINDOW)
     size = part_size(seen, to_fill, longest_part, STEP)
     parts = tl.maximum(tl.cdiv(seen, size), 1)
     if part >= parts:
         return
     start = part * size
-    if WINDOW or CHUNK:
+    if WINDOW:
         start += seq_len - seen
     end = tl.minimum(start + size, seq_len)
 
@@ -156,14 +155,14 @@ def _decode_kernel(
         sums = tl.where((part == 0) & (tl.arange(0, TILE) == 0)[None, :], 1.0, sums)
     if QUERIES > 1:
         position = seq_len - query_len + first_query + token_of
-        row_start = first_seen(position, WINDOW, CHUNK)
+        row_start = first_seen(position, WINDOW)
     # The compiler's pipeline runs over three loads: it has the block ids of a tile in shared memory before it asks for the tile,
     # and asks for that two rounds or more before it is used. So a loop of 3 + 2 n stages holds 1 + n tiles of K and of V.
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         if QUERIES > 1:
             visible = token[None, :] <= position[:, None]
-            if WINDOW or CHUNK:
+            if WINDOW:
                 visible &= token[None, :] >= row_start[:, None]
         else:
             visible = (token < end)[None, :]
@@ -226,7 +225,6 @@ def paged_decode(
     query_start_loc: Tensor | None = None,
     max_query_len: int = 1,
     window: int | None = None,
-    chunk: int | None = None,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
@@ -253,7 +251,7 @@ def paged_decode(
         query_start_loc: [num_seqs + 1] int32: the last tokens of sequence i are [start[i], start[i + 1]), or none. It is not
             read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of sequence i.
         max_query_len: of all sequences, or more. Only a sequence of length 0 may have more tokens; those may get anything.
-        window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
+        window: tokens that each sees, its own included; all if None.
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
@@ -276,7 +274,7 @@ def paged_decode(
     constants = _constants(group, max_query_len, head_dim, block_size, tile, num_warps, tuning.dependent_launch)
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
-    longest = min([block_tables.shape[1] * block_size, *(x + queries - 1 for x in (window, chunk) if x is not None)])
+    longest = min([block_tables.shape[1] * block_size, *([] if window is None else [window + queries - 1])])
     cut = split(num_seqs * num_lots, longest, num_sms or num_multiprocessors(q.device, 132), tuning, step)
     in_parts = cut.most_parts if cut.most_parts > 1 else 0
     rows = num_seqs * num_lots * tokens * heads
@@ -303,7 +301,6 @@ def paged_decode(
         *cut,
         **constants,
         WINDOW=window or 0,
-        CHUNK=chunk or 0,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -358,8 +355,8 @@ def _constants(
 
 def launches() -> list[Launch]:
     """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
-    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Llama 4, Gemma 2 and
-    gpt-oss. Several tokens of each sequence: with their heads, they fill 16 rows, 32 or more.
+    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Gemma 2 and gpt-oss.
+    Several tokens of each sequence: with their heads, they fill 16 rows, 32 or more.
     """
     tunings = [replace(DEFAULTS, decode_tile=t, decode_warps=w, decode_stages=s) for t, w, s in CANDIDATES]
     return [
@@ -370,7 +367,6 @@ def launches() -> list[Launch]:
         *(_launch(torch.bfloat16, 128, group, queries) for group, queries in ((1, 8), (2, 4), (2, 8), (2, 17), (8, 8))),
         *(_launch(torch.bfloat16, head_dim, 2, queries) for head_dim in (64, 256) for queries in (1, 4, 16)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.bfloat16, 128, 5, queries, CHUNK=8192) for queries in (1, 4)),
         *(_launch(torch.bfloat16, 256, 2, queries, WINDOW=4096, SOFT_CAP=50.0) for queries in (1, 4, 16)),
         *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True) for queries in (1, 4)),
         *(_launch(torch.float32, head_dim, 2, queries) for head_dim in (64, 128, 256) for queries in (1, 16)),
@@ -400,7 +396,7 @@ def _launch(
     type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
     shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning, int8=int8)
     sizes = _constants(group, queries, head_dim, 16, tile, num_warps, tuning.dependent_launch)
-    constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
+    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
     strides = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
     signature = {
         "out": f"*{type_name}",

@@ -42,7 +42,6 @@ def _walk(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
@@ -54,8 +53,8 @@ def _walk(
     for first in range(start, end, TILE):
         token = first + tl.arange(0, TILE)
         visible = token[None, :] <= position[:, None]
-        if MASKED and (WINDOW or CHUNK):
-            visible &= token[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None]
+        if MASKED and WINDOW:
+            visible &= token[None, :] >= first_seen(position, WINDOW)[:, None]
         if MASKED:
             token = tl.minimum(token, end - 1)  # a place beyond the end repeats the last token: no weight, but finite
         block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)  # times the stride it may not fit 32 bits
@@ -109,7 +108,6 @@ def _prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr,
     SOFT_CAP: tl.constexpr,
 ) -> None:
     """Program (i, j, t): in sequence j, tile t from the end, for the i-th lot of HEADS query heads that share a KV head.
@@ -152,19 +150,19 @@ def _prefill_kernel(
     seen = tl.minimum(history + first + TOKENS, seq_len)
     acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    highest = tl.full([ROWS], LOWEST if WINDOW or CHUNK else float("-inf"), tl.float32)
+    highest = tl.full([ROWS], LOWEST if WINDOW else float("-inf"), tl.float32)
     if sinks is not None:  # a weight without a value
         highest = tl.maximum(tl.load(sinks + q_head) * LOG2E, LOWEST)
         total += 1.0
-    # What all rows see needs no mask. Before it is, in a window or a chunk, what the later rows do not see any more.
-    if WINDOW or CHUNK:
-        earliest = first_seen(history + first, WINDOW, CHUNK)
-        lost = first_seen(seen - 1, WINDOW, CHUNK) - earliest
+    # What all rows see needs no mask. Before it is, in a window, what the later rows do not see any more.
+    if WINDOW:
+        earliest = first_seen(history + first, WINDOW)
+        lost = first_seen(seen - 1, WINDOW) - earliest
         seen_by_all = tl.minimum(earliest + tl.cdiv(lost, TILE) * TILE, seen)
         acc, total, highest = _walk(
             acc, total, highest, query, position, earliest, seen_by_all, k_head, v_head, k_scales,
             v_scales, table, block_stride, slot_stride, scale,
-            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
+            HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
         )  # fmt: skip
         first_masked = seen_by_all + tl.maximum(history + first + 1 - seen_by_all, 0) // TILE * TILE
     else:
@@ -173,12 +171,12 @@ def _prefill_kernel(
     acc, total, highest = _walk(
         acc, total, highest, query, position, seen_by_all, first_masked, k_head, v_head, k_scales,
         v_scales, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, False,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, False,
     )  # fmt: skip
     acc, total, highest = _walk(
         acc, total, highest, query, position, first_masked, seen, k_head, v_head, k_scales,
         v_scales, table, block_stride, slot_stride, scale,
-        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, CHUNK, SOFT_CAP, True,
+        HEAD_DIM, BLOCK_SIZE, ROWS, TILE, WINDOW, SOFT_CAP, True,
     )  # fmt: skip
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # zeros, if the sequence is empty
     num_heads = tl.num_programs(0) // LOTS * GROUP
@@ -200,7 +198,6 @@ def paged_prefill(
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
     window: int | None = None,
-    chunk: int | None = None,
     sinks: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
@@ -218,7 +215,7 @@ def paged_prefill(
         max_query_len: of all sequences, or more.
         scale: factor of the scores, before the softmax.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        window, chunk: tokens that each sees: the last `window`, those from the last multiple of `chunk` on; all if both are None.
+        window: tokens that each sees, its own included; all if None.
             In a block table, what stands before the first of them is not read.
         sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
@@ -262,7 +259,6 @@ def paged_prefill(
         ROWS=rows,
         TILE=tile,
         WINDOW=window or 0,
-        CHUNK=chunk or 0,
         SOFT_CAP=soft_cap or 0.0,
         num_warps=num_warps,
         num_stages=num_stages,
@@ -284,15 +280,14 @@ def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, 
 
 
 def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two, and what some models ask for beside: Gemma 2, gpt-oss and
-    Llama 4."""
+    """What is launched for heads of the usual sizes in groups of two, and what some models ask for beside: Gemma 2 and
+    gpt-oss."""
     return [
         *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 128, 256)),
         _launch(torch.float16, 128),  # it is as bfloat16 is
         *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
         _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
         _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
-        _launch(torch.bfloat16, 128, group=5, CHUNK=8192),
         _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
         *(_launch(torch.bfloat16, head_dim, int8=True) for head_dim in (64, 128, 256)),
         *(_launch(dtype, 128, int8=True) for dtype in (torch.float16, torch.float32)),
@@ -308,7 +303,7 @@ def _launch(
     rows, tile, num_warps, num_stages = _shape(dtype, head_dim, int8=int8)
     heads = triton.next_power_of_2(group)
     sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
-    constants = {**sizes, "WINDOW": 0, "CHUNK": 0, "SOFT_CAP": 0.0, **asked}
+    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
     signature = {
         **dict.fromkeys(("out", "q"), f"*{type_name}"),
         **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),

@@ -1,5 +1,5 @@
 """From logits to tokens without the host: temperature, filters, and the Gumbel-max trick (Gumbel, 1954; Maddison et al., 2014)
-with the noise of kernels/gumbel.py.
+with the noise of core/sampling.py.
 
 Parts of the vocabulary, or of the few candidates that filters leave, are looked through at once for their best token, and the
 best of those is the row's. A row's token depends neither on the other rows nor on the device.
@@ -12,9 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.engine import randomness
-from nanoengine.kernels import sampling
-from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.core import randomness, sampling
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.candidates import (
     LEAST_TEMPERATURE,
     MOST_PARTS,
@@ -50,7 +49,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _gumbel_noise(key: tl.tensor, token: tl.tensor) -> tl.tensor:
-    """`gumbel.gumbel_noise`."""
+    """`gumbel_noise`."""
     return _noise_of(_mix(key + (token + 1).to(tl.uint64) * GOLDEN_GAMMA))
 
 

@@ -70,7 +70,7 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int =
 
     Args:
         programs: how many there are if no sequence is cut.
-        longest: most tokens that can be seen of a sequence, by the width of its block table, its window or its chunk.
+        longest: most tokens that can be seen of a sequence, by the width of its block table or its window.
         step: parts are multiples of so many tokens.
     """
     to_fill = min(max(1, num_sms * tuning.decode_programs_per_sm // programs), MAX_PARTS)

@@ -13,8 +13,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import SamplingParams
-from nanoengine.engine.randomness import sequence_seed
-from nanoengine.kernels.sampling import SamplingTable
+from nanoengine.core.randomness import sequence_seed
+from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.candidates import TILE
 from nanoengine.kernels.triton.filters import Limits, find_limits

@@ -79,16 +79,15 @@ def test_tokens_and_heads_that_fill_tiles_and_those_that_do_not(group: int, long
 
 @every_feature
 @whole_or_in_parts
-def test_every_token_sees_its_own_window_or_chunk(tuning: Tuning, asked: Asked) -> None:
-    """Runs begin, end and lie around what is seen: an end of a chunk, or of a tile that only the later ones see."""
+def test_every_token_sees_its_own_window(tuning: Tuning, asked: Asked) -> None:
+    """Runs begin, end and lie around what is seen: an end of a tile that only the later ones see."""
     lens, counts = [4, 41, 83, 163, 258, 300], [4, 3, 6, 5, 3, 1]
     check(Case(lens, 1, 2, asked=asked), counts, tuning)
 
 
-@pytest.mark.parametrize("asked", [Asked(window=8 * ROWS), Asked(chunk=8 * ROWS)], ids=str)
-def test_together_they_see_more_than_each_and_in_more_parts(asked: Asked) -> None:
-    """A part is as long as what each sees; the second sequence lies in two chunks."""
-    check(Case([300, 259], 1, 2, asked=asked), [4, 5], CUT)
+def test_together_they_see_more_than_each_and_in_more_parts() -> None:
+    """A part is as long as what each sees."""
+    check(Case([300, 259], 1, 2, asked=Asked(window=8 * ROWS)), [4, 5], CUT)
 
 
 @settings(max_examples=25, deadline=None, database=None)

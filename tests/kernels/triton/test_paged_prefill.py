@@ -88,7 +88,7 @@ def test_every_feature(starts: list[int], asked: Asked) -> None:
 
 @all_dtypes
 def test_features_together(dtype: torch.dtype) -> None:
-    check(Case([90, 210], 2, 3, dtype=dtype, asked=Asked(100, None, True, 3.0)), [0, 130])
+    check(Case([90, 210], 2, 3, dtype=dtype, asked=Asked(100, True, 3.0)), [0, 130])
 
 
 @pytest.mark.parametrize("sink", [-math.inf, -1e4, 0.0, 1e4])
@@ -134,7 +134,7 @@ def test_any_batch(
 
 @pytest.mark.parametrize(
     ("asked", "dtype"),
-    [(PLAIN, torch.float32), (PLAIN, torch.float16), (Asked(33), torch.float16), (Asked(chunk=50), torch.float16)],
+    [(PLAIN, torch.float32), (PLAIN, torch.float16), (Asked(33), torch.float16)],
     ids=str,
 )
 def test_in_chunks_it_is_what_it_is_at_once(asked: Asked, dtype: torch.dtype) -> None:
@@ -148,7 +148,7 @@ def test_in_chunks_it_is_what_it_is_at_once(asked: Asked, dtype: torch.dtype) ->
         torch.testing.assert_close(chunk, expected, rtol=0, atol=1e-5 if dtype is torch.float32 else 2e-3)
 
 
-@pytest.mark.parametrize("asked", [PLAIN, Asked(70, None, True, 9.0)], ids=str)
+@pytest.mark.parametrize("asked", [PLAIN, Asked(70, True, 9.0)], ids=str)
 def test_one_new_token_is_what_decoding_is(asked: Asked) -> None:
     case = Case([150, 1, 64], asked=asked)
     q = case.queries(3)
@@ -166,7 +166,7 @@ def test_scores_that_are_equal_and_scores_far_apart(asked: Asked, scale: float) 
     torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("asked", [PLAIN, Asked(50, 33, True, 9.0)], ids=str)
+@pytest.mark.parametrize("asked", [PLAIN, Asked(50, True, 9.0)], ids=str)
 def test_a_padding_row_is_zeros_and_changes_nothing(asked: Asked) -> None:
     """It has a token, which attention does not see."""
     case = Case([40, 0, 70], asked=asked)
@@ -179,7 +179,7 @@ def test_a_padding_row_is_zeros_and_changes_nothing(asked: Asked) -> None:
     assert torch.equal(out[others], prefill(case, q[others], [0, 0, 0], [40, 0, 70]))
 
 
-@pytest.mark.parametrize("asked", [PLAIN, Asked(10, None, True, 9.0)], ids=str)
+@pytest.mark.parametrize("asked", [PLAIN, Asked(10, True, 9.0)], ids=str)
 def test_a_sequence_of_nan_shows_it_and_spoils_no_other(asked: Asked) -> None:
     case = Case([40, 33, 21], asked=asked)
     q = case.queries(94)

@@ -17,8 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from nanoengine.kernels.gumbel import gumbel_noise
-from nanoengine.kernels.sampling import NONE_LEFT, NOT_FINITE
+from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, gumbel_noise
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import candidates, filters, sampling
 from nanoengine.kernels.triton.candidates import TILE, size_of_parts

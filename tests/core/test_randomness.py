@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.engine.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
-from nanoengine.kernels.gumbel import position_keys, signed
+from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
+from nanoengine.core.sampling import position_keys, signed
 from tests.engine.toys import FAST
 
 # The first outputs of SplitMix64 from two states: a reference implementation's, known from many test suites.

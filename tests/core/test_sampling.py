@@ -1,4 +1,4 @@
-"""Noise: its addresses, its distribution, and draws by it as tensors and in one native pass."""
+"""Noise: its addresses, its distribution, draws by it as tensors and in one native pass; and what filters keep."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ import random
 import pytest
 import torch
 
-from nanoengine.engine.randomness import MASK, mix, sequence_seed
-from nanoengine.kernels.gumbel import _mix, gumbel_noise, position_keys, signed
-from nanoengine.kernels.sampling import Draw
-from tests.kernels.draws import every_draw, key_with_bits, keys_of, native_draw, needs_kernels, random_keys, torch_draw
+from nanoengine.core.randomness import MASK, mix, sequence_seed
+from nanoengine.core.sampling import _mix, gumbel_noise, keep_likeliest, position_keys, signed
+from tests.kernels.draws import (
+    Draw,
+    every_draw,
+    key_with_bits,
+    keys_of,
+    native_draw,
+    needs_kernels,
+    random_keys,
+    torch_draw,
+)
 from tests.kernels.formulas import position_key
 
 EULER_GAMMA = 0.5772156649015329
@@ -107,3 +115,51 @@ def test_a_draw_does_not_depend_on_its_neighbours(draw: Draw) -> None:
     logits, keys = torch.randn(30, 1000, generator=torch.Generator().manual_seed(2)), random_keys(30, 2)
     alone = torch.cat([draw(logits[i : i + 1], keys[i : i + 1]) for i in range(30)])
     assert torch.equal(draw(logits, keys), alone)
+
+
+# ---- filters
+
+
+def kept(logits: list[float], top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
+    """Tokens that are kept, likeliest first."""
+    filters = (torch.tensor([value]) for value in (top_k, top_p, min_p))
+    values, token_ids = keep_likeliest(torch.tensor([logits]), *filters)
+    return token_ids[0][values[0].isfinite()].tolist()
+
+
+CHANCES = [math.log(chance) for chance in (0.1, 0.5, 0.15, 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        ({}, [1, 3, 2, 0]),
+        ({"top_k": 2}, [1, 3]),
+        ({"top_k": 9}, [1, 3, 2, 0]),
+        ({"top_k": -1}, [1, 3, 2, 0]),
+        ({"top_p": 0.6}, [1, 3]),
+        ({"top_p": 0.0}, [1]),
+        ({"top_k": 3, "top_p": 0.6}, [1, 3]),
+        ({"top_k": 2, "top_p": 0.66}, [1]),  # of what top_k leaves, the first has two thirds
+        ({"min_p": 0.29}, [1, 3, 2]),
+        ({"min_p": 0.31}, [1, 3]),
+        ({"min_p": 1.0}, [1]),
+    ],
+    ids=str,
+)
+def test_filters_keep_the_likeliest(filters: dict[str, float], expected: list[int]) -> None:
+    assert kept(CHANCES, **filters) == expected  # type: ignore[arg-type]
+
+
+def test_of_equal_tokens_those_with_lower_ids_are_kept() -> None:
+    assert kept([1.0, 2.0, 2.0, 2.0], top_k=2) == [1, 2]
+
+
+def test_each_row_is_filtered_by_its_own_settings_and_keeps_its_logits() -> None:
+    logits = torch.randn(2, 50)
+    values, token_ids = keep_likeliest(logits, torch.tensor([3, 0]), torch.tensor([1.0, 0.5]), torch.zeros(2))
+    finite = values.isfinite()
+    assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
+    assert finite.sum(-1)[0] == 3
+    chances = logits[1].double().softmax(-1).sort(descending=True).values
+    assert finite.sum(-1)[1] == int((chances.cumsum(-1) < 0.5).sum()) + 1

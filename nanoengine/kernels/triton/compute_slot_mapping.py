@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.interface import PlacedTokens
+from nanoengine.core.kernels import PlacedTokens
 from nanoengine.kernels.triton.launch import Launch
 
 TILE = 256
@@ -24,7 +24,7 @@ EVEN = 2
 
 
 @triton.jit(do_not_specialize=["slot_stride"])  # it follows the tokens of a step
-def _place_tokens_kernel(
+def _slot_mapping_kernel(
     token_ids: tl.tensor,
     rows: tl.tensor,
     query_start_loc: tl.tensor,
@@ -71,7 +71,7 @@ def _place_tokens_kernel(
         tl.store(slots + token, tl.where(is_padding, -1, slot), mask=mask)
 
 
-def place_tokens(
+def compute_slot_mapping(
     token_ids: Tensor,
     rows: Tensor,
     query_start_loc: Tensor,
@@ -81,7 +81,7 @@ def place_tokens(
     block_size: int,
     max_query_len: int,
 ) -> PlacedTokens:
-    """`Kernels.place_tokens`: the tokens of a step, their positions and slots, and the lengths of the sequences.
+    """`Kernels.compute_slot_mapping`: the tokens of a step, their positions and slots, and the lengths of the sequences.
 
     The last row of each table is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
     written. Its length is 0.
@@ -107,7 +107,7 @@ def place_tokens(
     slot_mapping = last_tokens.new_empty(num_groups, triton.cdiv(num_tokens, EVEN) * EVEN)[:, :num_tokens]
     seq_lens = torch.empty_like(num_computed)
     if num_seqs:
-        _place_tokens_kernel[(num_seqs, max(1, triton.cdiv(max_query_len, TILE)))](
+        _slot_mapping_kernel[(num_seqs, max(1, triton.cdiv(max_query_len, TILE)))](
             token_ids,
             rows,
             query_start_loc,
@@ -133,8 +133,8 @@ def launches() -> list[Launch]:
     """The configurations of the kernel."""
     return [
         Launch(
-            name=f"place_tokens, {groups} groups, block_size {block_size}",
-            kernel=_place_tokens_kernel,
+            name=f"compute_slot_mapping, {groups} groups, block_size {block_size}",
+            kernel=_slot_mapping_kernel,
             signature={
                 **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
                 "last_tokens": "*i64",

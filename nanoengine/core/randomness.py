@@ -1,10 +1,8 @@
-"""Addresses of randomness: a sampled token depends on (seed, sequence index, position) and its distribution alone.
+"""Addresses of randomness: a sampled token depends on its distribution and on (seed, completion index, position) alone.
 
-The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-generators", 2014). The sampler applies the same function to whole vocabularies.
+The mixing function is the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+2014). `sampling.py` applies it to whole vocabularies.
 """
-
-from __future__ import annotations
 
 MASK = (1 << 64) - 1
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15

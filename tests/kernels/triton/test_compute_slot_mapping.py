@@ -17,7 +17,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from nanoengine.kernels.triton.place_tokens import TILE, place_tokens
+from nanoengine.kernels.triton.compute_slot_mapping import TILE, compute_slot_mapping
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -60,7 +60,7 @@ class Step:
             return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
         tables = F.pad(torch.tensor(self.tables, dtype=torch.int32), (0, self.gap), value=1 << 28)
-        result = place_tokens(
+        result = compute_slot_mapping(
             int32(self.token_ids),
             int32(self.rows),
             int32(self.starts),

@@ -1,4 +1,4 @@
-"""The backends whose kernels come from packages, with stand-ins for these, against the reference in float64."""
+"""What the package flash-attn computes, with stand-ins for its versions, against the reference in float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention import nhd_layout
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec, choose_backend
+from nanoengine.attention import flash_attn
+from nanoengine.attention.backend import choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
-from nanoengine.attention.nhd_layout import NHDLayout, key_starts
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.attention.torch_varlen import TorchVarlenAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.errors import InvalidConfig
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
@@ -38,13 +37,12 @@ both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], 
 @pytest.fixture(autouse=True)
 def no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """K/V are written by torch: the interpreter of Triton takes its time for every token."""
-    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
+    monkeypatch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
 
 
-def backend_of(package: str, block_size: int = BLOCK) -> NHDLayout:
-    backend = TorchVarlenAttention if package == "torch_varlen" else FlashAttention
-    assert backend.unsupported_reason(CPU, torch.bfloat16, replace(TOY, head_dim=16), block_size) is None
-    return backend(block_size)
+def backend_of(block_size: int = BLOCK) -> FlashAttention:
+    assert FlashAttention.unsupported_reason(CPU, torch.bfloat16, 16, block_size) is None
+    return FlashAttention(block_size)
 
 
 class Double(TorchAttention):
@@ -62,23 +60,23 @@ class Double(TorchAttention):
         return super().attend(q.double(), k_cache.double(), v_cache.double(), metadata, spec, sinks)
 
 
-def pools(package: str, sequences: Sequences, spec: AttentionSpec = PLAIN) -> tuple[Pool, Pool]:
-    backends = backend_of(package, sequences.block_size), Double(sequences.block_size)
+def pools(sequences: Sequences, spec: AttentionSpec = PLAIN) -> tuple[Pool, Pool]:
+    backends = backend_of(sequences.block_size), Double(sequences.block_size)
     return Pool(sequences, backends[0], spec=spec), Pool(sequences, backends[1], spec=spec)
 
 
-def check_prefill(package: str, sequences: Sequences, starts: list[int], spec: AttentionSpec = PLAIN) -> None:
+def check_prefill(sequences: Sequences, starts: list[int], spec: AttentionSpec = PLAIN) -> None:
     """Prefill up to `starts` and then the rest."""
     results = []
-    for pool in pools(package, sequences, spec):
+    for pool in pools(sequences, spec):
         pool.fill(starts)
         results.append(pool.prefill(starts, sequences.lens))
     assert_attended(*results, starts, sequences.lens, spec)
 
 
-def check_decode(package: str, sequences: Sequences, spec: AttentionSpec = PLAIN) -> None:
+def check_decode(sequences: Sequences, spec: AttentionSpec = PLAIN) -> None:
     results = []
-    for pool in pools(package, sequences, spec):
+    for pool in pools(sequences, spec):
         pool.fill()
         results.append(pool.decode(sequences.lens))
     assert_attended(*results, [n - 1 for n in sequences.lens], sequences.lens, spec)
@@ -102,7 +100,7 @@ def each_alone(pool: Pool, starts: Sequence[int], ends: Sequence[int]) -> Tensor
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(2, 3, 32)], ids=str)
 def test_prefill_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.dtype) -> None:
     with installed(package, exact=True):
-        check_prefill(package, Sequences(heads, BLOCK, EDGES, dtype), [0] * len(EDGES))
+        check_prefill(Sequences(heads, BLOCK, EDGES, dtype), [0] * len(EDGES))
 
 
 @every_package
@@ -110,14 +108,14 @@ def test_prefill_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch
 def test_prefill_with_history(package: str, dtype: torch.dtype) -> None:
     sequences = Sequences(Heads(2, 2, 16), BLOCK, [2, 300, 300, 257, 256, 90], dtype)
     with installed(package, exact=True):
-        check_prefill(package, sequences, [1, 299, 256, 255, 1, 0])
+        check_prefill(sequences, [1, 299, 256, 255, 1, 0])
 
 
 @every_package
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(1, 4, 16)], ids=str)
 def test_prefill_of_a_token_each(package: str, heads: Heads) -> None:
     with installed(package, exact=True):
-        check_prefill(package, Sequences(heads, BLOCK, [300, 1, 257]), [299, 0, 256])
+        check_prefill(Sequences(heads, BLOCK, [300, 1, 257]), [299, 0, 256])
 
 
 @every_package
@@ -125,7 +123,7 @@ def test_prefill_of_a_token_each(package: str, heads: Heads) -> None:
 @pytest.mark.parametrize("heads", [Heads(2, 1, 16), Heads(2, 3, 32)], ids=str)
 def test_decode_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.dtype) -> None:
     with installed(package, exact=True):
-        check_decode(package, Sequences(heads, BLOCK, EDGES, dtype))
+        check_decode(Sequences(heads, BLOCK, EDGES, dtype))
 
 
 @every_package
@@ -133,11 +131,11 @@ def test_decode_at_the_edges_of_blocks(package: str, heads: Heads, dtype: torch.
 @pytest.mark.parametrize("asked", [{"window": 1}, {"window": 256}, {"window": 40, "soft_cap": 3.0}], ids=str)
 def test_windows_and_soft_caps(package: str, asked: dict[str, Any], dtype: torch.dtype) -> None:
     with installed(package, exact=True):
-        heeded = backend_of(package).features
+        heeded = backend_of().features
         spec = AttentionSpec(1.0, **{name: value for name, value in asked.items() if name in heeded})
         sequences = Sequences(Heads(2, 2, 16), BLOCK, [2, 40, 300, 257, 256, 520], dtype)
-        check_prefill(package, sequences, [1, 0, 299, 100, 1, 280], spec)
-        check_decode(package, sequences, spec)
+        check_prefill(sequences, [1, 0, 299, 100, 1, 280], spec)
+        check_decode(sequences, spec)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +143,10 @@ def test_windows_and_soft_caps(package: str, asked: dict[str, Any], dtype: torch
     [
         ("flash_attn_2", {"window", "soft_cap"}),
         ("flash_attn_3", {"window", "soft_cap"}),
-        ("torch_varlen", {"window"}),
     ],
 )
 def test_what_is_not_heeded_is_refused_by_name(package: str, features: set[str]) -> None:
-    asked: dict[str, Any] = {"window": 8, "chunk": 16, "sinks": True, "soft_cap": 2.0}
+    asked: dict[str, Any] = {"window": 8, "sinks": True, "soft_cap": 2.0}
     model, name = replace(TOY, head_dim=16), package.removesuffix("_2").removesuffix("_3")
     with installed(package):
         for feature, value in asked.items():
@@ -175,7 +172,7 @@ def test_several_tokens_are_decoded_as_each_alone(
     starts = [n - count for n, count in zip(lens, counts, strict=True)]
     spec = AttentionSpec(1.0, window=window)
     with installed(package, exact=True):
-        ours, exact = pools(package, Sequences(heads, BLOCK, lens, dtype), spec)
+        ours, exact = pools(Sequences(heads, BLOCK, lens, dtype), spec)
         ours.fill(starts)
         assert_attended(ours.mixed(len(lens), starts, lens), each_alone(exact, starts, lens), starts, lens, spec)
 
@@ -184,7 +181,7 @@ def test_several_tokens_are_decoded_as_each_alone(
 def test_decodes_of_several_tokens_before_chunks(package: str) -> None:
     lens, starts = [5, 300, 40, 260], [3, 296, 0, 200]
     with installed(package, exact=True):
-        ours, exact = pools(package, Sequences(Heads(1, 2, 16), BLOCK, lens))
+        ours, exact = pools(Sequences(Heads(1, 2, 16), BLOCK, lens))
         ours.fill(starts)
         assert_attended(ours.mixed(2, starts, lens), each_alone(exact, starts, lens), starts, lens)
 
@@ -194,7 +191,7 @@ def test_bounds_of_the_numbers_of_tokens_will_do(package: str) -> None:
     """The host knows no more of a recorded step."""
     lens, starts = [5, 300, 257], [4, 297, 254]
     with installed(package, exact=True):
-        pool, _ = pools(package, Sequences(Heads(1, 2, 16), BLOCK, lens))
+        pool, _ = pools(Sequences(Heads(1, 2, 16), BLOCK, lens))
         pool.fill(starts)
         q = pool.write_span([0, 1, 2], starts, lens)
         metadata, spec = pool.metadata(3, [0, 1, 2], starts, lens), AttentionSpec(0.3)
@@ -214,17 +211,17 @@ def test_any_batch(package: str, lens: list[tuple[int, float]], window: int | No
     spec = AttentionSpec(1.0, window=window)
     sequences = Sequences(Heads(1, 2, 8), BLOCK, [n for n, _ in lens], seed=seed)
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
-        check_prefill(package, sequences, [int(n * part) for n, part in lens], spec)
-        check_decode(package, sequences, spec)
+        patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
+        check_prefill(sequences, [int(n * part) for n, part in lens], spec)
+        check_decode(sequences, spec)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 24])
 def test_version_3_takes_any_block_size(block_size: int) -> None:
     with installed("flash_attn_3", exact=True):
         sequences = Sequences(Heads(2, 2, 16), block_size, [1, 15, 16, 17, 40])
-        check_prefill("flash_attn_3", sequences, [0, 0, 3, 16, 30])
-        check_decode("flash_attn_3", sequences)
+        check_prefill(sequences, [0, 0, 3, 16, 30])
+        check_decode(sequences)
 
 
 @every_package
@@ -233,7 +230,7 @@ def test_version_3_takes_any_block_size(block_size: int) -> None:
 def test_rows_of_padding_are_finite_and_change_nothing(package: str, count: int, heads: Heads) -> None:
     sequences, starts = Sequences(heads, BLOCK, [5, 300]), [5 - count, 300 - count]
     with installed(package, exact=True):
-        pool, _ = pools(package, sequences)
+        pool, _ = pools(sequences)
         pool.fill(starts)
         q = pool.write_span([0, 1], starts, [5, 300])
         metadata, spec = pool.metadata(2, [0, 1], starts, [5, 300]), AttentionSpec(0.3)
@@ -268,11 +265,11 @@ def test_nothing_is_read_back_from_the_device(
 ) -> None:
     """Tensors on the device "meta" have no content that could be read."""
     with installed(package) as functions:
-        places = ["flash_attn", "flash_attn_interface", "torch.nn.attention.varlen"]
+        places = ["flash_attn", "flash_attn_interface"]
         for name, function in functions.items():
             for module in [sys.modules[place] for place in places if sys.modules.get(place) is not None]:
                 monkeypatch.setattr(module, name, without_content(function), raising=False)
-        pool, _ = pools(package, Sequences(Heads(2, 2, 16), BLOCK, [300, 5], torch.bfloat16))
+        pool, _ = pools(Sequences(Heads(2, 2, 16), BLOCK, [300, 5], torch.bfloat16))
         q, k_cache, v_cache = (x.to("meta") for x in (torch.zeros(1 + count, 4, 16), pool.k_cache, pool.v_cache))
         metadata = pool.metadata(num_decodes, [0, 1], [300 - count, 4], [300, 5])
         for name in ("query_start_loc", "seq_lens", "block_tables"):
@@ -288,18 +285,6 @@ def without_content(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return shape_only
 
 
-def test_where_keys_start_is_worked_out_once() -> None:
-    with installed("flash_attn_2"):
-        pool, _ = pools("flash_attn_2", Sequences(Heads(1, 1, 8), BLOCK, [3, 5, 300]))
-        runs = pool.metadata(0, [0, 1, 2], [0, 0, 0], [3, 5, 300]).chunks
-    assert runs is not None
-    starts = key_starts(runs)
-    assert starts.tolist() == [0, 3, 8, 308]
-    assert starts.dtype == torch.int32
-    assert starts.is_contiguous()
-    assert key_starts(runs) is starts
-
-
 def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its interpreter here; what it computes is tested elsewhere."""
     pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
@@ -309,7 +294,7 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
         written.append(arguments)
         return qkv
 
-    monkeypatch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: None)
+    monkeypatch.setattr(flash_attn, "triton_unsupported_reason", lambda _: None)
     monkeypatch.setattr("nanoengine.kernels.triton.rotate_and_write.rotate_and_write", rotate_and_write)
     sequences = Sequences(Heads(1, 1, 8), BLOCK, [3])
     pool = Pool(sequences, FlashAttention(BLOCK))

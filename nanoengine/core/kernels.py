@@ -1,0 +1,189 @@
+"""Kernels: the operations that layers are made of. The class here computes them in plain torch; faster ones override it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.core import sampling
+from nanoengine.core.sampling import SamplingTable
+
+
+class Destination(Protocol):
+    """Where a tensor of a checkpoint goes: a tensor is one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def copy_(self, source: Tensor, /) -> object: ...
+
+
+class Weight(Protocol):
+    """A matrix [outputs, inputs] in whatever order its kernels read it."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def rows(self, first: int, count: int) -> Destination:
+        """Rows [first, first + count), to be filled from a checkpoint."""
+        ...
+
+
+class RowMajor:
+    """A weight as one tensor [outputs, inputs]."""
+
+    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device):
+        self.tensor = torch.empty(outputs, inputs, dtype=dtype, device=device)
+        self.shape = self.tensor.shape
+
+    def rows(self, first: int, count: int) -> Destination:
+        return self.tensor[first : first + count]
+
+
+class PlacedTokens(NamedTuple):
+    """The new tokens of a step, and where they stand."""
+
+    input_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    slot_mapping: Tensor  # [num_groups, num_tokens] int64: a slot in each KV group; -1: nowhere
+    seq_lens: Tensor  # [num_seqs] int32: with the new tokens
+
+
+class Kernels:
+    """One implementation, here in plain torch. Rows are tokens; results have the dtype of the input unless said otherwise.
+    Weights of norms are float32; a residual that is given may be overwritten."""
+
+    name = "torch"
+    description = "plain torch operations"
+    fingerprint = str(torch.__version__)
+    """Of the code that computes: K/V that other code has computed may have other bits."""
+    capturable = False
+    """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
+    draw_tokens = staticmethod(sampling.draw_tokens)
+    keep_likeliest = staticmethod(sampling.keep_likeliest)
+
+    def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
+        """A matrix with unset rows."""
+        return RowMajor(outputs, inputs, dtype, device)
+
+    def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+        """x W^T + bias: [num_tokens, inputs] -> [num_tokens, outputs]."""
+        assert isinstance(weight, RowMajor)
+        return F.linear(x, weight.tensor, bias)
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        """hidden W^T in float32: [num_tokens, inputs] -> [num_tokens, outputs]."""
+        return self.linear(hidden, weight, None).float()
+
+    def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
+        """Rows of a weight: [num_tokens] -> [num_tokens, inputs]."""
+        assert isinstance(weight, RowMajor)
+        return F.embedding(token_ids, weight.tensor)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension, computed in float32."""
+        return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(rms_norm(x + residual), x + residual)."""
+        residual = x + residual
+        return self.rms_norm(residual, weight, eps), residual
+
+    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """silu(x G^T) * x U^T, where the rows of the weight are G and then U: [num_tokens, outputs / 2]."""
+        gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.linear(normed, weight, bias), residual
+
+    def norm_gated_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
+    ) -> tuple[Tensor, Tensor]:
+        """The same with `gated_linear` in place of `linear`."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.gated_linear(normed, weight), residual
+
+    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
+
+    def compute_slot_mapping(
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_computed: Tensor,
+        last_tokens: Tensor,
+        tables: Tensor,
+        block_size: int,
+        max_query_len: int,
+    ) -> PlacedTokens:
+        """Where the new tokens of a step stand: slot = table[position // block_size] * block_size + position % block_size.
+
+        The last row of `last_tokens`, and of each group of `tables`, is for padding: its sequences have length 0, and no slots.
+
+        Args:
+            token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
+            rows: [num_seqs] int32, where each sequence's last token and block table are kept.
+            query_start_loc: [num_seqs + 1] int32, where the tokens of each sequence begin.
+            num_computed: [num_seqs] int32, tokens before them.
+            last_tokens: [num_rows] int64.
+            tables: [num_groups, num_rows, width] int32: the block tables of each KV group.
+            max_query_len: most new tokens of a sequence.
+        """
+        is_padding = rows == tables.shape[1] - 1
+        rows, positions = rows.long(), num_computed.long()
+        if max_query_len == 1:
+            seq_lens, padding = num_computed + 1, is_padding
+        else:
+            query_lens = query_start_loc.diff()
+            seq_lens = num_computed + query_lens
+            is_of = torch.repeat_interleave(
+                query_lens, output_size=len(token_ids)
+            )  # [num_tokens]: index of the sequence
+            rows, padding = rows[is_of], is_padding[is_of]
+            positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
+        blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits
+        slots = torch.where(padding, -1, blocks * block_size + positions % block_size)
+        input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)
+        return PlacedTokens(input_ids, positions, slots, seq_lens.masked_fill_(is_padding, 0))
+
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        """One token for each row of logits: the highest, or for a temperature above 0 a draw from what top_k, top_p and min_p
+        leave, in this order. A draw depends on the row's logits, seed and position alone.
+
+        Args:
+            logits: [n, vocab_size] float32; left as they are.
+            rows: [n] int32: which row of the table each is for.
+            positions: [n] int32 or int64, where in its sequence each token will stand.
+            last_tokens: [num_rows] int64: if given, each token is written into its row, too.
+
+        Returns:
+            [n] int64; where there is no finite highest logit `NOT_FINITE`, or `NONE_LEFT` if all are -inf. NaN is the highest.
+        """
+        entries = rows.long()
+        columns = (table.temperature, table.top_k, table.top_p, table.min_p)
+        temperature, top_k, top_p, min_p = (column.index_select(0, entries) for column in columns)
+        keys = sampling.position_keys(table.seeds.index_select(0, entries), positions.long())
+        random = temperature > 0
+        filtered = random & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+        temperature = temperature.clamp(min=sampling.LEAST_TEMPERATURE)
+        tokens = self.draw_tokens(logits, keys, temperature * (random ^ filtered))
+        group = (filtered & (tokens >= 0)).nonzero()[:, 0]
+        if len(group):
+            scaled = logits[group] / temperature[group, None]
+            kept, token_ids = self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group])
+            noise = sampling.gumbel_noise(keys[group], token_ids)
+            tokens[group] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
+        if last_tokens is not None:
+            last_tokens.index_copy_(0, entries, tokens)
+        return tokens

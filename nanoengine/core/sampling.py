@@ -1,0 +1,104 @@
+"""Choosing tokens in torch: temperature, then top_k, top_p and min_p, then a draw by the Gumbel-max trick.
+
+Adding Gumbel noise to logits and taking the maximum draws from their softmax (Gumbel, 1954; Maddison et al., 2014). The noise of
+a token is a hash of (key, token id), and the key a hash of (seed, position): a draw does not depend on the rest of its batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
+
+LEAST_TEMPERATURE = 1e-5
+"""With less, float32 would overflow; the likeliest token wins anyway."""
+
+NOT_FINITE = -1
+"""In place of a token where the highest logit of a row is NaN or infinite."""
+
+NONE_LEFT = -2
+"""In place of a token where all logits of a row are -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """How the tokens of each row are chosen, on the device."""
+
+    temperature: Tensor  # [num_rows] float32; 0 takes the likeliest token, the lowest id of equal ones
+    top_k: Tensor  # [num_rows] int32: so many are kept; all if it is 0 or less
+    top_p: Tensor  # [num_rows] float32: of what top_k leaves, the likeliest with that probability, and the one that reaches it
+    min_p: Tensor  # [num_rows] float32: as likely as the likeliest times this; 0 keeps all
+    seeds: Tensor  # [num_rows] int64, the 64 bits of each seed
+
+
+def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
+    """The token with the highest logit / temperature + Gumbel noise, or logit where the temperature is 0; of equal ones the
+    lowest id: [n, vocab_size], keys [n], [n] -> [n]. NOT_FINITE and NONE_LEFT stand in place of tokens."""
+    token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
+    tokens = logits.argmax(-1)
+    highest = logits.gather(-1, tokens[:, None])[:, 0]
+    for row in (temperature > 0).nonzero()[:, 0]:  # one after the other: its noise stays in the cache
+        tokens[row] = (logits[row] / temperature[row] + gumbel_noise(keys[row][None], token_ids)[0]).argmax()
+    tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
+    return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
+
+
+def keep_likeliest(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens that the filters of each row keep: (logits, token ids), both [num_rows, vocab_size], likeliest first.
+
+    Logits of tokens that are not kept are -inf. The likeliest token is always kept; of equal ones, the lower id comes first.
+    """
+    values, token_ids = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    values = values.masked_fill((rank >= top_k[:, None]) & (top_k > 0)[:, None], -torch.inf)
+    return keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids
+
+
+def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """-inf in place of the logits that top_p and min_p drop. `values` is [num_rows, count], likeliest first.
+
+    Args:
+        log_total: [num_rows], ln of the sum of exp(logit) over all tokens that top_k leaves.
+    """
+    probabilities = (values - log_total[:, None]).exp()
+    before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
+    dropped = ((before >= top_p[:, None]) & (top_p < 1)[:, None]) | (
+        probabilities < min_p[:, None] * probabilities[:, :1]
+    )
+    dropped[:, 0] = False
+    return values.masked_fill(dropped, -torch.inf)
+
+
+def position_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """The 64-bit key of the token at each position of a sequence: [n] int64 seeds and positions -> [n] keys."""
+    return _mix(seeds + (positions + 1) * signed(GOLDEN_GAMMA))
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """Gumbel noise for the token ids of each key: [num_keys or 1, count] -> [num_keys, count]. It depends on key and id only.
+
+    The uniform numbers behind it are exact near 0, where the winners are made: u has 40 bits, and -log(1 - u) is computed
+    without rounding u away.
+    """
+    bits = _mix(keys[:, None] + (token_ids + 1) * signed(GOLDEN_GAMMA))
+    uniform = ((_shift_right(bits, 24).float() + 0.5) * 2.0**-40).clamp(max=1 - 2.0**-24)
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """`randomness.mix` for int64 tensors, whose products wrap around."""
+    x = (x ^ _shift_right(x, 30)) * signed(MIX_1)
+    x = (x ^ _shift_right(x, 27)) * signed(MIX_2)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch shifts the sign in; the mask takes it out
+
+
+def signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,0 +1,115 @@
+"""The kernels in plain torch, against formulas in float64; and the operations that are made of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.core.kernels import Kernels, RowMajor
+from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, SamplingTable
+
+KERNELS = Kernels()
+
+
+def weight_of(rows: Tensor) -> RowMajor:
+    weight = KERNELS.new_weight(*rows.shape, rows.dtype, rows.device)
+    assert isinstance(weight, RowMajor)
+    for row, values in enumerate(rows):
+        weight.rows(row, 1).copy_(values[None])
+    return weight
+
+
+def assert_close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_and_norms_are_their_formulas() -> None:
+    x, residual, rows = torch.randn(4, 6), torch.randn(4, 6), torch.randn(8, 6)
+    weight, bias, norm = weight_of(rows), torch.randn(8), torch.rand(6) + 0.5
+    exact = x.double() @ rows.double().T
+    assert_close(KERNELS.linear(x, weight, bias), exact + bias.double())
+    assert_close(KERNELS.logits(x, weight), exact)
+    assert_close(KERNELS.gated_linear(x, weight), F.silu(exact[:, :4]) * exact[:, 4:])
+    assert torch.equal(KERNELS.embed(torch.tensor([4, 0]), weight), rows[[4, 0]])
+    total = x.double() + residual.double()
+    normed, after = KERNELS.add_rms_norm(x, residual, norm, 1e-6)
+    assert_close(after, total)
+    assert_close(normed, total / (total.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double())
+
+
+def test_logits_are_float32_and_other_results_have_the_dtype_of_their_input() -> None:
+    x, weight, norm = torch.randn(3, 8).bfloat16(), weight_of(torch.randn(4, 8).bfloat16()), torch.rand(8)
+    assert KERNELS.logits(x, weight).dtype is torch.float32
+    for result in (KERNELS.linear(x, weight, None), KERNELS.rms_norm(x, norm, 1e-6), KERNELS.gated_linear(x, weight)):
+        assert result.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_norm_before_a_product_is_the_one_after_the_other(gated: bool, has_residual: bool) -> None:
+    x, residual = torch.randn(2, 3, 8)
+    weight, norm, bias = weight_of(torch.randn(10, 8)), torch.rand(8), torch.randn(10)
+    if has_residual:
+        normed, total = KERNELS.add_rms_norm(x, residual.clone(), norm, 1e-6)
+    else:
+        normed, total = KERNELS.rms_norm(x, norm, 1e-6), x
+    given = residual.clone() if has_residual else None
+    if gated:
+        out, carried = KERNELS.norm_gated_linear(x, given, norm, 1e-6, weight)
+        assert torch.equal(out, KERNELS.gated_linear(normed, weight))
+    else:
+        out, carried = KERNELS.norm_linear(x, given, norm, 1e-6, weight, bias)
+        assert torch.equal(out, KERNELS.linear(normed, weight, bias))
+    assert torch.equal(carried, total)
+
+
+def test_the_slots_of_a_step() -> None:
+    """A decode whose token the device knows, a chunk across the border of a block, and a row of padding."""
+    ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
+    tables = ints(*[7, 3, 5], *[2, 9, 4], *[0, 0, 0]).view(1, 3, 3)
+    last_tokens = torch.tensor([50, 60, -1])
+    placed = KERNELS.compute_slot_mapping(
+        ints(-1, 11, 12, 13, -1), ints(1, 0, 2), ints(0, 1, 4, 5), ints(8, 3, 0), last_tokens, tables, 4, 3
+    )
+    assert placed.input_ids.tolist() == [60, 11, 12, 13, 0]
+    assert placed.positions.tolist() == [8, 3, 4, 5, 0]
+    assert placed.slot_mapping.tolist() == [[16, 31, 12, 13, -1]]
+    assert placed.seq_lens.tolist() == [9, 6, 0]
+
+
+def table_of(**columns: list[float]) -> SamplingTable:
+    dtypes = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}
+    filled = {"top_k": [0] * 4, "top_p": [1.0] * 4, "min_p": [0.0] * 4} | columns
+    return SamplingTable(
+        **{name: torch.tensor(filled[name], dtype=dtype) for name, dtype in dtypes.items()}, seeds=torch.arange(4)
+    )
+
+
+def test_tokens_are_chosen_by_the_settings_of_their_rows() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]] * 4)
+    logits[2, 0], logits[3] = torch.nan, -torch.inf
+    table = table_of(temperature=[0.0, 5.0, 1.0, 0.0], top_k=[0, 1, 0, 0])
+    last_tokens = torch.zeros(4, dtype=torch.int64)
+    rows = torch.tensor([1, 0, 2, 3], dtype=torch.int32)
+    chosen = KERNELS.choose_tokens(logits, table, rows, torch.zeros(4, dtype=torch.int64), last_tokens)
+    assert chosen.tolist() == [1, 1, NOT_FINITE, NONE_LEFT]
+    assert last_tokens.tolist() == [1, 1, NOT_FINITE, NONE_LEFT]
+
+
+def test_draws_follow_the_distribution_that_the_filters_leave() -> None:
+    chances = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    count = 8000
+    ones = torch.ones(count)
+    table = SamplingTable(
+        temperature=ones,
+        top_k=torch.full((count,), 3, dtype=torch.int32),
+        top_p=ones * 0.7,  # of what top_k leaves: 4/9, 3/9, which reaches it, and 2/9
+        min_p=ones * 0.1,
+        seeds=torch.arange(count),
+    )
+    rows = torch.arange(count, dtype=torch.int32)
+    drawn = KERNELS.choose_tokens(chances.log().expand(count, -1), table, rows, torch.full((count,), 5))
+    counts = torch.bincount(drawn, minlength=4) / count
+    torch.testing.assert_close(counts, torch.tensor([4 / 7, 3 / 7, 0.0, 0.0]), rtol=0, atol=0.02)
