@@ -47,6 +47,7 @@ class FileThread:
         self._jobs: SimpleQueue[tuple[int, int, Callable[[int], object]] | None] = SimpleQueue()
         self._done: SimpleQueue[Done] = SimpleQueue()
         self._asked: dict[int, tuple[str, str]] = {}  # jobs that are not answered: (kind, name)
+        self._reading: set[str] = set()  # the names of the reads among them
         self._changed = Condition()  # guards what follows
         self._num_jobs = self._num_unwritten = 0  # not ended; bytes
         self._began: float | None = None  # when the job that runs was begun
@@ -59,8 +60,9 @@ class FileThread:
 
     def read(self, name: str, header: bytes) -> None:
         """Read a file. Nothing happens if it is being read already."""
-        if ("read", name) in self._asked.values():
+        if name in self._reading:
             return
+        self._reading.add(name)
 
         def read(number: int) -> None:
             content = torch.empty(self.folder.block_bytes, dtype=torch.uint8)
@@ -135,6 +137,7 @@ class FileThread:
             problem = f"no answer within {self.limit:.0f} s"
             found += [Done(number, FileAnswer(kind, name, problem)) for number, (kind, name) in self._asked.items()]
             self._asked.clear()
+        self._reading.difference_update([done.answer.name for done in found if done.answer.kind == "read"])
         return found
 
     def wait_until_idle(self) -> bool:
