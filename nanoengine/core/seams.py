@@ -69,6 +69,7 @@ class Candidate(NamedTuple):
     """A decode that may have drafts."""
 
     seq: Sequence
+    first: int  # the position of its first draft
     most: int  # drafts that it has room for, at least 1
 
 
