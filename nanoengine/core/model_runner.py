@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.sampler import Sampler, Samples
 
+Read = Callable[[StepResult], None]
+
 
 class RunnerPart(Protocol):
     """The runner's part of a capability. Called in the order of the steps."""
@@ -25,8 +28,10 @@ class RunnerPart(Protocol):
         """Before anything is computed; rows are up to date."""
         ...
 
-    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> None:
-        """Behind the last layer of a step that is not replayed: `hidden` is [num_tokens, hidden_size]."""
+    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
+        """Behind the last layer of a step that is not replayed: `hidden` is [num_tokens, hidden_size]. What is returned is
+        called with the result, once the step is over.
+        """
         ...
 
     def end(self, result: StepResult) -> None:
@@ -54,11 +59,14 @@ class LaunchedStep:
 
     def __init__(self, parts: list[RunnerPart]):
         self.parts = parts
+        self.reads: list[Read] = []
 
     def result(self) -> StepResult:
         """Wait for its end, and raise what went wrong in it."""
         self.event.wait()
         result = StepResult([]) if self.samples is None else self.samples.read()
+        for read in self.reads:
+            read(result)
         for part in self.parts:
             part.end(result)
         return result
@@ -131,13 +139,13 @@ class ModelRunner:
             for part in self.parts:
                 part.begin(plan)
             if plan.num_tokens:
-                step.samples = self._compute(plan)
+                step.samples = self._compute(step, plan)
         except BaseException:
             self._failed_epoch = plan.epoch
             raise
 
-    def _compute(self, plan: StepPlan) -> Samples | None:
-        recorded = None if self.recorder is None else self.recorder.logits(plan)
+    def _compute(self, step: LaunchedStep, plan: StepPlan) -> Samples | None:
+        recorded = None if self.recorder is None or plan.needs_hidden else self.recorder.logits(plan)
         if recorded is not None:
             logits, packed = recorded
             *_, rows, positions = (self.numbers[section] for section in packed.shape.sections)
@@ -146,8 +154,8 @@ class ModelRunner:
             self.send(packed)
             batch = self.batch(packed.shape)
             hidden = self.model.forward(batch.input_ids, batch.positions, batch.metadata)
-            for part in self.parts:
-                part.after_forward(plan, batch, hidden)
+            reads = [part.after_forward(plan, batch, hidden) for part in self.parts]
+            step.reads = [read for read in reads if read is not None]
             if not plan.num_samples:
                 return None
             if plan.num_samples < len(hidden):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.kernels import Kernels, SamplingTable
-from nanoengine.core.messages import Started, StepPlan, StepResult
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
 
 
 class LogitsProcessor(Protocol):
@@ -39,7 +39,7 @@ class LogitsProcessor(Protocol):
         ...
 
     def observe(self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any) -> Any:
-        """Take note of the samples, [n] int64. What is returned is read by `read`, once the step is over."""
+        """Take note of the samples, [n] int64. What is returned is called with the result, once the step is over."""
         ...
 
 
@@ -60,14 +60,18 @@ class Verifier(Protocol):
 class Samples:
     """What was sampled, on its way to the host."""
 
-    def __init__(self, tokens: Tensor, num_samples: int, verified: Any, observed: list[Any]):
+    def __init__(self, tokens: Tensor, num_samples: int, verified: Any, observed: list[Any], bound: list[np.ndarray]):
         self._tokens = tokens[:num_samples].to("cpu", non_blocking=True)
         self._num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)
-        self._observed = observed
+        self._observed, self._bound = observed, bound
 
     def read(self) -> StepResult:
         """Once the event behind it was waited for."""
         result = StepResult(self._tokens.tolist())
+        if NONE_LEFT in result.token_ids:  # where no processor has forbidden anything, the logits are broken
+            bound = {number for numbers in self._bound for number in numbers.tolist()}
+            tokens = enumerate(result.token_ids)
+            result.token_ids = [UNKNOWN if own == NONE_LEFT and i not in bound else own for i, own in tokens]
         if self._num_accepted is not None:
             result.num_accepted = self._num_accepted.tolist()
         for read in self._observed:
@@ -147,4 +151,5 @@ class Sampler:
         if self.verifier is not None and drafts is not None:
             verified = self.verifier.verify(drafts, tokens, last_tokens)
         observed = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
-        return Samples(tokens, len(rows), verified, [read for read in observed if read is not None])
+        reads = [read for read in observed if read is not None]
+        return Samples(tokens, len(rows), verified, reads, [numbers for _, numbers in bound])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,12 +80,18 @@ class Scheduler:
         seq.phase = Phase.WAITING
         insort(self.waiting, seq, key=_order)
 
+    def _unqueue(self, seq: Sequence) -> None:
+        del self.waiting[bisect_left(self.waiting, seq.order, key=_order)]
+
     # ---- making a step
 
     def schedule(self) -> Step | None:
         """The next step; None if there is nothing to do before results have come."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
+        for gate in self.gates:
+            for seq in gate.make_way(self.running, self.waiting):
+                self._preempt(seq)
         num_preemptions = self.num_preemptions
         if self.policy == MIXED:
             self._decode(step)
@@ -154,24 +160,30 @@ class Scheduler:
         for seq in self.running:
             if seq.phase is Phase.PREFILLING and budget:
                 budget -= self._take_chunk(step, seq, budget)
-        place = 0
-        while budget and place < len(self.waiting) and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[place]
+        if not budget or len(self.running) == self.max_num_seqs:
+            return
+        candidates: Iterable[Sequence] = self.waiting
+        for gate in self.gates:
+            candidates = gate.candidates(candidates)
+        for seq in candidates:
+            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
+                continue
             if not seq.is_known:  # preempted while a token of it was in flight
                 break
-            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
-                place += 1
-                continue
+            if not self.blocks.may_admit(seq):
+                break
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
             if hit.waits_for is not None:
-                place += 1
                 continue
             if not self.blocks.admit(seq, hit):
                 break
-            del self.waiting[place]
             self._start(step, seq)
             budget -= self._take_chunk(step, seq, budget)
+            if not budget or len(self.running) == self.max_num_seqs:
+                break
+        for seq in step.started:
+            self._unqueue(seq)
 
     def _start(self, step: Step, seq: Sequence) -> None:
         insort(self.running, seq, key=_order)
@@ -183,7 +195,9 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, seq: Sequence, budget: int) -> int:
-        return min([budget, *(gate.allowed(seq, budget) for gate in self.gates)])
+        for gate in self.gates:
+            budget = min(budget, gate.allowed(seq, budget))
+        return budget
 
     def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
         """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
@@ -231,13 +245,16 @@ class Scheduler:
             step.plan.runs[:0] = [run for _, run in runs]
 
     def _preempt_last(self) -> Sequence:
-        """Take the blocks of the last running sequence, and queue it: it resumes from its tokens."""
         seq = self.running[-1]
+        self._preempt(seq)
+        return seq
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take the blocks of a running sequence, and queue it: it resumes from its tokens."""
         self._stop(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.add(seq)
-        return seq
 
     def _stop(self, seq: Sequence) -> None:
         """It runs no more."""
@@ -346,7 +363,7 @@ class Scheduler:
         if seq.phase is Phase.FINISHED:
             return
         if seq.phase is Phase.WAITING:
-            self.waiting.remove(seq)
+            self._unqueue(seq)
         else:
             self._stop(seq)
         seq.phase, seq.finish_reason = Phase.FINISHED, reason

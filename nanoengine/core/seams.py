@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -50,13 +51,27 @@ class KVStore(Protocol):
         """Copy what it has into a block of the pool, before the next step computes."""
         ...
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget everything. A step follows that carries out what this takes, if a `PlanExtra` wants one."""
+        ...
+
+    def closing(self) -> None:
+        """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
+        ...
 
 
 class Gate(Protocol):
     """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
 
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+        """Running sequences that must be preempted before the next step is made. Called first in every step."""
+        ...
+
     def begin_step(self, budget: int) -> None: ...
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+        """Those that may start now, in their order; the scheduler takes one after the other."""
+        ...
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         """At most `budget`; 0: none yet."""
@@ -114,8 +129,8 @@ class Listener(Protocol):
 
     def submitted(self, request: Request) -> None: ...
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
-        """A step was committed or has failed.
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 
         Args:
             seqs: those that got a token, or ended; their new tokens are not text yet.

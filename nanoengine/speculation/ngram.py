@@ -27,7 +27,7 @@ class NgramProposer:
             raise InvalidConfig(f"max_tokens is {max_tokens}: it must be at least min_tokens ({min_tokens})")
         self._sizes = range(min_tokens, max_tokens + 1)
 
-    def begin(self, prompt: Seq[int], cache_salt: str) -> NgramSequenceProposer:  # noqa: ARG002 (requests share nothing)
+    def begin(self, prompt: Seq[int], cache_salt: str) -> NgramSequenceProposer:
         proposer = NgramSequenceProposer(self._sizes)
         proposer.read(prompt)
         return proposer

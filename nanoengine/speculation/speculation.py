@@ -260,15 +260,15 @@ class Speculation:
 
     # ---- Listener: a step or a sequence has ended
 
-    def submitted(self, request: Request) -> None:  # noqa: ARG002
+    def submitted(self, request: Request) -> None:
         return
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:  # noqa: ARG002
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         end = self.clock()
         start = max(self._starts.get(step.number, end), self._last_end)  # a device computes one step at a time
         self._starts = {number: time for number, time in self._starts.items() if number > step.number}
         self._last_end = end
-        if not (isinstance(result, Exception) or step.is_dropped):
+        if isinstance(result, StepResult) and not step.is_dropped:
             self._learn_cost(step.plan, end - start)
 
     def finished(self, seq: Sequence) -> None:
