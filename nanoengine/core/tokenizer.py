@@ -41,6 +41,10 @@ class Tokenizer:
             return str(self.fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
         return str(self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def token_ids(self) -> dict[str, int]:
+        """All tokens, as the vocabulary writes them."""
+        return dict(self.fast.get_vocab())
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile. So it is where much is decoded.
         return list(self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
