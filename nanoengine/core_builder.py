@@ -17,7 +17,7 @@ CAPABILITIES = {
     "kv_groups.capability:KVGroups": (),
     "kv_offload.capability:KVOffload": ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes"),
     "sampling.capability:Sampling": (),
-    "speculation.capability:Speculation": ("speculation", "num_drafts"),
+    "speculation.capability:SpeculativeDecoding": ("speculation", "num_drafts"),
     "recording.capability:Recording": ("enforce_eager",),
     "fairness.capability:Fairness": ("max_client_share",),
     "observability.capability:Observability": (),
