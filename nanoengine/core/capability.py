@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nanoengine.core.attention import AttentionBackend
     from nanoengine.core.kernels import Kernels
     from nanoengine.core.kv_cache import KVCache
+    from nanoengine.core.llm_engine import LLMEngine
     from nanoengine.core.model_config import ModelConfig
     from nanoengine.core.qwen3 import Decoder
     from nanoengine.core.startup import Startup
@@ -43,11 +44,19 @@ class Capability:
     def groups(self, startup: Startup) -> list[list[int]] | None:
         """The layers of each KV group, for each of `startup.layouts`, which it sets."""
 
+    def before_pool(self, startup: Startup) -> None:
+        """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
+        `startup.block_bytes`.
+        """
+
     def runner(self, startup: Startup) -> None:
         """`startup.runner` is there: add parts to it, record its steps."""
 
     def policy(self, startup: Startup) -> None:
         """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
+
+    def engine(self, startup: Startup, engine: LLMEngine) -> None:
+        """The engine is there, and has the lists of the seams."""
 
     def describe_itself(self, startup: Startup) -> str | None:
         """Its words in the start-up line."""

@@ -36,6 +36,10 @@ class Tokenizer:
         """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
         return str(self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def token_ids(self) -> dict[str, int]:
+        """All tokens, as the vocabulary writes them."""
+        return dict(self.fast.get_vocab())
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
 

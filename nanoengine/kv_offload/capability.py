@@ -1,15 +1,20 @@
-"""What this capability installs. `install` is called when the runner is there, `attach` when the engine is."""
+"""Host memory and disk for K/V as a capability of the engine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
 
+import xxhash
 from torch import Tensor
 
+from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.ram import available_ram
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import Gate, KVStore, Listener, PlanExtra
+from nanoengine.core.startup import Startup
 from nanoengine.kv_offload.block_copier import BlockCopier
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.file_gate import FileGate
@@ -18,7 +23,6 @@ from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import KVOffloadOptions, num_staged_blocks
-from nanoengine.kv_offload.ram import available_ram
 
 
 class Seams(Protocol):
@@ -81,3 +85,39 @@ def attach(seams: Seams, offload: Offload, scheduler: Scheduler) -> None:
         gate = FileGate(offload, offload.disk, scheduler)
         seams.gates.append(gate)
         seams.listeners.append(gate)
+
+
+class KVOffload(Capability):
+    options = KVOffloadOptions
+    offload: Offload | None = None
+
+    def runner(self, startup: Startup) -> None:
+        """Comes behind all that add to the KV pool."""
+        options = startup.config.of(KVOffloadOptions)
+        pool = [tensor for place in startup.runner.kv_cache.places for tensor in place]
+        fingerprint = _fingerprint(startup) if options.kv_disk_path is not None else ""
+        caching = startup.config.enable_prefix_caching
+        installed = install(startup, options, pool, fingerprint, enable_prefix_caching=caching)
+        if installed is not None:
+            self.offload, copier = installed
+            startup.runner.parts.append(copier)
+
+    def engine(self, startup: Startup, engine: LLMEngine) -> None:
+        if self.offload is not None:
+            attach(startup, self.offload, engine.scheduler)
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        host = None if self.offload is None else self.offload.host
+        where = [f"{host.num_slots} blocks in host memory"] if host is not None else []
+        path = startup.config.of(KVOffloadOptions).kv_disk_path
+        return "; ".join([*where, f"KV on disk: {path}"] if path is not None else where) or None
+
+
+def _fingerprint(startup: Startup) -> str:
+    """Of all that K/V depends on but tokens: the weights, their use, the code that computes, and the layout of a block."""
+    weights, kernels = startup.facts.get("fingerprint"), startup.kernels
+    if weights is None:
+        raise InvalidConfig("kv_disk_path needs to know the weights: the capability models is not installed")
+    how = kernels.name, kernels.fingerprint, startup.dtype, startup.kv_dtype, startup.backend.name
+    parts = weights(), startup.model_config, startup.max_model_len, *how, startup.config.block_size, startup.groups
+    return xxhash.xxh3_128_hexdigest(repr((*parts, startup.facts.get("draft_fingerprint"))).encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import Gate
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Key
@@ -22,7 +23,7 @@ class Fetch:
         self.left = names.copy()  # the last of these is being read
 
 
-class FileGate:
+class FileGate(Gate):
     """A `Gate` and a `Listener`. A read that fails is a miss.
 
     Args:
@@ -36,7 +37,7 @@ class FileGate:
 
     # ---- Gate
 
-    def begin_step(self, budget: int) -> None:  # noqa: ARG002
+    def begin_step(self, budget: int) -> None:
         """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
         for seq in self.scheduler.waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
@@ -53,7 +54,7 @@ class FileGate:
             fetch.left.pop()
         return 0 if fetch.left else budget
 
-    def took(self, seq: Sequence, count: int) -> None:  # noqa: ARG002
+    def took(self, seq: Sequence, count: int) -> None:
         self.finished(seq)
 
     def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:

@@ -74,7 +74,7 @@ class Offload:
         elif self.disk is not None:
             self.disk.save(self.orders, key, tokens, source)
 
-    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:  # noqa: ARG002
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
         key = group, hash
         self.in_pool.pop(key, None)
         if self.host is not None:
@@ -163,7 +163,7 @@ class Offload:
     def submitted(self, request: Request) -> None:
         pass
 
-    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:  # noqa: ARG002
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         orders, saved = self._in_flight.pop(step.number)
         has_failed = step.is_dropped or isinstance(result, BaseException)
         if self.host is not None:
