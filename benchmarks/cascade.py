@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import torch
 
-from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention
+from nanoengine.core.attention import AttentionSpec, Runs
 
 BLOCK_SIZE = 32
 

@@ -17,7 +17,8 @@ from benchmarks.figures import Figures
 from benchmarks.gpu.clock import Clock, Rates
 from benchmarks.report import Report
 from benchmarks.workload import NANO_VLLM, random_workload
-from nanoengine.attention.backend import AttentionBackend, AttentionMetadata
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.kernels.interface import Kernels
 from nanoengine.model_config import ModelConfig
 

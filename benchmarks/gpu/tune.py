@@ -32,8 +32,8 @@ from benchmarks.random_weights import random_checkpoint
 from benchmarks.report import Report
 from benchmarks.workload import Workload
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.triton.paged_decode import CANDIDATES
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from benchmarks.options import positive_int
 from benchmarks.random_weights import SHAPES
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton_kernels import TritonKernels
 from nanoengine.model_config import ModelConfig

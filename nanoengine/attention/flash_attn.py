@@ -1,4 +1,4 @@
-"""Paged attention by the package flash-attn: FlashAttention-3 on Hopper, FlashAttention-2 (Dao, 2023) on other GPUs since Ampere.
+"""The package flash-attn beyond the core: FlashAttention-3 on Hopper, windows, soft caps, and K/V that Triton writes.
 
 Version 3 is by Shah et al. (2024). It multiplies V of slots that are unwritten, or before a window, by 0, so they must hold
 finite numbers; version 2 reads none of another block than those that are seen.
@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.nhd_layout import (
-    NHDLayout,
-    capability,
-    key_starts,
-    nhd_unsupported_reason,
-    pages_unsupported_reason,
-    same_lengths,
-)
-from nanoengine.model_config import ModelConfig
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core import flash_attention as core
+from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.flash_attention import capability
+from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 
 MODULES = {3: "flash_attn_interface", 2: "flash_attn"}
 """The module of each version of the package; they can be installed side by side. Best first."""
+
+TABLES = {3: "page_table", 2: "block_table"}
+"""What each calls a block table."""
 
 WITHOUT_WINDOW = (-1, -1)
 """To the left and right of the diagonal, which ends in the bottom right corner; -1 is without end."""
@@ -37,115 +33,49 @@ HOPPER = 9
 """The only major compute capability that version 3 is written for."""
 
 
-class FlashAttention(NHDLayout):
-    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors."""
+class FlashAttention(core.FlashAttention, AttentionBackend):
+    """K/V are written by Triton's kernels where there are any."""
 
-    name = "flash_attn"
-    description = "paged kernels of the package flash-attn"
-    features = frozenset({"window", "soft_cap"})  # version 3 alone has chunks, and sinks in some builds
+    features = frozenset({"window", "soft_cap"})  # version 3 has sinks in some builds
+    capturable = True
 
     def __init__(self, block_size: int):
         super().__init__(block_size)
-        self._kernels: _Version2 | _Version3 | None = None
+        self._version: int | None = None
+        self._write = super().write_kv
+        if triton_unsupported_reason(torch.device("cuda")) is None:
+            from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
+            from nanoengine.kernels.triton.write_kv import write_kv
+
+            self.rotate_and_write, self._write = rotate_and_write, write_kv
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if all(_load(version) is None for version in MODULES):
             return "the package flash-attn is not installed"
-        reason = nhd_unsupported_reason(device, dtype, model)
+        reason = core.gpu_unsupported_reason(device, dtype, head_dim)
         if reason is not None:
             return reason
+        if head_dim & (head_dim - 1):
+            return f"head_dim {head_dim} is no power of two, which the kernel that writes K/V takes"
         reasons = [_version_unsupported_reason(version, device, block_size) for version in MODULES]
         return None if None in reasons else "; ".join(reason for reason in reasons if reason)
 
+    def kv_shape(
+        self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
+    ) -> tuple[int, ...]:
+        assert not quantized
+        return super().kv_shape(num_blocks, num_kv_heads, head_dim)
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        self._write(k, v, k_cache, v_cache, slot_mapping)
+
     def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        return self._on(q.device).prefill(q, k_cache, v_cache, runs, spec)
-
-    def decode(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        return self._on(q.device).decode(q, k_cache, v_cache, runs, spec)
-
-    def _on(self, device: torch.device) -> _Version2 | _Version3:
-        """The functions of the best version that runs on a device."""
-        if self._kernels is None:
-            best = next(
-                version for version in MODULES if _version_unsupported_reason(version, device, self.block_size) is None
-            )
-            module = _load(best)
-            assert isinstance(module, ModuleType)
-            self._kernels = _Version3(module) if best == 3 else _Version2(module)
-        return self._kernels
-
-
-class _Version(ABC):
-    """What versions share: decode, but for the name of an argument."""
-
-    table: str
-
-    def __init__(self, module: ModuleType):
-        self._with_cache: Callable[..., Tensor] = module.flash_attn_with_kvcache
-
-    @abstractmethod
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        """Attention of runs of any lengths."""
-
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        """Attention of runs of one length, of which long ones are split; of others it is that of chunks."""
-        query_len = same_lengths(q, runs)
-        if query_len is None:
-            return self.prefill(q, k_cache, v_cache, runs, spec)
-        attended = self._with_cache(
-            q.unflatten(0, (-1, query_len)),
-            k_cache,
-            v_cache,
-            cache_seqlens=runs.seq_lens,
-            **_asked(spec),
-            **{self.table: runs.block_tables},
-        )
-        return attended.flatten(0, 1)
-
-
-class _Version2(_Version):
-    table = "block_table"
-
-    def __init__(self, module: ModuleType):
-        super().__init__(module)
-        self._packed: Callable[..., Tensor] = module.flash_attn_varlen_func
-
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._packed(
-            q,
-            k_cache,
-            v_cache,
-            cu_seqlens_q=runs.query_start_loc,
-            cu_seqlens_k=key_starts(runs),
-            max_seqlen_q=runs.longest,
-            max_seqlen_k=max(runs.seq_lens_list),
-            **_asked(spec),
-            block_table=runs.block_tables,
-        )
-
-
-class _Version3(_Version):
-    table = "page_table"
-
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec) -> Tensor:
-        return self._with_cache(
+        if self._on(q.device) == 2:
+            return super().prefill(q, k_cache, v_cache, runs, spec, sinks)
+        return importlib.import_module(self.module).flash_attn_with_kvcache(
             q,
             k_cache,
             v_cache,
@@ -153,18 +83,27 @@ class _Version3(_Version):
             page_table=runs.block_tables,
             cu_seqlens_q=runs.query_start_loc,
             max_seqlen_q=runs.longest,
-            **_asked(spec),
+            **self.options(spec),
         )
 
+    def decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
+        self._on(q.device)
+        return super().decode(q, k_cache, v_cache, runs, spec, sinks)
 
-def _asked(spec: AttentionSpec) -> dict[str, Any]:
-    """What a layer asks for, in the words of both versions; a window there is counted without the query's own token."""
-    return {
-        "softmax_scale": spec.scale,
-        "causal": True,
-        "window_size": WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0),
-        "softcap": spec.soft_cap or 0.0,
-    }
+    def options(self, spec: AttentionSpec) -> dict[str, Any]:
+        """A window of the package is counted without the query's own token."""
+        window = WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0)
+        return {**super().options(spec), "window_size": window, "softcap": spec.soft_cap or 0.0}
+
+    def _on(self, device: torch.device) -> int:
+        """The best version that runs on a device."""
+        if self._version is None:
+            runs = (v for v in MODULES if _version_unsupported_reason(v, device, self.block_size) is None)
+            self._version = next(runs)
+            self.module, self.table = MODULES[self._version], TABLES[self._version]
+        return self._version
 
 
 def _load(version: int) -> ModuleType | str | None:
@@ -177,10 +116,9 @@ def _load(version: int) -> ModuleType | str | None:
     except (ImportError, OSError, RuntimeError) as error:  # as when it was built for another torch
         return _broken(version, error)
     functions = {3: ("flash_attn_with_kvcache",), 2: ("flash_attn_with_kvcache", "flash_attn_varlen_func")}[version]
-    table = {3: "page_table", 2: "block_table"}[version]
     for function in functions:
         takes = inspect.signature(getattr(module, function)).parameters if hasattr(module, function) else {}
-        for needed in (table, "window_size", "softcap"):
+        for needed in (TABLES[version], "window_size", "softcap"):
             if needed not in takes:
                 return f"the module {name} has no {function} with {needed}: install flash-attn 2.8 or later"
     return module
@@ -196,7 +134,7 @@ def _version_unsupported_reason(version: int, device: torch.device, block_size: 
     if not isinstance(module, ModuleType):
         return module or ""
     if version == 2:
-        return pages_unsupported_reason("flash-attn 2", block_size)
+        return core.page_unsupported_reason(block_size)
     found = capability(device)
     if found is None or found[0] != HOPPER:
         has = "none" if found is None else f"{found[0]}.{found[1]}"

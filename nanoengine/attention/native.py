@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.native_operations import operation, unsupported_reason
-from nanoengine.model_config import ModelConfig
 
 TILE = 16
 """Tokens in a tile of K or V."""
@@ -20,13 +19,12 @@ COLUMNS = 32
 MAX_HEAD_DIM = 256
 
 
-class NativeAttention(TwoKernels):
+class NativeAttention(AttentionBackend):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32."""
 
     name = "native"
     description = "paged decode and prefill kernels"
     capturable = True
-    captures_prompts = False
     reads_shared_once = True
     features = frozenset({"window", "sinks", "soft_cap"})
     block_major = True
@@ -40,11 +38,11 @@ class NativeAttention(TwoKernels):
         )
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if block_size % TILE:
             return f"block_size {block_size} is no multiple of {TILE}"
-        if model.head_dim % COLUMNS or model.head_dim > MAX_HEAD_DIM:
-            return f"head_dim {model.head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
+        if head_dim % COLUMNS or head_dim > MAX_HEAD_DIM:
+            return f"head_dim {head_dim} is no multiple of {COLUMNS} up to {MAX_HEAD_DIM}"
         return unsupported_reason(device, dtype)
 
     def kv_shape(

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
-from nanoengine.attention.two_kernels import TwoKernels
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
-from nanoengine.model_config import ModelConfig
 
 BLOCK_SIZES = tuple(1 << i for i in range(4, 9))
 HEAD_DIMS = tuple(1 << i for i in range(4, 9))
@@ -22,7 +21,7 @@ CAPABILITY = (8, 0)
 """The least compute capability: earlier ones do not copy asynchronously, nor multiply bfloat16."""
 
 
-class TritonAttention(TwoKernels):
+class TritonAttention(AttentionBackend):
     """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
 
     In a block, all tokens of a head lie together: a head is read in pieces as large as they can be. Scales follow numbers.
@@ -34,7 +33,6 @@ class TritonAttention(TwoKernels):
     name = "triton"
     description = "paged decode and prefill kernels in Triton"
     features = frozenset({"window", "sinks", "soft_cap"})
-    block_major = False
     capturable = True
     captures_prompts = True
     quantizes = True
@@ -55,11 +53,11 @@ class TritonAttention(TwoKernels):
         self._workspace = Workspace()
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         if block_size not in BLOCK_SIZES:
             return f"block_size {block_size} is not a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
-        if model.head_dim not in HEAD_DIMS:
-            return f"head_dim {model.head_dim} is not a power of two from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
+        if head_dim not in HEAD_DIMS:
+            return f"head_dim {head_dim} is not a power of two from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
         if dtype not in DTYPES:
             return f"it computes in bfloat16, float16 and float32, not in {str(dtype).removeprefix('torch.')}"
         if reason := unsupported_reason(device):

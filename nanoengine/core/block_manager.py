@@ -79,10 +79,8 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        self.computing: dict[
-            bytes, Sequence
-        ] = {}  # hashes of blocks that steps in flight compute or load -> for whom first
-        self.dirty: set[int] = set()  # free blocks that may hold NaN
+        self.computing: dict[bytes, Sequence] = {}  # blocks that steps in flight compute or load -> for whom
+        self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
         self.num_taken = 0  # blocks that were taken or published so far
 
@@ -128,6 +126,7 @@ class BlockManager:
         for store, group, place in sources:  # all at once: what is evicted below must not push them out
             store.hold(group, *hashes[place])
         for store, group, place in sources:
+            self.computing.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
             store.load(group, *hashes[place], tables[group][place])
         for table, end in zip(tables, ends, strict=True):
@@ -216,7 +215,7 @@ class BlockManager:
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
-        return self._hashes(seq, seq.num_tokens - 1) if seq.params.reads_cache else []
+        return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
 
     def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
         """The most first blocks behind which every group has what the next token sees.
@@ -241,7 +240,7 @@ class BlockManager:
 
     def begin(self, seq: Sequence, end: int) -> None:
         """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, end)[seq.num_published :]:
+        for hash, _ in self._hashes(seq, end)[seq.num_computed // self.block_size :]:
             self.computing.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
@@ -275,6 +274,10 @@ class BlockManager:
                     self.dirty.add(block)
                 for store in self.stores:
                     store.invalidated(group, hash, tokens)
+        self.mark_dirty(seq)
+
+    def mark_dirty(self, seq: Sequence) -> None:
+        """The blocks of a sequence may hold NaN: they are cleared before their next use."""
         for table in seq.block_tables:
             self.dirty.update(table)
         self.dirty.discard(NULL_BLOCK)

@@ -37,16 +37,6 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-class Failed:
-    """A plan whose launch failed."""
-
-    def __init__(self, error: Exception):
-        self.error = error
-
-    def result(self) -> StepResult:
-        raise self.error
-
-
 class LLMEngine:
     """Continuous batching over one executor. Not thread-safe: one thread submits and steps.
 
@@ -205,7 +195,7 @@ class LLMEngine:
             try:
                 step.launched = self.executor.launch(step.plan)
             except Exception as error:
-                step.launched = Failed(error)
+                step.error = error
             except BaseException as error:  # Ctrl-C: nobody knows what was computed
                 self._drop_all(error)
                 raise
@@ -218,7 +208,7 @@ class LLMEngine:
         step: Step = self.scheduler.in_flight[0]
         result: StepResult | Exception
         try:
-            result = step.launched.result()
+            result = step.error or step.launched.result()
         except Exception as error:
             result = error
         except BaseException as error:

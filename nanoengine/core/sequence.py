@@ -24,6 +24,7 @@ class Request:
     cache_salt: str = ""  # cached prefixes are shared only among requests of equal salt
     priority: int = 0  # a smaller one comes first
     client: str = ""
+    arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
@@ -76,41 +77,6 @@ class Sequence:
         max_model_len: most tokens of a sequence.
     """
 
-    __slots__ = (
-        "block_hashes",
-        "block_tables",
-        "detokenizer",
-        "error",
-        "finish_reason",
-        "first_blocks",
-        "first_step",
-        "index",
-        "logprobs",
-        "max_num_tokens",
-        "num_cached_tokens",
-        "num_computed",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "num_published",
-        "num_slots",
-        "num_taken",
-        "num_tokens",
-        "num_written",
-        "order",
-        "params",
-        "phase",
-        "request",
-        "retry_at",
-        "row",
-        "sampling",
-        "seq_id",
-        "state",
-        "stop_reason",
-        "stop_token_ids",
-        "token_ids",
-        "waits_for",
-    )
-
     def __init__(
         self,
         seq_id: int,
@@ -128,6 +94,7 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))
         self.num_computed = 0
+        self.reads_cache = True  # whether cached prefixes are of use
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
         self.num_preemptions = 0
         self.phase = Phase.WAITING
@@ -153,10 +120,6 @@ class Sequence:
         self.num_taken = 0  # output tokens that were made into text
         self.logprobs: list[Any] | None = None  # as a listener collected them
         self.state: dict[str, Any] = {}  # what capabilities keep for it
-
-    @property
-    def num_uncomputed(self) -> int:
-        return self.num_tokens - self.num_computed
 
     @property
     def is_known(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.engine.messages import UNKNOWN, Drafted
 from nanoengine.kernels.interface import Kernels

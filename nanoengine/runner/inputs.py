@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.engine.messages import UNKNOWN, Chunk, Drafted, StepPlan
 from nanoengine.kernels.interface import Kernels
 from nanoengine.runner.kv_cache import KVCache

@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import KVLayer
+from nanoengine.core.attention import KVLayer
 from nanoengine.engine.messages import FileDone, FileWrite, Place, StepPlan, Tier, Transfer
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.runner.kv_files import KVFiles

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention import nhd_layout
+from nanoengine.attention import flash_attn
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.errors import InvalidConfig
 from tests.attention.stand_ins import PACKAGES, installed
@@ -35,7 +35,7 @@ def running(name: str, head_dim: int, dtype: torch.dtype, *, quick: bool = False
     model, block_size = replace(TOY, head_dim=head_dim), BLOCK_SIZES[name]
     with pytest.MonkeyPatch.context() as patch:
         if quick:
-            patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "it is slow")
+            patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
         if name not in PACKAGES:
             try:
                 backend = choose_backend(name, CPU, dtype, model, block_size)[0]

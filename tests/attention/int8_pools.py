@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from tests.attention.paged import PLAIN, Pool, Sequences
 

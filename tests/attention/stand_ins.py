@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention import flash_attn, nhd_layout
+from nanoengine.attention import flash_attn
+from nanoengine.core import flash_attention
 
 PACKAGES = ("flash_attn_2", "flash_attn_3")
 
@@ -32,20 +33,23 @@ Functions = dict[str, Callable[..., Tensor]]
 
 
 @contextmanager
-def installed(package: str, *, exact: bool = False) -> Iterator[Functions]:
+def installed(
+    package: str, *, exact: bool = False, capability: tuple[int, int] | Literal["right"] | None = "right"
+) -> Iterator[Functions]:
     """Let a package seem to be installed, alone, on a machine whose every device is a GPU that it runs on.
 
     Args:
         package: one of PACKAGES.
         exact: admit float32 too.
+        capability: of the GPU that there seems to be; None: there is none.
 
     Yields:
         its functions by name.
     """
     dtypes = EXACT if exact else HALF
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "DTYPES", dtypes)
-        pretend_gpu(patch, CAPABILITY[package])
+        patch.setattr(flash_attention, "DTYPES", dtypes)
+        pretend_gpu(patch, CAPABILITY[package] if capability == "right" else capability)
         for module in ("flash_attn", "flash_attn_interface"):
             patch.setitem(sys.modules, module, None)  # as if it were not installed
         name = {"flash_attn_2": "flash_attn", "flash_attn_3": "flash_attn_interface"}[package]
@@ -63,7 +67,7 @@ def module_of(name: str, functions: Functions) -> ModuleType:
 
 def pretend_gpu(patch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
     """Let our backends take every device for a GPU of that compute capability, or for none if that is None."""
-    for module in (nhd_layout, flash_attn):
+    for module in (flash_attention, flash_attn):
         patch.setattr(module, "capability", lambda _: capability)
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from nanoengine.attention import torch_reference
-from nanoengine.attention.backend import AttentionBackend, AttentionSpec, choose_backend
+from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.model_config import ModelConfig
 from tests.support import TOY
 
 CPU = torch.device("cpu")
@@ -30,8 +30,8 @@ def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> Att
 
 class Unable(TorchAttention):
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, model: ModelConfig, block_size: int) -> str | None:
-        return f"it wants other blocks than {block_size} on {device.type} for {model.head_dim} and {dtype}"
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        return f"it wants other blocks than {block_size} on {device.type} for {head_dim} and {dtype}"
 
 
 @pytest.mark.parametrize("name", ["auto", "torch"])

@@ -9,7 +9,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.flash_attn import FlashAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from tests.attention import stand_ins
 from tests.attention.stand_ins import installed, module_of, pretend_gpu
-from tests.support import TOY
 
 CPU = torch.device("cpu")
-HEADS_OF_64 = replace(TOY, head_dim=64)
 
 
 def unsupported_reason(dtype: torch.dtype = torch.bfloat16, block_size: int = 256, head_dim: int = 64) -> str:
-    reason = FlashAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=head_dim), block_size)
+    reason = FlashAttention.unsupported_reason(CPU, dtype, head_dim, block_size)
     assert reason is not None
     return reason
 
@@ -42,7 +39,7 @@ def unsupported_reason(dtype: torch.dtype = torch.bfloat16, block_size: int = 25
 )
 def test_it_runs_in_half_precision(package: str, block_size: int, dtype: torch.dtype) -> None:
     with installed(package):
-        assert FlashAttention.unsupported_reason(CPU, dtype, HEADS_OF_64, block_size) is None
+        assert FlashAttention.unsupported_reason(CPU, dtype, 64, block_size) is None
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +49,14 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
-def test_on_a_cpu(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with installed(package):
-        pretend_gpu(monkeypatch, None)
+def test_on_a_cpu(package: str) -> None:
+    with installed(package, capability=None):
         assert unsupported_reason() == "it runs on NVIDIA GPUs, and the device is cpu"
 
 
 @pytest.mark.parametrize("package", ["flash_attn_2", "flash_attn_3"])
-def test_on_an_old_gpu(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with installed(package):
-        pretend_gpu(monkeypatch, (7, 5))
+def test_on_an_old_gpu(package: str) -> None:
+    with installed(package, capability=(7, 5)):
         assert unsupported_reason() == "it takes compute capability 8.0, and this GPU has 7.5"
 
 
@@ -93,9 +88,8 @@ def test_version_2_with_other_blocks(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-def test_version_3_on_other_gpus(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    with installed("flash_attn_3"):
-        pretend_gpu(monkeypatch, capability)
+def test_version_3_on_other_gpus(capability: tuple[int, int]) -> None:
+    with installed("flash_attn_3", capability=capability):
         assert unsupported_reason() == (
             f"flash-attn 3 runs on compute capability 9.0 alone (Hopper), and this GPU has {capability[0]}.{capability[1]}"
         )
@@ -136,7 +130,7 @@ def test_version_3_is_preferred_where_it_runs(
     ):
         calls = {key: caller(version, function) for key, function in functions.items()}
         monkeypatch.setitem(sys.modules, name, module_of(name, calls))
-    reason = FlashAttention.unsupported_reason(CPU, torch.bfloat16, HEADS_OF_64, block_size)
+    reason = FlashAttention.unsupported_reason(CPU, torch.bfloat16, 64, block_size)
     if expected is None:
         assert reason is not None
         assert "flash-attn 3 runs on" in reason
@@ -363,11 +357,11 @@ def test_the_stand_in_refuses_what_is_wrong(name: str, value: Any, message: str)
 
 
 def test_a_stand_in_is_gone_afterwards() -> None:
-    before = [FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256), sys.modules.get("flash_attn")]
+    before = [FlashAttention.unsupported_reason(CPU, torch.float32, 64, 256), sys.modules.get("flash_attn")]
     with installed("flash_attn_2", exact=True):
-        assert FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256) is None
+        assert FlashAttention.unsupported_reason(CPU, torch.float32, 64, 256) is None
         assert importlib.import_module("flash_attn").flash_attn_varlen_func
     assert [
-        FlashAttention.unsupported_reason(CPU, torch.float32, HEADS_OF_64, 256),
+        FlashAttention.unsupported_reason(CPU, torch.float32, 64, 256),
         sys.modules.get("flash_attn"),
     ] == before

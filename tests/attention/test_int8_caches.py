@@ -11,7 +11,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from tests.attention.every_backend import both_dtypes, running
 from tests.attention.int8_pools import assert_same, both_pools

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.native import NativeAttention
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import PLAIN, THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool, first_seen
 from tests.engine.toys import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
-from tests.support import TOY, angles_at
+from tests.support import angles_at
 
 CPU = torch.device("cpu")
 REASON = unsupported_reason(CPU, torch.float32)
@@ -624,7 +624,7 @@ def test_slots_and_angles_with_gaps_between_them() -> None:
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @both_dtypes
 def test_it_runs_on_a_cpu_with_a_compiler(dim: int, dtype: torch.dtype) -> None:
-    assert NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=dim), 16) is None
+    assert NativeAttention.unsupported_reason(CPU, dtype, dim, 16) is None
 
 
 @needs_kernels
@@ -636,7 +636,7 @@ def test_the_shape_of_its_cache_has_blocks_first_and_room_for_every_token() -> N
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 17, 40])
 def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=64), block_size)
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, 64, block_size)
     assert reason is not None
     assert f"block_size {block_size}" in reason
     assert "16" in reason
@@ -644,7 +644,7 @@ def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
 
 @pytest.mark.parametrize("dim", [4, 16, 48, 80, 288, 512])
 def test_unsupported_reason_with_other_heads(dim: int) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, torch.float32, replace(TOY, head_dim=dim), 16)
+    reason = NativeAttention.unsupported_reason(CPU, torch.float32, dim, 16)
     assert reason is not None
     assert f"head_dim {dim}" in reason
     assert "32" in reason
@@ -653,12 +653,12 @@ def test_unsupported_reason_with_other_heads(dim: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_unsupported_reason_in_other_dtypes(dtype: torch.dtype) -> None:
-    reason = NativeAttention.unsupported_reason(CPU, dtype, replace(TOY, head_dim=64), 16)
+    reason = NativeAttention.unsupported_reason(CPU, dtype, 64, 16)
     assert reason is not None
     assert str(dtype).removeprefix("torch.") in reason
 
 
 def test_unsupported_reason_on_a_gpu() -> None:
-    reason = NativeAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+    reason = NativeAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, 64, 16)
     assert reason is not None
     assert "cuda" in reason

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend, AttentionSpec
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.native import NativeAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import Heads, Pool, Sequences
 from tests.support import threads

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from tests.attention.every_backend import BLOCK_SIZES, both_dtypes, running
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
-from tests.attention.test_two_kernels import with_padding
+from tests.attention.test_mixed_batches import with_padding
 from tests.engine.toys import FAST
 
 BACKENDS = ("torch", "native")

@@ -15,14 +15,13 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from nanoengine.attention import triton as module
-from nanoengine.attention.backend import AttentionSpec
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.triton.tuning import DEFAULTS
 from tests.attention.every_backend import write_in_torch
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
-from tests.attention.test_nhd_layout import each_alone
-from tests.support import TOY
+from tests.attention.test_flash_attn_results import each_alone
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NEAR = {torch.float32: 1e-5, torch.float16: 2.0**-7, torch.bfloat16: 2.0**-5}
@@ -147,30 +146,30 @@ def test_engines_do_not_count_together() -> None:
 @pytest.mark.parametrize("head_dim", [16, 64, 128, 256])
 @pytest.mark.parametrize("dtype", NEAR)
 def test_it_runs_where_triton_does(dtype: torch.dtype, head_dim: int, block_size: int) -> None:
-    assert TritonAttention.unsupported_reason(DEVICE, dtype, replace(TOY, head_dim=head_dim), block_size) is None
+    assert TritonAttention.unsupported_reason(DEVICE, dtype, head_dim, block_size) is None
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 24, 48, 512])
 def test_unsupported_reason_with_other_blocks(block_size: int) -> None:
-    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), block_size)
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, 64, block_size)
     assert reason == f"block_size {block_size} is not a power of two from 16 to 256"
 
 
 @pytest.mark.parametrize("head_dim", [8, 80, 96, 512])
 def test_unsupported_reason_with_other_heads(head_dim: int) -> None:
-    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=head_dim), 16)
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, head_dim, 16)
     assert reason == f"head_dim {head_dim} is not a power of two from 16 to 256"
 
 
 def test_unsupported_reason_in_other_dtypes() -> None:
-    reason = TritonAttention.unsupported_reason(DEVICE, torch.float64, replace(TOY, head_dim=64), 16)
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.float64, 64, 16)
     assert reason is not None
     assert "float64" in reason
 
 
 def test_unsupported_reason_where_triton_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "unsupported_reason", lambda device: f"nothing runs on {device.type}")
-    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, replace(TOY, head_dim=64), 16)
+    reason = TritonAttention.unsupported_reason(DEVICE, torch.bfloat16, 64, 16)
     assert reason == f"nothing runs on {DEVICE.type}"
 
 
@@ -179,5 +178,5 @@ def test_unsupported_reason_on_older_gpus(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], runs: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    reason = TritonAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, replace(TOY, head_dim=64), 16)
+    reason = TritonAttention.unsupported_reason(torch.device("cuda"), torch.bfloat16, 64, 16)
     assert reason == (None if runs else "the GPU has compute capability 7.5, and 8.0 is the least")

@@ -134,10 +134,12 @@ class ToyDrafter:
         self.truth, self.rng = truth, rng
         self.num_drafts = self.num_accepted = 0
 
-    def postpones(self, seq: Sequence) -> bool:
-        return self.rng.random() < 0.3
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> set[Sequence]:
+        return {seq for seq, _ in candidates if self.rng.random() < 0.3}
 
-    def choose(self, candidates: Iterable[Candidate], num_tokens: int, budget: int) -> dict[Sequence, list[int]]:
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
         chosen: dict[Sequence, list[int]] = {}
         for seq, most in candidates:
             count = min(most, budget, self.rng.randint(0, 4))

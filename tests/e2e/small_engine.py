@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner import startup
 from tests.runner.fake_stream import FakeStream

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.attention import nhd_layout
+from nanoengine.attention import flash_attn
 from tests.attention.stand_ins import installed
 from tests.e2e.small_engine import assert_idle, late_device
 from tests.support import fill_kv_with_nan, model_runner
@@ -77,7 +77,7 @@ def right(tiny: Path) -> Tokens:
 @pytest.mark.parametrize("package", list(BACKENDS))
 def test_tokens_are_those_of_the_reference(tiny: Path, right: Tokens, package: str, way: str) -> None:
     with installed(package, exact=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "the interpreter is slow")
+        patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "the interpreter is slow")
         with open_llm(tiny, attention_backend=BACKENDS[package], **WAYS[way]) as llm:
             assert model_runner(llm).backend.name == BACKENDS[package]
             assert generate(llm) == right
@@ -95,7 +95,7 @@ def test_recorded_and_overlapping_too(tiny: Path, right: Tokens, package: str, w
         late_device(can_record=True, seed=0) as stream,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "the interpreter is slow")
+        patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "the interpreter is slow")
         backend = BACKENDS[package]
         with open_llm(tiny, attention_backend=backend, async_scheduling=True, **WAYS[way]) as llm:
             assert generate(llm) == right
@@ -107,7 +107,7 @@ def test_recorded_and_overlapping_too(tiny: Path, right: Tokens, package: str, w
 def test_half_precision_is_what_the_packages_take(tiny: Path, package: str) -> None:
     """Without the exemption of the exactness tests, the stand-ins refuse anything else, as the packages do."""
     with installed(package), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nhd_layout, "triton_unsupported_reason", lambda _: "the interpreter is slow")
+        patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "the interpreter is slow")
         for dtype in ("bfloat16", "float16"):
             with open_llm(tiny, attention_backend=BACKENDS[package], dtype=dtype) as llm:
                 assert all(len(tokens) == 6 for completions in generate(llm) for tokens in completions)

@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata, AttentionSpec
 from nanoengine.attention.triton import TritonAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from tests.attention.paged import PLAIN, Heads, first_seen
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from benchmarks.gpu.kernel_bench import lens_of_workload
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from tests.attention.paged import Heads
 from tests.gpu.full_size import BLOCK_SIZE, PRODUCTION, SMALL, PagedMemory
 from tests.gpu.marks import needs_gpu

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionSpec, Runs
 from nanoengine.attention.native import NativeAttention, head_dim_of, num_shared
+from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import SIGNATURES

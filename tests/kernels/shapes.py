@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from nanoengine.attention.backend import AttentionSpec
+from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.quantization.tensor import Grouped
 from tests.attention.int8_pools import assert_same, both_pools

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.attention.backend import KVLayer
+from nanoengine.core.attention import KVLayer
 from nanoengine.engine.kv.kv_file import BadKVFile, read_kv_file, write_kv_file
 from nanoengine.engine.messages import FileDone, FileRead, FileWrite, Place, StepPlan, Tier, Transfer
 from nanoengine.runner.kv_mover import KVMover

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionMetadata
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.config import EngineConfig
+from nanoengine.core.attention import AttentionMetadata
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall, ModelNotFound
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.runner import kv_sizing

@@ -1,0 +1,161 @@
+"""Attention over a paged K/V cache: what a layer asks for, what a step tells a backend, and what a backend must do."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KVLayer = tuple[Tensor, Tensor]
+"""K and V of one layer, each of the shape that the backend asked for."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The attention that a layer computes, over the tokens up to each query. A backend names the fields that it heeds."""
+
+    scale: float  # factor of the scores, before the softmax
+    window: int | None = None  # tokens that a query sees, its own included; None: all up to it
+    sinks: bool = False  # whether every query head has a score that takes weight from the tokens and adds no value
+    soft_cap: float | None = None  # scores become soft_cap * tanh(score / soft_cap)
+
+
+@dataclass
+class Runs:
+    """Runs of new tokens that are computed together. The lists repeat the tensors, so that nothing is read from the device."""
+
+    query_start_loc: Tensor  # [num_seqs + 1] int32: the new tokens of sequence i are [start[i], start[i + 1])
+    seq_lens: Tensor  # [num_seqs] int32: tokens that attention sees, the new ones included; 0 in a padding row
+    block_tables: Tensor  # [num_seqs, max_blocks] int32; the entries of blocks that no query sees may be anything
+    query_lens_list: list[int]
+    seq_lens_list: list[int]
+    num_shared: int = 0  # leading tokens, in whole blocks, that all sequences have in the very same blocks
+    plan: Any = None  # what a backend works out in the first layer and needs again in every other
+
+    @cached_property
+    def longest(self) -> int:
+        """Most new tokens of a run."""
+        return max(self.query_lens_list)
+
+
+@dataclass
+class AttentionMetadata:
+    """Where the K/V of one step are written, and what each of its runs reads, in layers that share block tables.
+
+    The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any
+    length. The fields are those of `Runs`, for all runs of the step; `decodes` and `chunks` are cut from them once per step.
+    """
+
+    kv_cache: list[KVLayer]
+    slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
+    num_decodes: int
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    query_lens_list: list[int]
+    seq_lens_list: list[int]
+    num_shared: int = 0  # of the decodes
+
+    @cached_property
+    def decodes(self) -> Runs | None:
+        """The leading runs; None if there are none."""
+        return self._runs(0, self.num_decodes, self.num_shared)
+
+    @cached_property
+    def chunks(self) -> Runs | None:
+        """The runs behind the decodes, whose first token is token 0 here; None if there are none."""
+        return self._runs(self.num_decodes, len(self.query_lens_list), 0)
+
+    @cached_property
+    def num_decode_tokens(self) -> int:
+        """New tokens of the decodes; those of the chunks stand behind them."""
+        return sum(self.query_lens_list[: self.num_decodes])
+
+    def _runs(self, first: int, last: int, num_shared: int) -> Runs | None:
+        if first == last:
+            return None
+        starts, part = self.query_start_loc[first : last + 1], slice(first, last)
+        starts = starts - self.num_decode_tokens if first else starts
+        query_lens, seq_lens = self.query_lens_list[part], self.seq_lens_list[part]
+        return Runs(starts, self.seq_lens[part], self.block_tables[part], query_lens, seq_lens, num_shared)
+
+
+RotateAndWrite = Callable[
+    [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
+]
+"""(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and
+rotation (half-split layout) of all heads of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 *
+num_kv_heads) * head_dim]: all heads of q, then of k, then of v. The weights of the norms are [head_dim] float32, cos and sin
+[num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+
+
+class AttentionBackend(ABC):
+    """One way to compute paged attention.
+
+    K and V of the whole batch are written before any attention of the same layer: sequences of one step may read each other's
+    blocks. No result depends on a slot that no token was written to: it may hold anything, NaN included.
+    """
+
+    name: str
+    description: str
+    features: frozenset[str] = frozenset()
+    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
+    rotate_and_write: RotateAndWrite | None = None
+    """What it offers in place of norms, rotations and `write_kv` one after the other."""
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+
+    @staticmethod
+    @abstractmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """The reason that this backend cannot run here; None if it can."""
+
+    @abstractmethod
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""
+
+    @abstractmethod
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. Between two tokens there may be a gap."""
+
+    @abstractmethod
+    def decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
+        """Attention of runs of a few tokens each, most often one. A padding row may get anything."""
+
+    @abstractmethod
+    def prefill(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
+        """Attention of runs of any length."""
+
+    def attend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """What each new token sees: q and the result are [num_tokens, num_heads, head_dim].
+
+        Args:
+            sinks: [num_heads] float32, the scores of `spec.sinks`. The scale and the soft cap do not touch them.
+        """
+        decodes, chunks = metadata.decodes, metadata.chunks
+        if decodes is None:
+            assert chunks is not None, "a step without tokens"
+            return self.prefill(q, k_cache, v_cache, chunks, spec, sinks)
+        if chunks is None:
+            return self.decode(q, k_cache, v_cache, decodes, spec, sinks)
+        count = metadata.num_decode_tokens
+        decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec, sinks)
+        return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec, sinks)))

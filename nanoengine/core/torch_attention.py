@@ -1,0 +1,146 @@
+"""Paged attention in plain torch: it runs on every device, with bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionBackend, AttentionSpec, Runs
+
+MAX_SCORES = 1 << 24
+"""Most scores of a head that a prefill computes at once."""
+
+MAX_GATHERED_TOKENS = 1 << 17
+"""Most tokens of K/V that a decode copies out of the cache at once, padding included."""
+
+SHORT = 64
+"""Sequences up to this length are never worth a group of their own."""
+
+
+class TorchAttention(AttentionBackend):
+    """It gathers what is seen from its blocks, then calls `scaled_dot_product_attention`.
+
+    For other kinds of attention, a subclass overrides `first_seen`, `visible`, `slice_size`, `gather` and `attention`.
+    """
+
+    name = "torch"
+    description = "plain torch gather + scaled_dot_product_attention"
+
+    @staticmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        return None
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
+        return (num_blocks, self.block_size, num_kv_heads, head_dim)
+
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        if slot_mapping.numel() and slot_mapping.min() < 0:
+            written = slot_mapping >= 0
+            slot_mapping, k, v = slot_mapping[written], k[written], v[written]
+        for cache, rows in ((k_cache, k), (v_cache, v)):
+            cache.flatten(0, 1).index_copy_(0, slot_mapping, rows)
+
+    def prefill(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Each sequence by itself, in slices of its queries: its new tokens against what they see of the cache."""
+        out, start = torch.empty_like(q), 0
+        for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
+            history = seq_len - query_len
+            origin = self.first_seen(history, spec)  # position of the first key that is gathered
+            slots = self._slots(table, torch.arange(origin, seq_len, device=q.device))[None]
+            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
+            size = self.slice_size(seq_len - origin, q.shape[1], spec)
+            for first in range(history, seq_len, size):
+                last, seen = min(first + size, seq_len), self.first_seen(first, spec)
+                visible = None  # the queries see each other, and no more
+                if seen < first or self.first_seen(last - 1, spec) > first:
+                    queries, keys = (torch.arange(begin, last, device=q.device) for begin in (first, seen))
+                    visible = self.visible(queries[:, None], keys, spec)
+                rows = slice(start + first - history, start + last - history)
+                k_seen, v_seen = (each[:, :, seen - origin : last - origin] for each in (k, v))
+                attended = self.attention(q[rows].transpose(0, 1)[None], k_seen, v_seen, visible, spec, sinks)
+                out[rows] = attended[0].transpose(0, 1)
+            start += query_len
+        return out
+
+    def decode(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Those sequences at once that see about as much, padded to the one that sees most. Each has one query."""
+        if runs.plan is None:
+            runs.plan = self._plan_decode(runs, spec)
+        out = torch.empty_like(q)
+        for rows, slots, visible in runs.plan:
+            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
+            # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
+            grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
+            out[rows] = self.attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)
+        return out
+
+    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each group its rows, the slots [num_seqs, count] that are gathered, and which of these are seen."""
+        device, plan = runs.seq_lens.device, []
+        # The host may know upper bounds alone: what is seen follows from the lengths on the device.
+        counts = [max(1, seq_len - self.first_seen(seq_len - 1, spec)) for seq_len in runs.seq_lens_list]
+        for group in _groups(counts):
+            rows, most = torch.tensor(group, device=device), torch.arange(counts[group[-1]], device=device)
+            own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
+            positions = (own + 1 - len(most)).clamp(min=0) + most
+            seen = positions <= own
+            # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self._slots(runs.block_tables[rows], positions.where(seen, own))
+            plan.append((rows, slots, seen[:, None, None]))
+        return plan
+
+    def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
+        """Slots of token positions, for one block table or one per row."""
+        blocks = block_tables.gather(-1, positions // self.block_size)
+        return blocks.long() * self.block_size + positions % self.block_size
+
+    def first_seen(self, position: int, spec: AttentionSpec) -> int:
+        """The first position that the token at a position sees."""
+        return 0
+
+    def visible(self, queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:
+        """Whether the tokens at positions [num_queries, 1] see those at positions [num_keys]."""
+        return keys <= queries
+
+    def slice_size(self, num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
+        """How many queries of a prefill are computed at once."""
+        return max(1, MAX_SCORES // max(1, num_keys))
+
+    def gather(self, cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+        """K or V of slots [num_seqs, count], as [num_seqs, num_kv_heads, count, head_dim] of the dtype of the queries."""
+        rows = cache.flatten(0, 1).index_select(0, slots.flatten())  # copies whole rows: faster than general indexing
+        return rows.unflatten(0, slots.shape).transpose(1, 2)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
+    ) -> Tensor:
+        """Attention of gathered K/V: q and the result are [num_seqs, num_heads, num_queries, head_dim], k and v [num_seqs,
+        num_kv_heads, num_keys, head_dim]. In a decode, the query heads of a K/V head stand as queries of that one head.
+
+        Args:
+            visible: which keys each query sees, to be broadcast to [num_seqs, 1, num_queries, num_keys]. None: there is a
+                query for each key, and each sees its own key and those before it.
+        """
+        is_causal, gqa = visible is None, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, visible, is_causal=is_causal, scale=spec.scale, enable_gqa=gqa)
+
+
+def _groups(counts: list[int]) -> Iterator[list[int]]:
+    """Indices of sequences, those that see the fewest tokens first, none padded to more than twice its count."""
+    group: list[int] = []
+    for i in sorted(range(len(counts)), key=counts.__getitem__):
+        too_long = group and counts[i] > max(2 * counts[group[0]], SHORT)
+        too_many = group and (len(group) + 1) * counts[i] > MAX_GATHERED_TOKENS
+        if too_long or too_many:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group

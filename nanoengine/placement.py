@@ -1,0 +1,78 @@
+"""Where a model runs, and in what dtype."""
+
+from __future__ import annotations
+
+import torch
+
+from nanoengine.core.ram import available_ram
+from nanoengine.errors import InvalidConfig
+
+
+def find_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU if there is one.
+
+    Raises:
+        InvalidConfig: there is no such device; the message says why.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise InvalidConfig(
+                f"device is {name!r}, but torch sees {count} CUDA devices{_why_no_cuda()}: use device='cpu'"
+            )
+        device = torch.device("cuda", device.index or 0)
+    return device
+
+
+def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """The dtype to compute in; "auto" is the checkpoint's where the device is fast at it, float32 elsewhere."""
+    if asked != "auto":
+        return getattr(torch, asked)
+    if checkpoint == "float32" or _is_fast(checkpoint, device):
+        return getattr(torch, checkpoint)
+    return torch.float32
+
+
+def _is_fast(dtype: str, device: torch.device) -> bool:
+    """Whether the device computes a half-precision dtype itself, rather than by way of float32."""
+    if device.type == "cuda":
+        return dtype == "float16" or torch.cuda.is_bf16_supported(including_emulation=False)
+    if not torch.backends.mkldnn.is_available():  # as in the builds for macOS
+        return False
+    name = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}[dtype]
+    return bool(getattr(torch.ops.mkldnn, name)())
+
+
+def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
+    """See that weights find room in this machine's RAM, which the system would promise and then not have.
+
+    A GPU's memory is given at once or refused: nothing is looked at there.
+
+    Raises:
+        InvalidConfig: they do not.
+    """
+    available = available_ram()
+    if device.type == "cpu" and num_bytes > available:
+        raise InvalidConfig(
+            f"the weights take {num_bytes} bytes, but {available} bytes of RAM are available: free memory, or choose a smaller "
+            "dtype or quantization, another device or a smaller model"
+        )
+
+
+def device_name(device: torch.device) -> str:
+    """As the start-up line says it."""
+    if device.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} threads"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _why_no_cuda() -> str:
+    """What torch says if it cannot use CUDA at all: no driver, one too old, or a torch without CUDA."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return f" ({str(error).splitlines()[0]})"
+    return ""
