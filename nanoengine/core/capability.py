@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from nanoengine.core.attention import AttentionBackend
     from nanoengine.core.kernels import Kernels
     from nanoengine.core.kv_cache import KVCache
-    from nanoengine.core.llm_engine import LLMEngine
     from nanoengine.core.model_config import ModelConfig
     from nanoengine.core.qwen3 import Decoder
     from nanoengine.core.startup import Startup
@@ -54,9 +53,6 @@ class Capability:
 
     def policy(self, startup: Startup) -> None:
         """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
-
-    def engine(self, startup: Startup, engine: LLMEngine) -> None:
-        """The engine is there, and has the lists of the seams."""
 
     def describe_itself(self, startup: Startup) -> str | None:
         """Its words in the start-up line."""

@@ -52,7 +52,6 @@ class Startup:
         size = config.block_size
         self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
-        self.hash_seed: int | None = None  # of the prefix cache; None: drawn
         self.block_bytes = 0
 
     def build(self) -> LLMEngine:
@@ -76,15 +75,11 @@ class Startup:
             self.layouts,
             self.stores,
             enable_prefix_caching=config.enable_prefix_caching,
-            seed=self.hash_seed,
         )
         for capability in self.capabilities:
             capability.policy(self)
         logger.info("%s", self.description())
-        engine = self._new_engine()
-        for capability in self.capabilities:
-            capability.engine(self, engine)
-        return engine
+        return self._new_engine()
 
     def describe(self) -> None:
         """What the model's files say of it."""
