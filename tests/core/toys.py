@@ -56,7 +56,7 @@ class ToyModel:
             for offset in range(self.block_size):
                 self.slots.pop((block, offset), None)
         for row in plan.ended:
-            del self.rows[row]
+            self.rows.pop(row, None)  # the plan that started it may have failed
         for start in plan.started:
             self.rows[start.row] = start.token_ids, [table.copy() for table in start.tables], start.sampling.seed
             self.last[start.row] = start.token_ids[-1]
