@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from nanoengine import LLM
+from nanoengine import LLM, placement
 from nanoengine.builder import Built, build_engine
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.names import DEMO
-from nanoengine import placement
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -403,7 +402,7 @@ def test_a_file_that_may_not_be_read_is_a_named_error(folder: Path, monkeypatch:
     monkeypatch.setattr(
         Path, "read_text", lambda path, **rest: (refuse if path.name == name else read_text)(path, **rest)
     )
-    monkeypatch.setattr("nanoengine.models.safetensors_folder.safe_open", refuse)
+    monkeypatch.setattr("nanoengine.core.weights.safe_open", refuse)
     with pytest.raises(NanoEngineError, match="cannot be read"):
         build_engine(EngineConfig(model=str(folder)), executor=refuse_to_load)
 

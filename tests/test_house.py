@@ -87,7 +87,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def test_every_module_of_the_engine_has_its_tests() -> None:
     for folder in (
-        "core",
         "engine",
         "engine/kv",
         "runner",

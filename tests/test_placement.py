@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.errors import InvalidConfig
 from nanoengine import placement as module
+from nanoengine.errors import InvalidConfig
 from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
 
 

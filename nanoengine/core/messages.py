@@ -84,6 +84,7 @@ class StepPlan:
     decode_starts: np.ndarray = field(default_factory=lambda: NO_RUNS)  # [n] int32: tokens before each
     runs: list[Run] = field(default_factory=list)  # the others: those with drafts first
     num_common_blocks: list[int] = field(default_factory=list)  # per KV group: first blocks that all decodes share
+    needs_hidden: bool = False  # a part of the runner reads what the last layer says: the step is not replayed
     extras: dict[str, Any] = field(default_factory=dict)  # what capabilities tell their part of the runner
 
     @property

@@ -94,11 +94,6 @@ class SamplingParams:
         """Completions that are made, of which n are returned."""
         return self.n
 
-    @property
-    def reads_cache(self) -> bool:
-        """Whether cached prefixes are of use."""
-        return True
-
     def for_model(self, model: ModelFacts) -> SamplingParams:
         """These parameters, checked against a model.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +97,7 @@ class Scheduler:
             self._decode(step)
         if self.num_preemptions == num_preemptions:  # else there is no room for more
             self._prefill(step, self.max_num_batched_tokens - len(step.decodes))
-        if not step.runs and not step.decodes:
+        if self.policy != MIXED and not step.runs:
             self._decode(step)
         if not step.runs and not step.decodes:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
@@ -105,7 +105,7 @@ class Scheduler:
                 return self.schedule()
             if not any(extra.wants_step() for extra in self.extras):
                 return None
-        if self.drafter is not None:
+        if self.drafter is not None and step.decodes:
             self._draft(step, self.drafter)
         plan = step.plan
         plan.decode_rows = np.array([seq.row for seq in step.decodes], np.int32)
@@ -119,17 +119,26 @@ class Scheduler:
 
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
-        drafter, take = self.drafter, step.decodes.append
+        take = step.decodes.append
+        postponed = self._postpone(self.drafter) if self.drafter is not None and self.in_flight else ()
         for seq in self.running.copy():
-            if seq.phase is not Phase.DECODING:
-                continue
-            if drafter is not None and not seq.is_known and drafter.postpones(seq):
+            if seq.phase is not Phase.DECODING or seq in postponed:
                 continue
             if seq.num_computed >= seq.num_slots and not self._make_room(step, seq):
                 continue
             seq.num_computed += 1
             seq.num_tokens += 1
             take(seq)
+
+    def _postpone(self, drafter: Drafter) -> Container[Sequence]:
+        """Sequences that are left out of this step until their last token is known, so that the next step verifies guesses."""
+        decoding = [seq for seq in self.running if seq.phase is Phase.DECODING]
+        unknown = (
+            Candidate(seq, most)
+            for seq in decoding
+            if not seq.is_known and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
+        )
+        return drafter.postpone(unknown, len(decoding), self.max_num_batched_tokens - len(decoding))
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
         """A slot for the next token of a sequence; while blocks lack, the last in order is preempted. False: no token is left
@@ -160,6 +169,8 @@ class Scheduler:
             if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
                 continue
             if not seq.is_known:  # preempted while a token of it was in flight
+                break
+            if not self.blocks.may_admit(seq):
                 break
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
@@ -212,18 +223,18 @@ class Scheduler:
     def _draft(self, step: Step, drafter: Drafter) -> None:
         """Give drafts to decodes. They take blocks that nobody uses; nobody is preempted for a draft."""
         num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
-        candidates = [
+        candidates = (
             Candidate(seq, most)
             for seq in step.decodes
             if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
-        ]
-        chosen = drafter.choose(candidates, num_tokens, self.max_num_batched_tokens - num_tokens)
+        )
+        budget = self.max_num_batched_tokens - num_tokens
         runs = []
-        for seq, drafts in chosen.items():
-            changes = self.blocks.grow(seq, seq.num_tokens - 1 + len(drafts)) if drafts else None
-            if changes is None:
+        for seq, drafts in drafter.choose(candidates, len(step.decodes), num_tokens, budget).items():
+            step.plan.tables += self.blocks.grow(seq, seq.num_computed + len(drafts)) or []
+            drafts = drafts[: seq.num_slots - seq.num_computed]
+            if not drafts:
                 continue
-            step.plan.tables += changes
             runs.append((seq, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))))
             seq.num_computed += len(drafts)
             seq.num_tokens += len(drafts)
@@ -292,6 +303,8 @@ class Scheduler:
         if is_current and run.drafts:
             seq.num_computed -= num_rejected
             seq.phase = Phase.DECODING
+            if UNKNOWN in sampled:  # the K/V of a rejected draft may be NaN, and stays in its slot
+                self.blocks.mark_dirty(seq)
         num_written = run.start + (1 if run.drafts else run.num_new)
         if is_current and not sampled:
             self.blocks.publish(seq, num_written)

@@ -94,6 +94,7 @@ class Sequence:
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))
         self.num_computed = 0
+        self.reads_cache = True  # whether cached prefixes are of use
         self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
         self.num_preemptions = 0
         self.phase = Phase.WAITING
@@ -112,6 +113,7 @@ class Sequence:
         self.first_blocks: list[int] = []
         self.block_hashes: list[tuple[bytes, bytes]] = []  # (hash, tokens) of its full blocks
         self.num_published = self.num_written = self.num_slots = 0
+        self.retry_at = 0  # see `BlockManager.may_admit`
         self.waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
         # The text's: set by the engine.
         self.detokenizer: Detokenizer | None = None

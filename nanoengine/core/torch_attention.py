@@ -30,7 +30,7 @@ class TorchAttention(AttentionBackend):
     description = "plain torch gather + scaled_dot_product_attention"
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:  # noqa: ARG004
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         return None
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -101,31 +101,25 @@ class TorchAttention(AttentionBackend):
         blocks = block_tables.gather(-1, positions // self.block_size)
         return blocks.long() * self.block_size + positions % self.block_size
 
-    def first_seen(self, position: int, spec: AttentionSpec) -> int:  # noqa: ARG002
+    def first_seen(self, position: int, spec: AttentionSpec) -> int:
         """The first position that the token at a position sees."""
         return 0
 
-    def visible(self, queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:  # noqa: ARG002
+    def visible(self, queries: Tensor, keys: Tensor, spec: AttentionSpec) -> Tensor:
         """Whether the tokens at positions [num_queries, 1] see those at positions [num_keys]."""
         return keys <= queries
 
-    def slice_size(self, num_keys: int, num_heads: int, spec: AttentionSpec) -> int:  # noqa: ARG002
+    def slice_size(self, num_keys: int, num_heads: int, spec: AttentionSpec) -> int:
         """How many queries of a prefill are computed at once."""
         return max(1, MAX_SCORES // max(1, num_keys))
 
-    def gather(self, cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:  # noqa: ARG002
+    def gather(self, cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """K or V of slots [num_seqs, count], as [num_seqs, num_kv_heads, count, head_dim] of the dtype of the queries."""
         rows = cache.flatten(0, 1).index_select(0, slots.flatten())  # copies whole rows: faster than general indexing
         return rows.unflatten(0, slots.shape).transpose(1, 2)
 
     def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visible: Tensor | None,
-        spec: AttentionSpec,
-        sinks: Tensor | None,  # noqa: ARG002
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
     ) -> Tensor:
         """Attention of gathered K/V: q and the result are [num_seqs, num_heads, num_queries, head_dim], k and v [num_seqs,
         num_kv_heads, num_keys, head_dim]. In a decode, the query heads of a K/V head stand as queries of that one head.

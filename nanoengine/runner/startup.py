@@ -30,6 +30,7 @@ from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.description import config_table
 from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.names import WEIGHT_FILES, find_model
+from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import quantizer
 from nanoengine.runner.draft_model import DraftModel
@@ -48,7 +49,6 @@ from nanoengine.runner.kv_cache import KVCache, bytes_of_layer, kv_specs
 from nanoengine.runner.kv_mover import KVMover
 from nanoengine.runner.kv_sizing import PoolSize, gpu_kv_bytes, size_host_tier, size_pool
 from nanoengine.runner.model_runner import ModelRunner, Parts
-from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.sampler import Sampler
 from nanoengine.runner.step_timing import StepTiming, time_steps

@@ -1,0 +1,109 @@
+"""Device: where tensors live. Work is done in order, perhaps later; events in that order are waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.ram import available_ram
+
+CPU_SHARE, CPU_CAP = 0.5, 4 << 30
+"""Of the available RAM the KV pool takes half, and at most 4 GiB, if the user says nothing."""
+
+
+class Event(Protocol):
+    def wait(self) -> None:
+        """Return when the device has come to this point; raises what went wrong on the way."""
+        ...
+
+
+class Device:
+    """The CPU: work is done when it is given."""
+
+    def __init__(self, torch_device: torch.device):
+        self.torch_device = torch_device
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Do some work after all that was given before. It may read host memory later: nobody may write to that again."""
+        work()
+
+    def event(self) -> Event:
+        """The point after all work that was given so far."""
+        return self
+
+    def wait(self) -> None:
+        return
+
+    def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Unset host memory that the device can read by itself."""
+        return torch.empty(size, dtype=dtype)
+
+    def send(self, values: np.ndarray) -> Tensor:
+        """A tensor on the device with these values, without waiting for anything."""
+        host = self.host_tensor(values.size, torch.from_numpy(values).dtype)
+        host.numpy()[:] = values.reshape(-1)
+        return host.to(self.torch_device, non_blocking=True).view(values.shape)
+
+    def kv_bytes(self, utilization: float, num_needed: Callable[[], int]) -> int:
+        """Bytes for the KV pool.
+
+        Args:
+            utilization: share of a GPU's memory that may be used in the end.
+            num_needed: runs the largest steps, and returns the bytes that they take beyond what is in use now.
+        """
+        return int(min(CPU_CAP, CPU_SHARE * available_ram()))
+
+
+class CudaDevice(Device):
+    """One NVIDIA GPU, and its current stream. Pinned memory is handed out again only when the copies from it are over."""
+
+    def run(self, work: Callable[[], object]) -> None:
+        with torch.cuda.device(self.torch_device):
+            work()
+
+    def event(self) -> Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return CudaEvent(event)
+
+    def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(size, dtype=dtype, pin_memory=True)
+
+    def kv_bytes(self, utilization: float, num_needed: Callable[[], int]) -> int:
+        needed = num_needed()
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return int(total * utilization) - (total - free) - needed
+
+
+class CudaEvent:
+    def __init__(self, event: torch.cuda.Event):
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def open_device(name: str) -> Device:
+    """The device of that name; "auto": a GPU if there is one.
+
+    Raises:
+        InvalidConfig: no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        if device.type == "cuda":
+            return CudaDevice(
+                torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+            )
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidConfig(f"device is {shown(name)}: {error}") from error
+    if device.type != "cpu":
+        raise InvalidConfig(f"device is {shown(name)}: it must be auto, cpu, cuda or cuda:N")
+    return Device(device)

@@ -1,0 +1,181 @@
+"""The tensors of one step, made from a StepPlan.
+
+The host packs the numbers of a step into one piece of memory and sends them in one copy. Positions, slots, block tables, and
+tokens that the host has not seen yet are worked out on the device, from these numbers and from the rows that it keeps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionMetadata
+from nanoengine.core.device import Device
+from nanoengine.core.kernels import Kernels
+from nanoengine.core.kv_cache import KVCache
+from nanoengine.core.messages import NULL_BLOCK, UNKNOWN, StepPlan
+
+ALIGNED = 4
+"""Numbers in 16 bytes: kernels are compiled for tensors that begin at a multiple of it."""
+
+
+class Rows:
+    """What the device keeps of each running sequence from step to step: its last token, which sampling writes there, and its
+    block table in each KV group. What a row holds counts from its start in a plan. One more row is padding.
+    """
+
+    def __init__(self, num_rows: int, num_groups: int, width: int, device: Device):
+        self.device, self.padding_row = device, num_rows
+        self.last_tokens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device.torch_device)
+        shape = (num_groups, num_rows + 1, width)
+        self.tables = torch.full(shape, NULL_BLOCK, dtype=torch.int32, device=device.torch_device)
+        # On the host: the tokens that each row started with. Chunks take theirs from it.
+        self.token_ids: dict[int, list[int]] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Make the changes of a plan, in one copy to the device."""
+        for row in plan.ended:
+            self.token_ids.pop(row, None)
+        self.token_ids |= {start.row: start.token_ids for start in plan.started}
+        _, num_rows, width = self.tables.shape
+        cells: dict[int, int] = {}  # place in the tables -> block; a later change wins
+        changes = [(start.row, group, 0, table) for start in plan.started for group, table in enumerate(start.tables)]
+        for row, group, first, blocks in (*changes, *plan.tables):
+            at = (group * num_rows + row) * width + first
+            cells.update(zip(range(at, at + len(blocks)), blocks, strict=True))
+        if not cells:
+            return
+        rows = [start.row for start in plan.started]
+        tokens = [start.token_ids[-1] for start in plan.started]
+        sent = self.device.send(np.array([*rows, *tokens, *cells, *cells.values()], np.int64))
+        targets, last, places, block_ids = sent.split([len(rows), len(rows), len(cells), len(cells)])
+        self.last_tokens.index_copy_(0, targets, last)
+        self.tables.view(-1).index_copy_(0, places, block_ids.to(torch.int32))
+
+
+@dataclass
+class StepShape:
+    """What the host knows of a step without looking at the device. Its numbers lie one section behind the other: rows, computed
+    tokens and starts of the runs, token ids, then sampled tokens, rows and positions.
+    """
+
+    query_lens: list[int]
+    seq_lens: list[int]  # with the new tokens; an upper bound will do
+    num_decodes: int  # runs of one token, or a few with drafts, before all others
+    num_tokens: int
+    num_samples: int
+    num_common_blocks: list[int]
+    longest: int | None = None  # tokens of a run of padding that is longer than all others
+
+    @property
+    def sections(self) -> list[slice]:
+        runs, sections, start = len(self.query_lens), [], 0
+        for size in (runs, runs, runs + 1, self.num_tokens, *[self.num_samples] * 3):
+            sections.append(slice(start, start + size))
+            start += -(-size // ALIGNED) * ALIGNED
+        return sections
+
+    @property
+    def size(self) -> int:
+        return -(-self.sections[-1].stop // ALIGNED) * ALIGNED
+
+
+@dataclass
+class Packed:
+    """The numbers of a step in host memory."""
+
+    shape: StepShape
+    numbers: Tensor  # [shape.size] int32
+    sampled_rows: np.ndarray  # [num_samples] int32: the row that each sample goes into
+    sampled_positions: np.ndarray  # the same: where in its sequence each sampled token will stand
+
+
+@dataclass
+class InputBatch:
+    """What the forward pass takes."""
+
+    input_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    metadata: list[AttentionMetadata]  # of each layer; layers of one KV group share it
+    sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
+    sampled_rows: Tensor  # [num_samples] int32
+    sampled_positions: Tensor  # [num_samples] int32
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    count, runs = len(plan.decode_rows), plan.runs
+    return StepShape(
+        query_lens=[1] * count + [run.num_new for run in runs],
+        seq_lens=(plan.decode_starts + 1).tolist() + [run.start + run.num_new for run in runs],
+        num_decodes=count + plan.num_drafted,
+        num_tokens=plan.num_tokens,
+        num_samples=plan.num_samples,
+        num_common_blocks=plan.num_common_blocks,
+    )
+
+
+def pack(plan: StepPlan, rows: Rows) -> Packed:
+    """The numbers of a step. A decode begins with the last token of its row, which only the device may know."""
+    shape, count = shape_of(plan), len(plan.decode_rows)
+    host = rows.device.host_tensor(shape.size, torch.int32)
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (
+        host.numpy()[s] for s in shape.sections
+    )
+    row[:count] = sampled_rows[:count] = plan.decode_rows
+    computed[:count] = plan.decode_starts
+    positions[:count] = plan.decode_starts + 1
+    token_ids[:count] = UNKNOWN
+    sampled_tokens[:count] = np.arange(count)
+    starts[:] = list(accumulate(shape.query_lens, initial=0))
+    at = count  # the next sample
+    for number, run in enumerate(plan.runs, count):
+        first, end = starts[number], starts[number + 1]
+        row[number], computed[number] = run.row, run.start
+        if run.drafts:
+            token_ids[first], token_ids[first + 1 : end] = UNKNOWN, run.drafts
+        else:
+            token_ids[first:end] = rows.token_ids[run.row][run.start : run.start + run.num_new]
+        num_samples = run.num_new if run.drafts else int(run.samples)
+        samples = slice(at, at + num_samples)
+        sampled_tokens[samples], sampled_rows[samples] = np.arange(end - num_samples, end), run.row
+        positions[samples] = run.start + run.num_new + 1 - num_samples + np.arange(num_samples)
+        at += num_samples
+    return Packed(shape, host, sampled_rows, positions)
+
+
+def unpack(
+    shape: StepShape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
+) -> InputBatch:
+    """The tensors of a step, on the device.
+
+    Args:
+        numbers: what `pack` packed, copied there.
+    """
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in shape.sections)
+    longest = shape.longest or max(shape.query_lens)
+    placed = kernels.compute_slot_mapping(
+        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest
+    )
+    num_blocks = -(-max(shape.seq_lens) // block_size)
+    block_tables = rows.tables[:, :, :num_blocks].index_select(1, row)
+    num_shared = shape.num_common_blocks or [0] * len(block_tables)
+    of_groups = [
+        AttentionMetadata(
+            num_decodes=shape.num_decodes,
+            kv_cache=kv_cache.layers,
+            query_start_loc=starts,
+            seq_lens=placed.seq_lens,
+            block_tables=tables,
+            slot_mapping=slots,
+            query_lens_list=shape.query_lens,
+            seq_lens_list=shape.seq_lens,
+            num_shared=shared * block_size,
+        )
+        for tables, slots, shared in zip(block_tables, placed.slot_mapping, num_shared, strict=True)
+    ]
+    metadata = [of_groups[group] for group in kv_cache.groups]
+    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)

@@ -1,0 +1,92 @@
+"""KVCache: the tensors that hold K and V of every layer; and how many blocks they have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+
+import torch
+
+from nanoengine.core.attention import AttentionBackend, KVLayer
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import KVCacheTooSmall
+from nanoengine.core.model_config import ModelConfig
+
+
+class KVCache:
+    """K and V of every layer for `num_blocks` usable blocks and the null block.
+
+    A block has room for one layer after the other of any one KV group: layers that come first in their groups share tensors,
+    as do those that come second; what keeps them apart are the blocks. Slots begin as zeros, since there are kernels that
+    multiply what nobody wrote by 0.
+
+    Args:
+        groups: the layers of each KV group.
+
+    Attributes:
+        places: K and V of each place in a block.
+        layers: K and V of each layer.
+        groups: the KV group of each layer.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        model: ModelConfig,
+        groups: Seq[Seq[int]],
+        backend: AttentionBackend,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        shape = backend.kv_shape(1, model.num_kv_heads, model.head_dim)[1:]
+        self.places = self.make(num_blocks + 1, max(map(len, groups)), shape, dtype, device)
+        where = {layer: (i, place) for i, group in enumerate(groups) for place, layer in enumerate(group)}
+        self.groups = [where[layer][0] for layer in range(model.num_layers)]
+        self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]
+
+    def make(
+        self, num_blocks: int, num_places: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> list[KVLayer]:
+        """The tensors of all places; `shape` is that of K, or V, of one block."""
+        pool = torch.zeros((num_places, 2, num_blocks, *shape), dtype=dtype, device=device)
+        return [(k, v) for k, v in pool]
+
+    def zero(self, blocks: list[int]) -> None:
+        """Overwrite blocks that may hold NaN."""
+        for place in self.places:
+            for tensor in place:
+                tensor[blocks] = 0
+
+
+def bytes_of_block(model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, num_layers: int) -> int:
+    """K and V of a block in so many layers."""
+    return 2 * num_layers * math.prod(backend.kv_shape(1, model.num_kv_heads, model.head_dim)) * dtype.itemsize
+
+
+def size_pool(config: EngineConfig, model_len: int, block_bytes: int, free_bytes: int) -> tuple[int, int]:
+    """(blocks of the KV pool, longest sequence in tokens). The pool holds at least one sequence of that length, so the first
+    of the running sequences can always go on.
+
+    Args:
+        model_len: longest sequence of the model.
+        block_bytes: K and V of a block.
+        free_bytes: what the device has left for the pool.
+
+    Raises:
+        KVCacheTooSmall: the pool cannot hold a sequence of `max_model_len`, or not even one block.
+    """
+    size, max_len = config.block_size, config.max_model_len or model_len
+    if config.num_kv_blocks is not None:
+        num_blocks = config.num_kv_blocks
+    else:
+        num_blocks = (config.kv_cache_memory or max(0, free_bytes)) // block_bytes
+        num_blocks = min(num_blocks, config.max_num_seqs * -(-max_len // size))  # more is never used
+    if config.max_model_len is None:
+        max_len = min(max_len, num_blocks * size)
+    if num_blocks * size < max_len or max_len < 2:
+        raise KVCacheTooSmall(
+            f"the KV pool has {num_blocks} blocks of {size} tokens ({num_blocks * block_bytes} bytes), and one sequence of "
+            f"max_model_len {max_len} takes {-(-max_len // size)}: lower max_model_len, "
+            "or raise num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+        )
+    return num_blocks, max_len

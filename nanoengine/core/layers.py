@@ -1,0 +1,178 @@
+"""The layers of a decoder. Their weights are unset until a checkpoint is loaded into their slots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.core.kernels import Destination, Kernels, Weight
+
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """Makes the weights of layers, all in one dtype and on one device, in the order that the kernels read them."""
+
+    kernels: Kernels
+    dtype: torch.dtype
+    device: torch.device
+
+    def weight(self, outputs: int, inputs: int) -> Weight:
+        return self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+
+
+class Linear:
+    """y = x W^T + b. The output may be several projections of one input, side by side: they cost one product."""
+
+    def __init__(self, factory: Factory, in_features: int, *out_features: int, bias: bool = False):
+        self.kernels, self.out_features = factory.kernels, out_features
+        self.weight = factory.weight(sum(out_features), in_features)
+        size = sum(out_features)
+        self.bias = torch.empty(size, dtype=factory.dtype, device=factory.device) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
+        return self.kernels.linear(x, self.weight, self.bias)
+
+    def slots(self, prefix: str, *names: str) -> dict[str, Destination]:
+        """Where the tensors `prefix.name` of a checkpoint go, one for each projection; a single name has them all."""
+        slots: dict[str, Destination] = {}
+        first = 0
+        counts = self.out_features if len(names) > 1 else (sum(self.out_features),)
+        for name, count in zip(names, counts, strict=True):
+            slots[f"{prefix}.{name}.weight"] = self.weight.rows(first, count)
+            if self.bias is not None:
+                slots[f"{prefix}.{name}.bias"] = self.bias[first : first + count]
+            first += count
+        return slots
+
+
+class RMSNorm:
+    """x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
+
+    Where a residual is taken, the norm is of x + residual, or of x if there is none yet, and that sum is returned too; the
+    residual that is given may be overwritten.
+    """
+
+    def __init__(self, factory: Factory, size: int, eps: float):
+        self.kernels, self.eps = factory.kernels, eps
+        self.weight = torch.empty(size, dtype=torch.float32, device=factory.device)
+
+    def slot(self) -> Destination:
+        return self.weight
+
+    def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
+        return self.kernels.rms_norm(x, self.weight, self.eps)
+
+    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+
+    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+        """A linear layer of the norm."""
+        return self.kernels.norm_linear(x, residual, self.weight, self.eps, linear.weight, linear.bias)
+
+    def then_gated_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+        """The second of two projections of the norm, gated by the SiLU of the first."""
+        return self.kernels.norm_gated_linear(x, residual, self.weight, self.eps, linear.weight)
+
+
+class Embedding:
+    """[vocab_size, hidden_size]: its rows are looked up by token id, or multiplied with hidden states for logits."""
+
+    def __init__(self, factory: Factory, vocab_size: int, hidden_size: int):
+        self.kernels, self.weight = factory.kernels, factory.weight(vocab_size, hidden_size)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_tokens, hidden_size]
+        return self.kernels.embed(token_ids, self.weight)
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size] float32
+        return self.kernels.logits(hidden, self.weight)
+
+    def slot(self) -> Destination:
+        return self.weight.rows(0, self.weight.shape[0])
+
+
+class RotaryEmbedding:
+    """The angles by which heads are rotated at each position (Su et al., RoFormer, 2021), the same in every layer."""
+
+    table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
+
+    def __init__(self, head_dim: int, theta: float, device: torch.device):
+        self.head_dim, self.theta, self.device = head_dim, theta, device
+
+    def frequencies(self, max_len: int) -> Tensor:
+        """Radians per position of each pair of dimensions: [head_dim / 2] float32."""
+        exponents = torch.arange(0, self.head_dim, 2, device=self.device).to(torch.float32) / self.head_dim
+        return 1.0 / self.theta**exponents
+
+    def prepare(self, max_len: int) -> None:
+        """Compute the table of positions below `max_len`; no other can be looked up. Recorded steps remember where it is."""
+        positions = torch.arange(max_len, device=self.device).to(torch.float32)
+        angles = positions[:, None] * self.frequencies(max_len)
+        self.table = angles.new_empty(max_len, 2, self.head_dim // 2)  # large for a long context: nothing is copied
+        torch.cos(angles, out=self.table[:, 0])
+        torch.sin(angles, out=self.table[:, 1])
+
+    def __call__(self, positions: Tensor) -> Angles:  # [num_tokens]
+        cos, sin = self.table.index_select(0, positions).split(1, dim=1)
+        return cos, sin
+
+
+def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
+    """Rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
+    cos, sin = angles
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class Attention:
+    """Causal self-attention of one layer over its part of the paged KV cache.
+
+    Args:
+        layer: its number.
+        num_kv_heads, head_dim: heads of k and of v, and the size of every head.
+        spec, backend: what is computed, and what computes it.
+        norms: over each head of q and over each of k, with one eps; or none.
+    """
+
+    sinks: Tensor | None = None  # [num_heads] float32, if the spec asks for them
+
+    def __init__(
+        self,
+        layer: int,
+        num_kv_heads: int,
+        head_dim: int,
+        spec: AttentionSpec,
+        backend: AttentionBackend,
+        *norms: RMSNorm,
+    ):
+        self.layer, self.num_kv_heads, self.head_dim = layer, num_kv_heads, head_dim
+        self.spec, self.backend, self.norms = spec, backend, norms
+        self.rotate_and_write = backend.rotate_and_write
+
+    def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
+        """[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads, head_dim]."""
+        k_cache, v_cache = metadata.kv_cache[self.layer]
+        q = self.write(qkv, angles, k_cache, v_cache, metadata.slot_mapping)
+        return self.backend.attend(q, k_cache, v_cache, metadata, self.spec, self.sinks)
+
+    def write(
+        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> Tensor:
+        """Norm and rotate q and k, write K and V, and return q; without angles nothing is rotated."""
+        if self.rotate_and_write is not None:
+            q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
+            eps = self.norms[0].eps if self.norms else 0.0
+            cos, sin = (None, None) if angles is None else angles
+            return self.rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
+        heads = qkv.unflatten(-1, (-1, self.head_dim))
+        q, k, v = heads.split((heads.shape[1] - 2 * self.num_kv_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        q, k = (norm(x) for norm, x in zip(self.norms, (q, k), strict=True)) if self.norms else (q, k)
+        if angles is not None:
+            q, k = apply_rotary(q, angles), apply_rotary(k, angles)
+        self.backend.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        return q

@@ -1,0 +1,148 @@
+"""Qwen3 (Qwen team, 2025): grouped-query attention with norms of q and k, SwiGLU, and a norm before each part.
+
+Parts take and return (output of the last part, residual before it): the norm before the next part adds the two, and may be
+one kernel with the product behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.core.kernels import Destination, Kernels
+from nanoengine.core.layers import Angles, Attention, Embedding, Factory, Linear, RMSNorm, RotaryEmbedding
+from nanoengine.core.model_config import ModelConfig, Qwen3Config
+from nanoengine.core.weights import EMBEDDING, HEAD
+
+
+def build_qwen3(
+    config: Qwen3Config, kernels: Kernels, backend: AttentionBackend, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    """The model with unset weights, on its device and in its dtype from the start."""
+    factory = Factory(kernels, dtype, device)
+    spec = AttentionSpec(scale=config.head_dim**-0.5)
+    rotary = RotaryEmbedding(config.head_dim, config.rope_theta, device)
+
+    def norm(size: int) -> RMSNorm:
+        return RMSNorm(factory, size, config.rms_norm_eps)
+
+    def layer(number: int) -> DecoderLayer:
+        norms = norm(config.head_dim), norm(config.head_dim)
+        attention = Attention(number, config.num_kv_heads, config.head_dim, spec, backend, *norms)
+        self_attn, mlp = SelfAttention(config, factory, attention), MLP(config, factory)
+        return DecoderLayer(norm(config.hidden_size), self_attn, norm(config.hidden_size), mlp, rotary)
+
+    layers = [layer(number) for number in range(config.num_layers)]
+    return Decoder(config, factory, layers, norm(config.hidden_size))
+
+
+class SelfAttention:
+    """Attention, and the projections before and behind it."""
+
+    qkv_names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+
+    def __init__(self, config: ModelConfig, factory: Factory, attention: Attention):
+        q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(factory, config.hidden_size, q_size, kv_size, kv_size, bias=config.qkv_bias)
+        self.o_proj = Linear(factory, q_size, config.hidden_size, bias=config.o_bias)
+        self.attention, self.norms = attention, attention.norms
+
+    def __call__(
+        self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
+        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
+
+    def slots(self, prefix: str) -> dict[str, Destination]:
+        slots = self.qkv_proj.slots(prefix, *self.qkv_names) | self.o_proj.slots(prefix, "o_proj")
+        norms = zip(("q_norm", "k_norm"), self.norms, strict=False)
+        return slots | {f"{prefix}.{name}.weight": norm.slot() for name, norm in norms}
+
+
+class MLP:
+    gate_up_names: tuple[str, ...] = ("gate_proj", "up_proj")
+
+    def __init__(self, config: ModelConfig, factory: Factory, *, bias: bool = False):
+        width = config.intermediate_size
+        self.gate_up_proj = Linear(factory, config.hidden_size, width, width, bias=bias)
+        self.down_proj = Linear(factory, width, config.hidden_size, bias=bias)
+
+    def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        gated, residual = norm.then_gated_linear(hidden, residual, self.gate_up_proj)
+        return self.down_proj(gated), residual
+
+    def slots(self, prefix: str) -> dict[str, Destination]:
+        prefix = f"{prefix}.mlp"
+        return self.gate_up_proj.slots(prefix, *self.gate_up_names) | self.down_proj.slots(prefix, "down_proj")
+
+
+class DecoderLayer:
+    """One layer. `rotary` gives the angles by which its heads are rotated; None: they are not."""
+
+    def __init__(
+        self, attn_norm: RMSNorm, self_attn: SelfAttention, mlp_norm: RMSNorm, mlp: MLP, rotary: RotaryEmbedding | None
+    ):
+        self.attn_norm, self.self_attn, self.mlp_norm, self.mlp, self.rotary = (
+            attn_norm,
+            self_attn,
+            mlp_norm,
+            mlp,
+            rotary,
+        )
+
+    def __call__(
+        self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        hidden, residual = self.self_attn(self.attn_norm, hidden, residual, angles, metadata)
+        return self.mlp(self.mlp_norm, hidden, residual)
+
+    def norms(self) -> dict[str, RMSNorm]:
+        return {"input_layernorm": self.attn_norm, "post_attention_layernorm": self.mlp_norm}
+
+    def slots(self, prefix: str) -> dict[str, Destination]:
+        norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
+        return norms | self.self_attn.slots(f"{prefix}.self_attn") | self.mlp.slots(prefix)
+
+
+class Decoder:
+    """Token ids to hidden states (`forward`), hidden states to logits (`compute_logits`)."""
+
+    def __init__(self, config: ModelConfig, factory: Factory, layers: Sequence[DecoderLayer], norm: RMSNorm):
+        self.config, self.layers, self.norm = config, layers, norm
+        self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
+        self.embed_tokens = self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+        if not config.tie_word_embeddings:
+            self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+
+    def prepare(self, max_len: int) -> None:
+        """Make ready for positions below `max_len`, before the first `forward`."""
+        for rotary in self.rotaries:
+            rotary.prepare(max_len)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.embed_tokens(input_ids)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
+        """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
+        hidden, residual = self.embed(input_ids), None
+        angles: dict[RotaryEmbedding | None, Angles] = {rotary: rotary(positions) for rotary in self.rotaries}
+        for layer, seen in zip(self.layers, metadata, strict=True):
+            hidden, residual = layer(hidden, residual, angles.get(layer.rotary), seen)
+        assert residual is not None
+        return self.norm.add_and_norm(hidden, residual)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size] in float32; call it with the rows that are sampled only."""
+        return self.lm_head.logits(hidden)
+
+    def checkpoint_tensors(self) -> dict[str, Destination]:
+        """Name of every tensor of a checkpoint -> where it is copied to."""
+        slots = {EMBEDDING: self.embed_tokens.slot(), "model.norm.weight": self.norm.slot()}
+        if not self.config.tie_word_embeddings:
+            slots[HEAD] = self.lm_head.slot()
+        for number, layer in enumerate(self.layers):
+            slots |= layer.slots(f"model.layers.{number}")
+        return slots

@@ -1,0 +1,155 @@
+"""Sampler: logits to tokens, each row by its own SamplingParams, without waiting for the device.
+
+All that sampling knows of a row came with the message that started it; what depends on lengths follows from positions. So the
+host need not have seen a token before the next is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nanoengine.core.device import Device
+from nanoengine.core.kernels import Kernels, SamplingTable
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
+
+
+class LogitsProcessor(Protocol):
+    """Changes the logits of the rows that ask for it, or takes note of their samples. Calls come in the order of the steps.
+
+    Samples are named by their numbers: places in `rows`, the row that each sample of the step goes into.
+    """
+
+    def start(self, started: Seq[Started]) -> None:
+        """Rows begin anew; `end` was called for all of them."""
+        ...
+
+    def end(self, rows: list[int]) -> None: ...
+
+    def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand."""
+        ...
+
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
+        """Change the logits [n, vocab_size]; NaN and infinity must stay visible. `drafts`: those of the step, or None."""
+        ...
+
+    def observe(self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any) -> Any:
+        """Take note of the samples, [n] int64. What is returned is called with the result, once the step is over."""
+        ...
+
+
+class Verifier(Protocol):
+    """The runner's part of speculation: which drafts of a step came true."""
+
+    def drafts(self, plan: StepPlan, num_samples: int) -> Any:
+        """What stands before each sample."""
+        ...
+
+    def verify(self, drafts: Any, tokens: Tensor, last_tokens: Tensor) -> Any:
+        """Compare drafts with samples, and write the last token of each of their rows. The answer has `num_accepted`, a
+        tensor.
+        """
+        ...
+
+
+class Samples:
+    """What was sampled, on its way to the host."""
+
+    def __init__(self, tokens: Tensor, num_samples: int, verified: Any, observed: list[Any], bound: list[np.ndarray]):
+        self._tokens = tokens[:num_samples].to("cpu", non_blocking=True)
+        self._num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)
+        self._observed, self._bound = observed, bound
+
+    def read(self) -> StepResult:
+        """Once the event behind it was waited for."""
+        result = StepResult(self._tokens.tolist())
+        if NONE_LEFT in result.token_ids:  # where no processor has forbidden anything, the logits are broken
+            bound = {number for numbers in self._bound for number in numbers.tolist()}
+            tokens = enumerate(result.token_ids)
+            result.token_ids = [UNKNOWN if own == NONE_LEFT and i not in bound else own for i, own in tokens]
+        if self._num_accepted is not None:
+            result.num_accepted = self._num_accepted.tolist()
+        for read in self._observed:
+            read(result)
+        return result
+
+
+class Sampler:
+    """Chooses tokens for the rows of one engine.
+
+    Args:
+        num_rows: most sequences that run at once; the row of this number is padding.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, kernels: Kernels, device: Device):
+        self.vocab_size, self.kernels, self.device = vocab_size, kernels, device
+        self.processors: list[LogitsProcessor] = []  # in this order
+        self.verifier: Verifier | None = None
+        count, place = num_rows + 1, device.torch_device
+        self.table = SamplingTable(
+            temperature=torch.zeros(count, device=place),
+            top_k=torch.zeros(count, dtype=torch.int32, device=place),
+            top_p=torch.ones(count, device=place),
+            min_p=torch.zeros(count, device=place),
+            seeds=torch.zeros(count, dtype=torch.int64, device=place),
+        )
+
+    def apply(self, plan: StepPlan) -> None:
+        """Rows that end or begin anew."""
+        started = plan.started
+        if not (started or plan.ended):
+            return
+        ended = [*plan.ended, *(start.row for start in started)]
+        for processor in self.processors:
+            processor.end(ended)
+            processor.start(started)
+        if not started:
+            return
+        params = [start.sampling.params for start in started]
+        top_k = [own.top_k if 0 < own.top_k < self.vocab_size else 0 for own in params]
+        seeds = np.array([start.sampling.seed for start in started], np.uint64).view(np.int64)
+        integers = self.device.send(np.array([[start.row for start in started], top_k, seeds], np.int64))
+        floats = self.device.send(np.array([[own.temperature, own.top_p, own.min_p] for own in params], np.float32).T)
+        self.table.top_k.index_copy_(0, integers[0], integers[1].to(torch.int32))
+        self.table.seeds.index_copy_(0, integers[0], integers[2])
+        for column, values in zip((self.table.temperature, self.table.top_p, self.table.min_p), floats, strict=True):
+            column.index_copy_(0, integers[0], values)
+
+    def sample(
+        self,
+        plan: StepPlan,
+        logits: Tensor,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        rows_on_device: Tensor,
+        positions_on_device: Tensor,
+        last_tokens: Tensor,
+    ) -> Samples:
+        """Sample a token for every row of logits.
+
+        Args:
+            logits: [n, vocab_size] float32; overwritten. Those behind the samples of the plan are padding.
+            rows: [num_samples]: the row that each sample goes into.
+            positions: [num_samples]: where in its sequence each token will stand.
+            rows_on_device, positions_on_device: [n], the same with padding.
+            last_tokens: [num_rows + 1] int64: each token is written into its row.
+        """
+        bound = [(own, numbers) for own in self.processors if len(numbers := own.find(rows, positions))]
+        drafts = None
+        if plan.num_drafted:
+            assert self.verifier is not None, "drafts need speculation's part of the runner"
+            drafts = self.verifier.drafts(plan, len(logits))
+        for processor, numbers in bound:
+            processor.apply(logits, numbers, rows, drafts)
+        tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device, last_tokens)
+        verified = None
+        if self.verifier is not None and drafts is not None:
+            verified = self.verifier.verify(drafts, tokens, last_tokens)
+        observed = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
+        reads = [read for read in observed if read is not None]
+        return Samples(tokens, len(rows), verified, reads, [numbers for _, numbers in bound])

@@ -1,0 +1,235 @@
+"""From options to an engine that is ready to step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanoengine.core.attention import AttentionBackend
+from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.device import open_device
+from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.flash_attention import FlashAttention
+from nanoengine.core.inputs import Rows
+from nanoengine.core.kernels import Kernels
+from nanoengine.core.kv_cache import KVCache, bytes_of_block, size_pool
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
+from nanoengine.core.model_config import ModelConfig, Qwen3Config, read_config
+from nanoengine.core.model_runner import ModelRunner
+from nanoengine.core.qwen3 import Decoder, build_qwen3
+from nanoengine.core.sampler import Sampler
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.scheduler import Scheduler
+from nanoengine.core.seams import Drafter, Gate, KVLayout, KVStore, Listener, PlanExtra
+from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
+from nanoengine.core.torch_attention import TorchAttention
+from nanoengine.core.weights import SafetensorsFolder, load_weights
+
+logger = logging.getLogger("nanoengine")
+
+
+class Capability:
+    """The part of a capability in start-up. Every method may be left as it is; None lets the next one, or the core, decide."""
+
+    options: type | None = None
+    """A frozen dataclass of its options; `startup.config.of(options)` are the values."""
+
+    def describe(self, startup: Startup) -> tuple[ModelConfig, Tokenizer, Seq[int]] | None:
+        """What the model's files say of it: its sizes, its tokenizer, its end-of-text tokens. No weight is read."""
+
+    def dtype(self, startup: Startup) -> torch.dtype | None:
+        """What `model` is computed in."""
+
+    def kernels(self, startup: Startup) -> Kernels | None:
+        """The operations of layers."""
+
+    def backend(self, startup: Startup) -> AttentionBackend | None: ...
+
+    def model(self, startup: Startup) -> Decoder | None:
+        """The model, with its weights."""
+
+    def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache | None:
+        """A pool of so many blocks."""
+
+    def groups(self, startup: Startup) -> list[list[int]] | None:
+        """The layers of each KV group, for each of `startup.layouts`, which it sets."""
+
+    def runner(self, startup: Startup) -> None:
+        """`startup.runner` is there: add parts to it, record its steps."""
+
+    def policy(self, startup: Startup) -> None:
+        """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        """Its words in the start-up line."""
+
+
+class Startup:
+    """What is known on the way to an engine, in the order in which it becomes known."""
+
+    def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
+        self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
+        self.facts: dict[str, Any] = {}  # what one capability tells another
+        self.gates: list[Gate] = []
+        self.stores: list[KVStore] = []
+        self.extras: list[PlanExtra] = []
+        self.listeners: list[Listener] = []
+        self.drafter: Drafter | None = None
+        self.layouts: list[KVLayout] = [FullLayout()]
+        self.hash_seed: int | None = None
+        self.kv_dtype: torch.dtype | None = None  # None: that of the model
+        self.block_bytes = 0
+
+    def build(self) -> LLMEngine:
+        """All steps, in their order."""
+        config = self.config
+        self.model_config, self.tokenizer, self.eos_token_ids = self._first("describe", self._describe)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.device = open_device(config.device)
+        self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
+        self.kernels: Kernels = self._first("kernels", Kernels)
+        self.backend: AttentionBackend = self._first("backend", self._choose_backend)
+        self.model: Decoder = self._first("model", self._load_model)
+        self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
+        self.block_bytes += bytes_of_block(
+            self.model_config, self.backend, self.kv_dtype or self.dtype, max(map(len, self.groups))
+        )
+        free = self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
+        limit = self.model_config.max_position_embeddings
+        self.num_blocks, self.max_model_len = size_pool(config, limit, self.block_bytes, free)
+        self.runner = self.new_runner(self.num_blocks, self.max_model_len)
+        for capability in self.capabilities:
+            capability.runner(self)
+        for capability in self.capabilities:
+            capability.policy(self)
+        logger.info("%s", self.description())
+        return self._new_engine()
+
+    def _first(self, step: str, default: Callable[[], Any], *args: Any) -> Any:
+        """What the first capability that decides it says, or the core's own choice."""
+        answers = (getattr(capability, step)(self, *args) for capability in self.capabilities)
+        found = next((answer for answer in answers if answer is not None), None)
+        return default() if found is None else found
+
+    def _describe(self) -> tuple[ModelConfig, Tokenizer, Seq[int]]:
+        folder = Path(self.config.model)
+        config = read_config(folder)
+        return config, read_tokenizer(folder), read_eos_token_ids(folder, config.vocab_size)
+
+    def _choose_dtype(self) -> torch.dtype:
+        """ "auto": the checkpoint's own on a GPU, and float32 on a CPU, where torch computes that fastest."""
+        name = self.config.dtype
+        if name == "auto":
+            name = self.model_config.dtype if self.device.torch_device.type == "cuda" else "float32"
+        found: torch.dtype = getattr(torch, name)
+        return found
+
+    def _choose_backend(self) -> AttentionBackend:
+        """The attention backend that was asked for, or the fastest that can run."""
+        name, size = self.config.attention_backend, self.config.block_size
+        reason = FlashAttention.unsupported_reason(
+            self.device.torch_device, self.dtype, self.model_config.head_dim, size
+        )
+        if name not in ("auto", "torch", "flash_attn") or (name == "flash_attn" and reason):
+            raise InvalidConfig(f"attention_backend is {shown(name)}: it must be auto, torch or flash_attn ({reason})")
+        return TorchAttention(size) if reason or name == "torch" else FlashAttention(size)
+
+    def _load_model(self) -> Decoder:
+        assert isinstance(self.model_config, Qwen3Config)
+        model = build_qwen3(self.model_config, self.kernels, self.backend, self.dtype, self.device.torch_device)
+        load_weights(model.checkpoint_tensors(), SafetensorsFolder(Path(self.config.model)))
+        return model
+
+    def measure(self) -> int:
+        """Run the largest steps in a small pool; returns the bytes that they take on a GPU beyond what is in use before."""
+        before = torch.cuda.memory_allocated(self.device.torch_device)
+        torch.cuda.reset_peak_memory_stats(self.device.torch_device)
+        budget, size = self.config.max_num_batched_tokens, self.config.block_size
+        length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
+        runner = self.new_runner(-(-length // size), length)
+        table = [list(range(1, -(-length // size) + 1)) for _ in self.groups]
+        sampling = RowSampling(SamplingParams(top_k=10, top_p=0.9), 0, length)
+        count = min(self.num_rows, max(1, budget // length))
+        started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
+        prompts = [Run(row, 0, length, True) for row in range(count)]
+        rows = np.arange(self.num_rows, dtype=np.int32)
+        runner.launch(StepPlan(started=started[:count], runs=prompts)).result()
+        ends = np.full(self.num_rows, length - 1, np.int32)
+        runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends)).result()
+        return torch.cuda.max_memory_allocated(self.device.torch_device) - before
+
+    @property
+    def num_rows(self) -> int:
+        """Most sequences that run at once: each computes a token in a step."""
+        return min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+
+    def new_runner(self, num_blocks: int, max_model_len: int) -> ModelRunner:
+        """A runner with a pool of its own."""
+        config, device = self.config, self.device
+        self.model.prepare(max_model_len)
+        where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, device.torch_device
+        kv_cache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+        rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // config.block_size), device)
+        sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
+        limits = config.block_size, config.max_num_batched_tokens
+        return ModelRunner(device, self.kernels, self.model, kv_cache, rows, sampler, *limits)
+
+    def _new_engine(self) -> LLMEngine:
+        config = self.config
+        blocks = BlockManager(
+            self.num_blocks,
+            config.block_size,
+            self.layouts,
+            self.stores,
+            enable_prefix_caching=config.enable_prefix_caching,
+            seed=self.hash_seed,
+        )
+        scheduler = Scheduler(
+            blocks,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            policy=config.scheduling_policy,
+            max_chunk=config.long_prefill_token_threshold,
+            gates=self.gates,
+            drafter=self.drafter,
+            extras=self.extras,
+        )
+        overlaps = (
+            self.device.torch_device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
+        )
+        return LLMEngine(
+            scheduler,
+            self.runner,
+            self.tokenizer,
+            vocab_size=self.model_config.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            depth=2 if overlaps else 1,
+            seed=config.seed,
+            listeners=self.listeners,
+        )
+
+    def description(self) -> str:
+        """The start-up line: what runs where, and how much KV there is."""
+        config = self.config
+        words = [capability.describe_itself(self) for capability in self.capabilities]
+        return "; ".join(
+            [
+                f"{config.model}: {self.model_config.architecture}",
+                f"{str(self.dtype).removeprefix('torch.')} on {self.device.torch_device}",
+                f"kernels: {self.kernels.name} ({self.kernels.description})",
+                f"attention: {self.backend.name}",
+                f"KV pool: {self.num_blocks} blocks x {config.block_size} tokens",
+                f"max_model_len {self.max_model_len}",
+                *filter(None, words),
+            ]
+        )

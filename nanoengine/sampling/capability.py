@@ -1,0 +1,23 @@
+"""More ways to choose tokens, and log probabilities, as a capability of the engine."""
+
+from __future__ import annotations
+
+from nanoengine.core.startup import Capability, Startup
+from nanoengine.sampling.collector import Collector
+from nanoengine.sampling.masks import Masks
+from nanoengine.sampling.runner_part import SamplingPart
+
+
+class Sampling(Capability):
+    """`masks` is set by `policy`, for whoever sets masks of running requests."""
+
+    masks: Masks
+
+    def runner(self, startup: Startup) -> None:
+        SamplingPart(startup.runner)
+
+    def policy(self, startup: Startup) -> None:
+        collector = Collector()
+        self.masks = Masks(startup.model_config.vocab_size)
+        startup.listeners.append(collector)
+        startup.extras += [collector, self.masks]

@@ -1,0 +1,173 @@
+"""SamplingParams of the package: the core's, and what this folder adds to them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanoengine.core import sampling_params as core
+from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.outputs import CompletionOutput
+from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32, ModelFacts, integer, items, number, optional
+from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS, bad_word_tokens
+
+MAX_LOGPROBS = 20
+"""Likeliest tokens that a request can ask for, at each position."""
+
+MAX_LOGIT_BIAS = 1024
+
+LEAST_REPETITION_PENALTY = 1e-5
+"""Below it a logit divided by the penalty might leave float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(core.SamplingParams):
+    """How to sample one request. Names and meanings follow vLLM.
+
+    The order is fixed: what may not be sampled (`allowed_token_ids`, `bad_words`, the `min_tokens` ban), logit_bias,
+    repetition_penalty, frequency_penalty, presence_penalty; then temperature, top_k, top_p, min_p, of which the last three mean
+    nothing where the temperature is 0.
+
+    Args, beside those of the core:
+        max_tokens: most new tokens; None: up to the model's length.
+        presence_penalty: subtracted from the logit of every token that is in the output; -2 to 2.
+        frequency_penalty: subtracted from the logit of a token as often as it is in the output; -2 to 2.
+        repetition_penalty: the logit of every token in the prompt or the output is divided by it, or multiplied where it is
+            negative; above 0 and at most 2.
+        logit_bias: {token id: what is added to its logit}; -100 to 100. Kept as pairs, by token id.
+        allowed_token_ids: no other tokens are sampled. None: all may be.
+        bad_words: strings that are not generated. Of each, as the tokenizer writes it at the start of a text and behind a space,
+            the last token is not sampled where the others stand before it in the output.
+        min_tokens: no end-of-text, stop token or stop string before this many new tokens.
+        speculate: where the engine speculates, guess ahead for this request too. Its tokens are the same either way.
+        best_of: make this many completions, and return the n of the highest cumulative log probability, best first. None: n.
+        logprobs: return the log probability of each chosen token and of this many likeliest ones (0: the chosen only).
+            They are the model's own: before penalties, bias, temperature and filters.
+        prompt_logprobs: the same for the tokens of the prompt, but for the first, which nothing predicts.
+
+    Raises:
+        InvalidSamplingParams: a value outside its range.
+    """
+
+    max_tokens: int | None = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    speculate: bool = True
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_word_tokens: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
+    """Tokens of `bad_words`, set by `for_model`."""
+
+    def __post_init__(self) -> None:
+        core.SamplingParams.__post_init__(self)
+        for name in ("presence_penalty", "frequency_penalty"):
+            self.keep(name, number(name, getattr(self, name), -2.0, 2.0))
+        penalty = number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 2.0)
+        self.keep("repetition_penalty", penalty)
+        self.keep("logit_bias", biases(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            self.keep("allowed_token_ids", core.token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
+        self.keep("bad_words", tuple(dict.fromkeys(core.strings("bad_words", self.bad_words))))
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise InvalidSamplingParams(f"bad_words holds {len(self.bad_words)} words: at most {MAX_BAD_WORDS} can be")
+        self.keep("min_tokens", integer("min_tokens", self.min_tokens, 0, MAX_INT32))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSamplingParams(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
+            )
+        self.check_bool("speculate")
+        self.keep("best_of", optional("best_of", self.best_of, self.n, MAX_COMPLETIONS))
+        for name in ("logprobs", "prompt_logprobs"):
+            self.keep(name, optional(name, getattr(self, name), 0, MAX_LOGPROBS))
+
+    @property
+    def is_penalized(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens the sampler reports; 0: the chosen one only, as `best_of` needs it; None: nothing."""
+        return 0 if self.logprobs is None and self.best_of is not None else self.logprobs
+
+    # ---- what the core asks
+
+    @property
+    def num_sequences(self) -> int:
+        return self.n if self.best_of is None else self.best_of
+
+    def for_model(self, model: ModelFacts) -> SamplingParams:
+        """These parameters, checked against a model, with the tokens of `bad_words`.
+
+        Raises:
+            InvalidSamplingParams: token ids outside the vocabulary; bad words without tokens, or with too many; a min_tokens that
+                no sequence can reach; or nothing to sample at the start, as every allowed token is a bad word by itself, or ends
+                the sequence before min_tokens.
+        """
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            self.check_vocabulary(name, getattr(self, name) or (), model)
+        self.check_vocabulary("logit_bias", dict(self.logit_bias), model)
+        if self.min_tokens >= model.max_model_len:
+            raise InvalidSamplingParams(
+                f"min_tokens is {self.min_tokens}, but max_model_len, in which the prompt counts too, is {model.max_model_len}: "
+                "lower the one or raise the other"
+            )
+        found = self
+        if self.bad_words:
+            found = dataclasses.replace(self)
+            found.keep("bad_word_tokens", bad_word_tokens(self.bad_words, model.encode, model.vocab_size))
+        banned = {word[0] for word in found.bad_word_tokens if len(word) == 1}
+        if self.min_tokens:
+            banned.update(self.stop_token_ids, () if self.ignore_eos else model.eos_token_ids)
+        allowed = range(model.vocab_size) if self.allowed_token_ids is None else self.allowed_token_ids
+        if len(banned) >= len(allowed) and banned.issuperset(allowed):
+            raise InvalidSamplingParams(
+                f"bad_words and min_tokens forbid each of the {len(allowed)} tokens that may be sampled at all: allow more by "
+                "allowed_token_ids, or forbid less"
+            )
+        return found
+
+    def may_stop(self, num_output_tokens: int) -> bool:
+        return num_output_tokens >= self.min_tokens
+
+    def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+        """With `best_of` the likeliest, best first; those that failed, and those without a token, come last."""
+        if self.best_of is None:
+            return outputs
+        best = sorted(outputs, key=_rank)[: self.n]
+        return [dataclasses.replace(output, index=index) for index, output in enumerate(best)]
+
+    def shown_logprobs(self, logprobs: list[Any] | None, tokens: list[int]) -> tuple[list[Any] | None, float | None]:
+        if logprobs is None:
+            return None, None
+        total = sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
+        return None if self.logprobs is None else logprobs[: len(tokens)], total
+
+
+def _rank(output: CompletionOutput) -> tuple[bool, float]:
+    return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
+
+
+def biases(value: object) -> tuple[tuple[int, float], ...]:
+    """Pairs, in the order of their token ids: equal values are equal params."""
+    pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else items("logit_bias", value)
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InvalidSamplingParams(f"logit_bias holds {shown(pair)}: it must be {{token id: bias}}")
+        token = integer("logit_bias: token id", pair[0], 0, MAX_INT32)
+        if token in found:
+            raise InvalidSamplingParams(f"logit_bias holds token id {token} twice: every token has one bias")
+        found[token] = number(f"logit_bias: bias of token {token}", pair[1], -100.0, 100.0)
+    if len(found) > MAX_LOGIT_BIAS:
+        raise InvalidSamplingParams(f"logit_bias holds {len(found)} tokens: at most {MAX_LOGIT_BIAS} can have a bias")
+    return tuple(sorted(found.items()))

@@ -1,0 +1,50 @@
+"""Log probabilities as callers get them: those of one position, by token id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TokenLogprob(NamedTuple):
+    """Log probability of one token in the model's own distribution, and its rank there (1 is the likeliest)."""
+
+    logprob: float
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLogprobs(Mapping[int, TokenLogprob]):
+    """Token id -> TokenLogprob at one position: the token that stands there, then the likeliest ones that were asked for.
+
+    It is made for every token that is generated or read, and looked at for few: what a dict would hold is built when it is asked
+    for.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top_ids: Sequence[int]
+    top: Sequence[float]  # their log probabilities, likeliest first
+
+    def __getitem__(self, token: int) -> TokenLogprob:
+        if token == self.token:
+            return TokenLogprob(self.logprob, self.rank)
+        try:
+            place = self.top_ids.index(token)
+        except ValueError:
+            raise KeyError(token) from None
+        return TokenLogprob(self.top[place], place + 1)
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.token
+        for token in self.top_ids:
+            if token != self.token:
+                yield token
+
+    def __len__(self) -> int:
+        return len(self.top_ids) + (self.token not in self.top_ids)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

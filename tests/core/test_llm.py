@@ -1,0 +1,123 @@
+"""The core alone, from prompts to text: the bundled model, compared with transformers and with itself in every way of running."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, StepFailed, UnknownOption
+from nanoengine.core.llm import LLM
+from nanoengine.core.sampling_params import SamplingParams
+
+DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
+WAYS: list[dict[str, Any]] = [
+    {"scheduling_policy": "mixed", "max_num_batched_tokens": 24},
+    {"max_num_batched_tokens": 16, "long_prefill_token_threshold": 5},
+    {"num_kv_blocks": 17, "block_size": 8, "max_model_len": 130},
+    {"num_kv_blocks": 12, "async_scheduling": True, "scheduling_policy": "mixed"},
+    {"enable_prefix_caching": False, "async_scheduling": True, "block_size": 1},
+]
+
+
+def draw_prompts(count: int = 12) -> list[list[int]]:
+    rng = random.Random(0)
+    shared = [rng.randrange(4096) for _ in range(40)]
+    return [
+        shared[: rng.choice([0, 16, 33])] + [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Any:
+    with LLM(DEMO, dtype="float32", max_model_len=160) as made:
+        yield made
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM) -> None:
+    transformers = pytest.importorskip("transformers")
+    reference = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    prompts = draw_prompts()
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = torch.tensor([prompt])
+        expected = reference.generate(ids, max_new_tokens=20, min_new_tokens=20, do_sample=False)[0, len(prompt) :]
+        assert output.outputs[0].token_ids == expected.tolist()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_answers_are_the_same_in_every_way_of_running(llm: LLM, way: dict[str, Any]) -> None:
+    prompts, params = (
+        draw_prompts(),
+        [
+            SamplingParams(n=1 + i % 3, temperature=0.8 * (i % 2), seed=i, top_p=0.9, max_tokens=4 + i)
+            for i in range(12)
+        ],
+    )
+    expected = [[(own.token_ids, own.text) for own in output.outputs] for output in llm.generate(prompts, params)]
+    with LLM(DEMO, **{"dtype": "float32", "max_model_len": 120} | way) as other:
+        got = [[(own.token_ids, own.text) for own in output.outputs] for output in other.generate(prompts, params)]
+        again = other.generate(prompts[2], params[2])
+        assert got == expected
+        assert [(own.token_ids, own.text) for own in again[0].outputs] == expected[2]
+        if "num_kv_blocks" in way:
+            assert other.engine.scheduler.num_preemptions
+
+
+def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> None:
+    prompt = "def binary_search(items, wanted):\n    low, high = 0, len(items)\n    while low < high:\n"
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    first, second = llm.generate(prompt, params)[0], llm.generate(prompt, params)[0]
+    assert second.num_cached_tokens >= len(second.prompt_token_ids) - 17
+    assert second.outputs[0].text == first.outputs[0].text
+    stop = first.outputs[0].text[2:5]
+    stopped = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12, stop=stop))[0].outputs[0]
+    assert stopped.text == first.outputs[0].text[: first.outputs[0].text.index(stop)]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failing_step_ends_its_own_requests_only_and_leaves_right_kv(overlap: bool) -> None:
+    prompts, params = draw_prompts(), SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with LLM(DEMO, dtype="float32", max_model_len=120, async_scheduling=overlap, max_num_batched_tokens=64) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        llm.engine.reset_prefix_cache()
+        forward, calls = llm.engine.executor.model.forward, []
+
+        def failing(*args: Any) -> Any:
+            calls.append(args)
+            if len(calls) == 5:
+                raise RuntimeError("injected")
+            return forward(*args)
+
+        llm.engine.executor.model.forward = failing
+        with pytest.raises(StepFailed, match="injected") as caught:
+            llm.generate(prompts, params)
+        ended = 0
+        for output, tokens in zip(caught.value.outputs, expected, strict=True):
+            own = output.outputs[0]
+            ended += own.finish_reason == "error"
+            assert own.token_ids == tokens[: len(own.token_ids)]
+            assert own.finish_reason == "error" or own.token_ids == tokens
+        assert 0 < ended < len(prompts)
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UnknownOption, match="did you mean 'block_size'"):
+        LLM(DEMO, blocksize=16)
+    with pytest.raises(InvalidConfig, match="block_size is 0: it must be a positive integer"):
+        LLM(DEMO, block_size=0)
+    with pytest.raises(KVCacheTooSmall, match="one sequence of max_model_len 100 takes 7"):
+        LLM(DEMO, num_kv_blocks=5, max_model_len=100)
+
+
+def test_prompts_are_checked_before_anything_runs(llm: LLM) -> None:
+    for prompt in ([], [-1], [10**6], [0] * 500, "", 3.5):
+        with pytest.raises(InvalidPrompt):
+            llm.generate([[1, 2], prompt])  # type: ignore[list-item]
+    assert not llm.engine.has_unfinished
