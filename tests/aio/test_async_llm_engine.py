@@ -595,7 +595,7 @@ def test_the_executor_is_closed_though_an_abort_raises(make: Make) -> None:
 
         def after_step(self, step: object, result: object, seqs: object) -> None: ...
 
-        def finished(self, seq: object) -> None:  # noqa: ARG002
+        def finished(self, seq: object) -> None:
             raise LookupError("broken listener")
 
     engine, gate = make(listeners=[Broken()])

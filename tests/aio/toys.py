@@ -105,7 +105,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode(errors="replace")
 
 
@@ -116,7 +116,7 @@ class LogprobListener:
         for seq in request.sequences:
             seq.logprobs = []
 
-    def after_step(self, step: object, result: object, seqs: list[Any]) -> None:  # noqa: ARG002
+    def after_step(self, step: object, result: object, seqs: list[Any]) -> None:
         for seq in seqs:
             seq.logprobs += [-token for token in seq.output_token_ids[len(seq.logprobs) :]]
 

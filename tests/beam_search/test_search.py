@@ -33,7 +33,7 @@ class LogprobListener:
 
     def submitted(self, request: Request) -> None: ...
 
-    def after_step(self, step: object, result: object, seqs: list[Sequence]) -> None:  # noqa: ARG002
+    def after_step(self, step: object, result: object, seqs: list[Sequence]) -> None:
         for seq in seqs:
             count = getattr(seq.params, "logprobs", None)
             if count is not None and seq.finish_reason != "error":
