@@ -1,10 +1,15 @@
-"""Fairness as a capability of the engine."""
+"""Shares among clients as a capability of the engine."""
 
 from __future__ import annotations
 
-from nanoengine.core.startup import Capability, Startup
+from typing import TYPE_CHECKING
+
+from nanoengine.core.capability import Capability
 from nanoengine.fairness.fair_share import FairShare
 from nanoengine.fairness.options import FairnessOptions
+
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
 
 
 class Fairness(Capability):
