@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from nanoengine.core.startup import Capability, Startup
+from typing import TYPE_CHECKING
+
+from nanoengine.core.capability import Capability
 from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.observability.metrics import Metrics
 from nanoengine.observability.observer import Observer
+
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
 
 
 class Observability(Capability):

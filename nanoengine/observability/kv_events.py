@@ -139,6 +139,7 @@ class KVEventPublisher:
     def clear(self) -> None:
         self.parents.clear()
         self._note(AllCleared())
+        self.publish()  # no step may follow
 
     def closing(self) -> None:
         """Nothing is kept."""

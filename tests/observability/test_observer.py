@@ -439,15 +439,8 @@ def test_the_sums_agree_whatever_happens(seed: int) -> None:
     assert metrics.steps.decode_tokens + seen.time_to_first_token.count <= sum(lengths) + metrics.num_preemptions
     assert seen.num_preemptions.sum <= metrics.num_preemptions
     assert seen.inference_time.sum == seen.prefill_time.sum + seen.decode_time.sum
-    assert seen.latency.sum == seen.queue_time.sum + seen.inference_time.sum + _late(seen)
+    assert seen.latency.sum >= seen.queue_time.sum + seen.inference_time.sum
     assert seen.inter_token_latency.count <= sum(max(length - 1, 0) for length in lengths)
     if "drafter" not in options:
         assert seen.inter_token_latency.count == sum(max(length - 1, 0) for length in lengths)
     assert not observed.observer._starts
-
-
-def _late(times: Any) -> float:
-    """Time of ended sequences behind their last tokens: those that an error ended."""
-    late = times.latency.sum - times.queue_time.sum - times.inference_time.sum
-    assert late >= 0
-    return late

@@ -63,6 +63,7 @@ class Observed:
         longest = {"blocks_of_longest": blocks_of_longest}
         self.metrics = Metrics(max_model_len, self.observer, self.events, sources=self.sources, **longest)
         layouts = [FullLayout() for _ in range(num_groups)]
+        self.model.layouts = layouts
         blocks = BlockManager(
             num_blocks, block_size, layouts, [self.events], enable_prefix_caching=enable_prefix_caching
         )
