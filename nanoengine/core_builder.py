@@ -7,17 +7,17 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.startup import Capability
 
 CAPABILITIES = {
     "models.capability:Models": ("tokenizer", "quantization"),
     "kernels.capability:NativeAndTriton": ("kernels", "activation_dtype", "kv_cache_dtype"),
     "kv_groups.capability:KVGroups": (),
+    "speculation.capability:SpeculativeDecoding": ("speculation", "num_drafts"),
     "kv_offload.capability:KVOffload": ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes"),
     "sampling.capability:Sampling": (),
-    "speculation.capability:SpeculativeDecoding": ("speculation", "num_drafts"),
     "recording.capability:Recording": ("enforce_eager",),
     "fairness.capability:Fairness": ("max_client_share",),
     "observability.capability:Observability": (),
@@ -48,4 +48,9 @@ def read_config(model: str, options: Mapping[str, Any], parts: list[Capability])
 
 def _installed() -> list[tuple[str, str]]:
     pairs = [(module, name) for module, _, name in (where.partition(":") for where in CAPABILITIES)]
-    return [(module, name) for module, name in pairs if find_spec(f"nanoengine.{module.partition('.')[0]}") is not None]
+    return [(module, name) for module, name in pairs if _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    parent = f"nanoengine.{module.partition('.')[0]}"
+    return find_spec(parent) is not None and find_spec(f"nanoengine.{module}") is not None

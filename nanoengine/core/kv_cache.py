@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
@@ -63,30 +65,30 @@ def bytes_of_block(model: ModelConfig, backend: AttentionBackend, dtype: torch.d
     return 2 * num_layers * math.prod(backend.kv_shape(1, model.num_kv_heads, model.head_dim)) * dtype.itemsize
 
 
-def size_pool(config: EngineConfig, model_len: int, block_bytes: int, free_bytes: int) -> tuple[int, int]:
-    """(blocks of the KV pool, longest sequence in tokens). The pool holds at least one sequence of that length, so the first
-    of the running sequences can always go on.
+def size_pool(
+    config: EngineConfig, model_len: int, blocks_needed: Callable[[int], int], block_bytes: int, free_bytes: int
+) -> tuple[int, int]:
+    """(blocks of the KV pool, longest sequence in tokens). The pool holds at least one sequence of that length, so the first of
+    the running sequences can always go on.
 
     Args:
         model_len: longest sequence of the model.
+        blocks_needed: how many blocks a sequence of so many tokens has at once.
         block_bytes: K and V of a block.
         free_bytes: what the device has left for the pool.
 
     Raises:
-        KVCacheTooSmall: the pool cannot hold a sequence of `max_model_len`, or not even one block.
+        KVCacheTooSmall: the pool cannot hold a sequence of `max_model_len`, or not even one of two tokens.
     """
-    size, max_len = config.block_size, config.max_model_len or model_len
-    if config.num_kv_blocks is not None:
-        num_blocks = config.num_kv_blocks
-    else:
-        num_blocks = (config.kv_cache_memory or max(0, free_bytes)) // block_bytes
-        num_blocks = min(num_blocks, config.max_num_seqs * -(-max_len // size))  # more is never used
-    if config.max_model_len is None:
-        max_len = min(max_len, num_blocks * size)
-    if num_blocks * size < max_len or max_len < 2:
+    wanted = config.max_model_len or model_len
+    num_blocks = config.num_kv_blocks or (config.kv_cache_memory or max(0, free_bytes)) // block_bytes
+    if config.num_kv_blocks is None and config.kv_cache_memory is None:
+        num_blocks = min(num_blocks, config.max_num_seqs * blocks_needed(wanted))  # more could never be in use at once
+    longest = bisect(range(1, wanted + 1), num_blocks, key=blocks_needed)
+    if longest < (2 if config.max_model_len is None else wanted):
         raise KVCacheTooSmall(
-            f"the KV pool has {num_blocks} blocks of {size} tokens ({num_blocks * block_bytes} bytes), and one sequence of "
-            f"max_model_len {max_len} takes {-(-max_len // size)}: lower max_model_len, "
-            "or raise num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+            f"the KV pool has {num_blocks} blocks of {config.block_size} tokens ({block_bytes} bytes each), and one sequence of "
+            f"max_model_len {wanted} takes {blocks_needed(wanted)}: lower max_model_len, or raise num_kv_blocks, "
+            "kv_cache_memory or gpu_memory_utilization"
         )
-    return num_blocks, max_len
+    return num_blocks, longest

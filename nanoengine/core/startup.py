@@ -13,6 +13,7 @@ import torch
 
 from nanoengine.core.attention import AttentionBackend
 from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.device import open_device
 from nanoengine.core.errors import InvalidConfig, shown
@@ -36,47 +37,6 @@ from nanoengine.core.weights import SafetensorsFolder, load_weights
 logger = logging.getLogger("nanoengine")
 
 
-class Capability:
-    """The part of a capability in start-up. Every method may be left as it is; None lets the next one, or the core, decide."""
-
-    options: type | None = None
-    """A frozen dataclass of its options; `startup.config.of(options)` are the values."""
-
-    def describe(self, startup: Startup) -> tuple[ModelConfig, Tokenizer, Seq[int]] | None:
-        """What the model's files say of it: its sizes, its tokenizer, its end-of-text tokens. No weight is read."""
-
-    def dtype(self, startup: Startup) -> torch.dtype | None:
-        """What `model` is computed in."""
-
-    def kernels(self, startup: Startup) -> Kernels | None:
-        """The operations of layers."""
-
-    def backend(self, startup: Startup) -> AttentionBackend | None: ...
-
-    def model(self, startup: Startup) -> Decoder | None:
-        """The model, with its weights."""
-
-    def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache | None:
-        """A pool of so many blocks."""
-
-    def groups(self, startup: Startup) -> list[list[int]] | None:
-        """The layers of each KV group, for each of `startup.layouts`, which it sets."""
-
-    def before_pool(self, startup: Startup) -> None:
-        """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
-        `startup.block_bytes`.
-        """
-
-    def runner(self, startup: Startup) -> None:
-        """`startup.runner` is there: add parts to it, record its steps."""
-
-    def policy(self, startup: Startup) -> None:
-        """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
-
-    def describe_itself(self, startup: Startup) -> str | None:
-        """Its words in the start-up line."""
-
-
 class Startup:
     """What is known on the way to an engine, in the order in which it becomes known."""
 
@@ -89,7 +49,8 @@ class Startup:
         self.listeners: list[Listener] = []
         self.drafter: Drafter | None = None
         self.layouts: list[KVLayout] = [FullLayout()]
-        self.hash_seed: int | None = None
+        size = config.block_size
+        self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
         self.kv_dtype: torch.dtype | None = None  # None: that of the model
         self.block_bytes = 0
 
@@ -104,10 +65,14 @@ class Startup:
         self.block_bytes += self.bytes_of_block(self.groups)
         free = self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
         limit = self.model_config.max_position_embeddings
-        self.num_blocks, self.max_model_len = size_pool(config, limit, self.block_bytes, free)
+        self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
         self.runner = self.new_runner(self.num_blocks, self.max_model_len)
         for capability in self.capabilities:
             capability.runner(self)
+        caching = config.enable_prefix_caching
+        self.blocks = BlockManager(
+            self.num_blocks, config.block_size, self.layouts, self.stores, enable_prefix_caching=caching
+        )
         for capability in self.capabilities:
             capability.policy(self)
         logger.info("%s", self.description())
@@ -187,6 +152,12 @@ class Startup:
         return torch.cuda.max_memory_allocated(self.device.torch_device) - before
 
     @property
+    def depth(self) -> int:
+        """Steps in flight."""
+        asked = self.config.async_scheduling
+        return 2 if (self.device.torch_device.type == "cuda" if asked is None else asked) else 1
+
+    @property
     def num_rows(self) -> int:
         """Most sequences that run at once: each computes a token in a step."""
         return min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
@@ -208,16 +179,8 @@ class Startup:
 
     def _new_engine(self) -> LLMEngine:
         config = self.config
-        blocks = BlockManager(
-            self.num_blocks,
-            config.block_size,
-            self.layouts,
-            self.stores,
-            enable_prefix_caching=config.enable_prefix_caching,
-            seed=self.hash_seed,
-        )
         scheduler = Scheduler(
-            blocks,
+            self.blocks,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             policy=config.scheduling_policy,
@@ -226,9 +189,6 @@ class Startup:
             drafter=self.drafter,
             extras=self.extras,
         )
-        overlaps = (
-            self.device.torch_device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
-        )
         return LLMEngine(
             scheduler,
             self.runner,
@@ -236,7 +196,7 @@ class Startup:
             vocab_size=self.model_config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
-            depth=2 if overlaps else 1,
+            depth=self.depth,
             seed=config.seed,
             listeners=self.listeners,
         )

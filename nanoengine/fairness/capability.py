@@ -1,20 +1,23 @@
-"""What fairness installs: one object that is a gate of the scheduler and a listener of the engine."""
+"""Shares among clients as a capability of the engine."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from nanoengine.core.capability import Capability
 from nanoengine.fairness.fair_share import FairShare
 from nanoengine.fairness.options import FairnessOptions
 
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
 
-class Fairness:
-    """Shares among clients. Seams: `Gate`, `Listener`."""
+
+class Fairness(Capability):
+    """One object that is a gate of the scheduler and a listener of the engine."""
 
     options = FairnessOptions
 
-    def install(self, startup: Any) -> None:
-        """Needs `startup.config` and `startup.num_rows`; fills `startup.gates` and `startup.listeners`."""
+    def policy(self, startup: Startup) -> None:
         shares = FairShare(startup.config.of(FairnessOptions).max_client_share, startup.num_rows)
         startup.gates.append(shares)
         startup.listeners.append(shares)

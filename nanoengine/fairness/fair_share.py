@@ -149,7 +149,7 @@ class FairShare:
     def submitted(self, request: Request) -> None:
         self.num_unfinished[request.client] += len(request.sequences)
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """Nothing of a step matters here."""
 
     def finished(self, seq: Sequence) -> None:

@@ -12,11 +12,12 @@ from nanoengine.attention.backend import AttentionBackend as PackageBackend
 from nanoengine.attention.backend import choose_backend
 from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
 from nanoengine.core.attention import AttentionBackend
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.kernels import Kernels
 from nanoengine.core.kv_cache import KVCache
-from nanoengine.core.startup import Capability, Startup
+from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels as PackageKernels
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.models.decoder import attention_specs

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig, shown
 from nanoengine.core.qwen3 import Decoder
-from nanoengine.core.startup import Capability, Startup
+from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
 from nanoengine.model_config import ModelConfig
@@ -65,6 +66,8 @@ class Models(Capability):
         self.checkpoint = open_checkpoint(path)
         check_weights(found.config, self.checkpoint)
         self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
+        layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self.default_sampling = found.tokenizer, found.default_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from nanoengine.core.capability import Capability
 from nanoengine.core.config import check_bool
 from nanoengine.core.errors import KVCacheTooSmall
-from nanoengine.core.startup import Capability, Startup
+from nanoengine.core.startup import Startup
 from nanoengine.recording.buckets import (
     DRAFTED_TOKENS,
     MOST_ON_CPU,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nanoengine.core.startup import Capability, Startup
+from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
 from nanoengine.sampling.runner_part import SamplingPart

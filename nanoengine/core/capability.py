@@ -1,0 +1,58 @@
+"""Capability: what a part of the package adds to an engine while it starts up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from nanoengine.core.attention import AttentionBackend
+    from nanoengine.core.kernels import Kernels
+    from nanoengine.core.kv_cache import KVCache
+    from nanoengine.core.model_config import ModelConfig
+    from nanoengine.core.qwen3 import Decoder
+    from nanoengine.core.startup import Startup
+    from nanoengine.core.tokenizer import Tokenizer
+
+
+class Capability:
+    """The part of a capability in start-up. Every method may be left as it is; None lets the next one, or the core, decide."""
+
+    options: type | None = None
+    """A frozen dataclass of its options; `startup.config.of(options)` are the values."""
+
+    def describe(self, startup: Startup) -> tuple[ModelConfig, Tokenizer, Seq[int]] | None:
+        """What the model's files say of it: its sizes, its tokenizer, its end-of-text tokens. No weight is read."""
+
+    def dtype(self, startup: Startup) -> torch.dtype | None:
+        """What `model` is computed in."""
+
+    def kernels(self, startup: Startup) -> Kernels | None:
+        """The operations of layers."""
+
+    def backend(self, startup: Startup) -> AttentionBackend | None: ...
+
+    def model(self, startup: Startup) -> Decoder | None:
+        """The model, with its weights."""
+
+    def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache | None:
+        """A pool of so many blocks."""
+
+    def groups(self, startup: Startup) -> list[list[int]] | None:
+        """The layers of each KV group, for each of `startup.layouts`, which it sets."""
+
+    def before_pool(self, startup: Startup) -> None:
+        """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
+        `startup.block_bytes`.
+        """
+
+    def runner(self, startup: Startup) -> None:
+        """`startup.runner` is there: add parts to it, record its steps."""
+
+    def policy(self, startup: Startup) -> None:
+        """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        """Its words in the start-up line."""
