@@ -31,7 +31,9 @@ class Hit:
     """The longest cached prefix of a sequence."""
 
     num_blocks: int
-    waits_for: bytes | None  # the hash of the block behind it, if a step in flight computes that
+    waits_for: (
+        bytes | None
+    )  # the hash of the block behind it, or of one to load, if a step in flight has it computed or loaded
 
 
 @dataclass(slots=True)
@@ -77,7 +79,8 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        self.computing: dict[bytes, Sequence] = {}  # hashes of blocks that steps in flight compute -> by whom first
+        # Hashes of blocks that steps in flight compute or load -> for whom first.
+        self.computing: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
         self.num_taken = 0  # blocks that were taken or published so far
@@ -204,10 +207,10 @@ class BlockManager:
 
     def find(self, seq: Sequence) -> Hit:
         """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
-        hashes, waits_for = self.hit_hashes(seq), None
+        hashes = self.hit_hashes(seq)
         best = self.longest_hit(hashes, self.has)
-        if best < len(hashes) and hashes[best][0] in self.computing:
-            waits_for = hashes[best][0]
+        computing = (hash for hash, _ in hashes[: best + 1] if hash in self.computing) if self.computing else ()
+        waits_for = next((hash for hash in computing if any(hash not in index for index in self.index)), None)
         return Hit(best, waits_for)
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:

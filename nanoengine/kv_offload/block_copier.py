@@ -1,0 +1,203 @@
+"""BlockCopier: carries blocks of K/V between the pool, host memory and files, as a plan orders.
+
+Between the pool and host memory blocks move in the order of the steps. Files are read and written beside them (`file_thread.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.kv_offload.file_thread import FileThread
+from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
+
+logger = logging.getLogger("nanoengine")
+
+STAGING = 64 << 20
+"""Bytes of a GPU's memory through which blocks go to and from host memory; one block at least."""
+
+PATIENCE = 0.01
+"""Seconds that a step which computes nothing waits for a file to be read."""
+
+
+class BlockCopier:
+    """A `RunnerPart`: host memory for blocks, the copies, and the files that were read.
+
+    The KV tensors have blocks in their first dimension, so a block is a row in each of them. In host memory and in files it is
+    the bytes of these rows, one behind the other.
+
+    Args:
+        pool: the KV tensors, K and V of every place for a layer in a block.
+        num_slots: blocks of the host tier.
+        files: None: there is no disk tier.
+
+    Attributes:
+        block_bytes: K/V of one block.
+        host: [num_slots, block_bytes] uint8. With a GPU it is page-locked where it lies, so that copies need no detour; torch's
+            own page-locked memory would be rounded up to a power of two.
+        staged: the files that were read, each [block_bytes] uint8, by name.
+    """
+
+    def __init__(self, pool: list[Tensor], num_slots: int, files: FileThread | None):
+        self.pool, self.files = pool, files
+        self.device = pool[0].device
+        self.block_bytes = sum(tensor[0].nbytes for tensor in pool)
+        self.host = torch.zeros((num_slots, self.block_bytes), dtype=torch.uint8)
+        self.staged: dict[str, Tensor] = {}
+        self._kept: set[str] = set()  # the files that are wanted
+        self._answers: list[FileAnswer] = []  # that need no work
+        self._patience = 0.0
+        self._unlock = _lock_pages(self, self.host) if self.device.type == "cuda" and num_slots else None
+
+    # ---- RunnerPart
+
+    def begin(self, plan: StepPlan) -> None:
+        orders: Orders | None = plan.extras.get(NAME)
+        if orders is None:
+            return
+        if self.files is not None:
+            self._begin_files(self.files, orders)
+        self.copy(orders.copies, is_last=orders.is_last)
+        if orders.kept is not None:
+            self._kept = set(orders.kept)
+            self.staged = {name: block for name, block in self.staged.items() if name in self._kept}
+
+    def _begin_files(self, files: FileThread, orders: Orders) -> None:
+        if orders.clears:
+            files.clear()
+            files.wait_until_idle()  # who asked for it is told when no file is left
+        for name in orders.deletes:
+            files.delete(name)
+        for name, header in orders.reads:
+            self._kept.add(name)
+            if name in self.staged:
+                self._answers.append(FileAnswer("read", name))
+            else:
+                files.read(name, header)
+        self._patience = PATIENCE if orders.waits else 0.0
+
+    def after_forward(self, plan: StepPlan, batch: Any, hidden: Tensor) -> None:
+        pass
+
+    def end(self, result: StepResult) -> None:
+        if self.files is None:
+            return
+        answers, self._answers = self._answers, []
+        for _, answer, content in self.files.finished(self._patience):
+            if content is not None and answer.name in self._kept:
+                self.staged[answer.name] = content
+            answers.append(answer)
+        self._patience = 0.0
+        if answers:
+            result.extras[NAME] = answers
+
+    def close(self) -> None:
+        """Finish what is to be written, and give the host memory back."""
+        if self.files is not None:
+            self.files.close()
+        if self._unlock is not None:
+            self._unlock()
+
+    # ---- copies
+
+    def copy(self, copies: list[Copy], *, is_last: bool = False) -> None:
+        """Make some copies as if one after the other; those that do not touch each other at once."""
+        for batch in _batches(copies):
+            sources, targets = [copy.source for copy in batch], [copy.target for copy in batch]
+            if targets[0].tier is Tier.FILE:
+                for source, target, header in batch:
+                    self._write(source, str(target.where), header, is_last=is_last)
+            else:
+                count = max(1, STAGING // self.block_bytes)
+                for start in range(0, len(batch), count):
+                    piece = slice(start, start + count)
+                    self._move(sources[piece], targets[piece])
+
+    def _write(self, source: Place, name: str, header: bytes, *, is_last: bool) -> None:
+        assert self.files is not None
+        if source.tier is Tier.HOST:
+            content: Callable[[], Tensor] = self.host[int(source.where)].clone
+        else:
+            content = partial(self._read_block, int(source.where))
+        self.files.write(name, header, content, waits=is_last)
+
+    def _read_block(self, block: int) -> Tensor:
+        """A copy of a block of the pool, [block_bytes] uint8 on the CPU."""
+        content = torch.empty((1, self.block_bytes), dtype=torch.uint8, device=self.device)
+        for row, tensor in zip(self._rows(content), self.pool, strict=True):
+            row[0] = tensor[block]
+        return content[0].cpu()
+
+    def _move(self, sources: list[Place], targets: list[Place]) -> None:
+        """Blocks between the pool and memory of the host, through memory of the pool's device."""
+        goes_up = targets[0].tier is Tier.POOL
+        blocks = _index([int(place.where) for place in (targets if goes_up else sources)], self.device)
+        memory = [self._on_host(place) for place in (sources if goes_up else targets)]
+        staging = torch.empty((len(memory), self.block_bytes), dtype=torch.uint8, device=self.device)
+        rows = self._rows(staging)
+        if goes_up:
+            for content, block in zip(staging, memory, strict=True):
+                content.copy_(block, non_blocking=True)
+            for row, tensor in zip(rows, self.pool, strict=True):
+                tensor[blocks] = row
+        else:
+            for row, tensor in zip(rows, self.pool, strict=True):
+                row.copy_(tensor[blocks])
+            for content, block in zip(staging, memory, strict=True):
+                block.copy_(content, non_blocking=True)
+
+    def _on_host(self, place: Place) -> Tensor:
+        return self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)]
+
+    def _rows(self, memory: Tensor) -> list[Tensor]:
+        """Memory for blocks, [n, block_bytes] uint8, as tensors like those of the pool."""
+        rows, start = [], 0
+        for tensor in self.pool:
+            size = tensor[0].nbytes
+            row = memory[:, start : start + size].view(tensor.dtype)
+            rows.append(row.view(len(memory), *tensor.shape[1:]))
+            start += size
+        return rows
+
+
+def _batches(copies: list[Copy]) -> Iterable[list[Copy]]:
+    """Copies that can be made at once: from the same kind of place to the same kind, and none touches what another touches."""
+    kinds = list(dict.fromkeys((copy.source.tier, copy.target.tier) for copy in copies))
+    batches: dict[int, list[Copy]] = {}
+    last: dict[Place, int] = {}  # the batch that touches a place last
+    for copy in copies:
+        number = max(last.get(copy.source, -1), last.get(copy.target, -1)) + 1
+        number += (kinds.index((copy.source.tier, copy.target.tier)) - number) % len(kinds)
+        last[copy.source] = last[copy.target] = number
+        batches.setdefault(number, []).append(copy)
+    return [batches[number] for number in sorted(batches)]
+
+
+def _index(rows: list[int], device: torch.device) -> Tensor:
+    """Where blocks are in a tensor, sent to its device without waiting for what that is doing."""
+    host = torch.tensor(rows, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
+def _lock_pages(owner: BlockCopier, memory: Tensor) -> weakref.finalize[..., BlockCopier]:
+    """Lock memory where it lies, until its owner is gone or the result is called."""
+    cudart = torch.cuda.cudart()
+    error = int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if error:
+        logger.warning("host memory could not be page-locked (CUDA error %d): copies are slower", error)
+    return weakref.finalize(owner, _unlock_pages, memory, locked=not error)
+
+
+def _unlock_pages(memory: Tensor, locked: bool) -> None:
+    if locked:
+        with suppress(RuntimeError):  # the interpreter is ending, and CUDA has gone before
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

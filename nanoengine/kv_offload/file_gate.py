@@ -1,0 +1,108 @@
+"""FileGate: a prompt waits while blocks of its prefix are read from files; others go on."""
+
+from __future__ import annotations
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.kv_offload.disk_tier import DiskTier
+from nanoengine.kv_offload.host_tier import Key
+from nanoengine.kv_offload.offload import Offload
+
+LOOKAHEAD = 8
+"""Waiting sequences whose files are read before they can start."""
+
+
+class Fetch:
+    """The files that one sequence waits for, or has waited for."""
+
+    def __init__(self, names: list[str]):
+        self.names = names
+        self.left = names.copy()  # the last of these is being read
+
+
+class FileGate:
+    """A `Gate` and a `Listener`. A read that fails is a miss.
+
+    Args:
+        offload: its orders carry the reads.
+    """
+
+    def __init__(self, offload: Offload, disk: DiskTier, scheduler: Scheduler):
+        self.offload, self.disk, self.scheduler = offload, disk, scheduler
+        self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
+        self._too_little = 0  # room for files that was too little for the next one that cannot start yet
+
+    # ---- Gate
+
+    def begin_step(self, budget: int) -> None:  # noqa: ARG002
+        """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
+        for seq in self.scheduler.waiting[:LOOKAHEAD]:
+            if self.disk.room <= self._too_little:
+                return
+            if seq not in self.fetches and seq.is_known and self._begin(seq, is_next=False) is None:
+                self._too_little = self.disk.room
+
+    def allowed(self, seq: Sequence, budget: int) -> int:
+        if seq.phase is not Phase.WAITING:
+            return budget
+        fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
+        assert fetch is not None
+        while fetch.left and fetch.left[-1] not in self.disk.reading:
+            fetch.left.pop()
+        return 0 if fetch.left else budget
+
+    def took(self, seq: Sequence, count: int) -> None:  # noqa: ARG002
+        self.finished(seq)
+
+    def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
+        """Order the files that continue what a sequence hits in memory.
+
+        Args:
+            is_next: it takes what there is memory for; otherwise None, and nothing is ordered, if that is not all.
+        """
+        blocks, disk = self.scheduler.blocks, self.disk
+        hashes = blocks.hit_hashes(seq) if disk.files else []
+
+        def has(group: int, hash: bytes, tokens: bytes) -> bool:
+            return disk.name((group, hash)) in disk.files or blocks.has(group, hash, tokens)
+
+        count = blocks.longest_hit(hashes, has)
+        wanted = self._wanted(blocks, hashes[:count])
+        while (excess := self._num_new(wanted) - disk.room) > 0:
+            if not is_next:
+                return None
+            # A part of what a window shows is of no use: all that a shorter hit needs must have room.
+            count = blocks.longest_hit(hashes[: max(0, count - -(-excess // len(blocks.layouts)))], has)
+            wanted = self._wanted(blocks, hashes[:count])
+        fetch = self.fetches[seq] = Fetch([disk.want(self.offload.orders, *block) for block in wanted])
+        return fetch
+
+    def _wanted(self, blocks: BlockManager, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
+        """The files that a hit of these blocks needs, those that were read already among them."""
+        wanted: list[tuple[Key, bytes]] = []
+        for group, layout in enumerate(blocks.layouts):
+            first = layout.first_seen(len(hashes) * blocks.block_size) // blocks.block_size
+            for hash, tokens in hashes[first:]:
+                key = group, hash
+                if self.disk.has(key, tokens) or not blocks.has(group, hash, tokens):
+                    wanted.append((key, tokens))
+        return wanted
+
+    def _num_new(self, wanted: list[tuple[Key, bytes]]) -> int:
+        return sum(self.disk.name(key) not in self.disk.wanted for key, _ in wanted)
+
+    # ---- Listener
+
+    def submitted(self, request: Request) -> None:
+        pass
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        pass
+
+    def finished(self, seq: Sequence) -> None:
+        """It waits no longer: it has started, or has ended."""
+        if (fetch := self.fetches.pop(seq, None)) is not None:
+            self._too_little = 0
+            self.disk.leave(self.offload.orders, fetch.names)

@@ -1,0 +1,188 @@
+"""Offload: what becomes of blocks that the pool has no room for. Host memory first, then files.
+
+A block that is evicted from the pool is copied down under its prefix. A look-up that misses in the pool goes on here, and a hit
+is copied back. The copies are orders of the plan that is being made. What a step copies down can be loaded by the same step and
+later ones; if the step fails, the copy counts as not made.
+
+Swapping is no more than this: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are
+evicted, and are hits when the sequence resumes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Step
+from nanoengine.core.sequence import Request, Sequence
+from nanoengine.kv_offload.disk_tier import DiskTier
+from nanoengine.kv_offload.host_tier import Entry, HostTier, Key
+from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
+
+
+@dataclass(slots=True)
+class OffloadStats:
+    """Counts since the start."""
+
+    num_saved_blocks: int = 0  # from the pool to host memory
+    num_loaded_blocks: int = 0  # from host memory to the pool
+    num_loaded_files: int = 0  # from files that were read to the pool
+    num_written_files: int = 0
+    num_bad_files: int = 0  # reads that failed
+
+
+class InPool(NamedTuple):
+    """A block that can be found in the pool."""
+
+    block: int
+    tokens: bytes
+    depth: int  # blocks of its prefix
+
+
+class Offload:
+    """A `KVStore`, a `PlanExtra` and a `Listener`.
+
+    Args:
+        host: None: no host memory.
+        disk: None: no files.
+    """
+
+    def __init__(self, host: HostTier | None, disk: DiskTier | None):
+        self.host, self.disk = host, disk
+        self.stats = OffloadStats()
+        self.orders = Orders()  # of the plan that is being made
+        self.in_pool: dict[Key, InPool] = {}
+        self._saved: list[tuple[Key, Entry]] = []  # to host memory, by the plan that is being made
+        self._in_flight: dict[int, tuple[Orders, list[tuple[Key, Entry]]]] = {}  # by number of the step
+
+    # ---- KVStore
+
+    def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
+        self.in_pool[group, hash] = InPool(block, tokens, self._depth((group, parent)) + 1)
+
+    def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        key, host, source = (group, hash), self.host, Place(Tier.POOL, block)
+        depth = self.in_pool.pop(key).depth
+        if host is not None and host.has(key, tokens):
+            host.use(key)
+        elif host is not None and self._has_slot(host):
+            entry = host.put(key, tokens, depth)
+            self._saved.append((key, entry))
+            self.orders.copies.append(Copy(source, Place(Tier.HOST, entry.slot)))
+            self.stats.num_saved_blocks += 1
+        elif self.disk is not None:
+            self.disk.save(self.orders, key, tokens, source)
+
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:  # noqa: ARG002
+        key = group, hash
+        self.in_pool.pop(key, None)
+        if self.host is not None:
+            self.host.drop(key)
+        if self.disk is not None:
+            self.disk.invalidate(self.orders, key)
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        key = group, hash
+        in_host = self.host is not None and self.host.has(key, tokens)
+        return in_host or (self.disk is not None and self.disk.has(key, tokens))
+
+    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
+        if self.host is not None and self.host.has((group, hash), tokens):
+            self.host.held.add((group, hash))
+            self.host.use((group, hash))
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        key, target = (group, hash), Place(Tier.POOL, block)
+        if self.host is not None and self.host.has(key, tokens):
+            self.host.held.discard(key)
+            self.orders.copies.append(Copy(Place(Tier.HOST, self.host.entries[key].slot), target))
+            self.stats.num_loaded_blocks += 1
+        else:
+            assert self.disk is not None
+            self.orders.copies.append(Copy(Place(Tier.FILE, self.disk.name(key)), target))
+            self.stats.num_loaded_files += 1
+
+    def clear(self) -> None:
+        self.in_pool.clear()
+        if self.host is not None:
+            self.host.clear()
+        if self.disk is not None:
+            self.disk.clear(self.orders)
+
+    def closing(self) -> None:
+        """Order all that is cached to be written. Where room is short, beginnings are written, and written last: files that were
+        written first are the first to be deleted.
+        """
+        disk, host = self.disk, self.host
+        if disk is None:
+            return
+        self.orders.is_last = True
+        found = [(own.depth, key, own.tokens, Place(Tier.POOL, own.block)) for key, own in self.in_pool.items()]
+        if host is not None:
+            entries = [
+                (key, entry) for key, entry in host.entries.items() if entry.is_copied and key not in self.in_pool
+            ]
+            found += [(entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)) for key, entry in entries]
+        for _, key, tokens, source in sorted(found, reverse=True):
+            disk.save(self.orders, key, tokens, source)
+
+    def _depth(self, key: Key) -> int:
+        if key in self.in_pool:
+            return self.in_pool[key].depth
+        entry = None if self.host is None else self.host.entries.get(key)
+        return 0 if entry is None else entry.depth
+
+    def _has_slot(self, host: HostTier) -> bool:
+        """Whether there is a free slot of host memory; the oldest entry is pushed out for it, to a file."""
+        if not host.free_slots and (key := host.oldest()) is not None:
+            entry = host.entries[key]
+            if self.disk is not None and key not in self.in_pool:  # the pool evicts it later
+                self.disk.save(self.orders, key, entry.tokens, Place(Tier.HOST, entry.slot))
+            host.drop(key)
+        return bool(host.free_slots)
+
+    # ---- PlanExtra
+
+    def wants_step(self) -> bool:
+        """To carry out orders, or to hear of files that are being read. Steps in flight do that, too."""
+        is_reading = self.disk is not None and bool(self.disk.reading)
+        return not self._in_flight and (bool(self.orders) or is_reading)
+
+    def complete(self, step: Step) -> None:
+        orders, self.orders = self.orders, Orders()
+        saved, self._saved = self._saved, []
+        orders.waits = not step.decodes and not step.runs
+        if self.disk is not None and orders.kept is not None:
+            orders.kept = list(self.disk.wanted)
+        self._in_flight[step.number] = orders, saved
+        step.plan.extras[NAME] = orders
+
+    # ---- Listener
+
+    def submitted(self, request: Request) -> None:
+        pass
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:  # noqa: ARG002
+        orders, saved = self._in_flight.pop(step.number)
+        has_failed = step.is_dropped or isinstance(result, BaseException)
+        if self.host is not None:
+            for key, entry in saved:
+                entry.is_copied = not has_failed
+                if has_failed and self.host.entries.get(key) is entry:
+                    self.host.drop(key)
+        if self.disk is None:
+            return
+        if not isinstance(result, BaseException):
+            for answer in result.extras.get(NAME, ()):
+                self._answer(self.disk, answer)
+        if has_failed:
+            self.disk.step_failed(orders, self.orders)
+
+    def _answer(self, disk: DiskTier, answer: FileAnswer) -> None:
+        disk.answer(answer)
+        self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
+        self.stats.num_written_files += answer.kind == "written" and answer.problem is None
+
+    def finished(self, seq: Sequence) -> None:
+        pass

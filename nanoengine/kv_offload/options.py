@@ -1,0 +1,85 @@
+"""The options of this capability, and how much host memory follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_choice, check_count
+from nanoengine.core.errors import InvalidConfig, shown
+
+HOST_SHARE, HOST_CAP = 0.25, 4 << 30
+"""Of the available RAM the host tier takes a quarter, and at most 4 GiB, if the user says nothing."""
+
+STAGING_BYTES, STAGING_BLOCKS = 256 << 20, 16
+"""Most memory for files that were read and wait for room in the pool; but always so many blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVOffloadOptions:
+    """Where blocks go that the KV pool has no room for.
+
+    Args:
+        preemption_mode: what becomes of the blocks of a sequence that is preempted. They stay in the prefix cache until their
+            room is needed. "recompute": then they are lost, and computed again when it resumes. "swap" or "auto": then
+            they go to host memory, and come back from there.
+        kv_host_memory: bytes of host memory for blocks. None: a quarter of the available RAM, at most 4 GiB, with
+            preemption_mode "swap" or "auto"; otherwise none.
+        kv_disk_path: a folder for blocks that neither the pool nor host memory has room for, and for all that is cached when
+            the engine is closed; a later engine with the same model finds them there. None: no such folder.
+        kv_disk_bytes: how much that folder may hold for this model; the files that were used least recently go first.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    preemption_mode: str = "recompute"
+    kv_host_memory: int | None = None
+    kv_disk_path: str | None = None
+    kv_disk_bytes: int = 16 << 30
+
+    def __post_init__(self) -> None:
+        check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
+        if self.kv_host_memory is not None:
+            check_count("kv_host_memory", self.kv_host_memory, 2**50)
+        if self.kv_disk_path is not None and (not isinstance(self.kv_disk_path, str) or not self.kv_disk_path):
+            raise InvalidConfig(f"kv_disk_path is {shown(self.kv_disk_path)}: it must be the path of a folder, or None")
+        check_count("kv_disk_bytes", self.kv_disk_bytes, 2**60)
+
+    @property
+    def has_host_tier(self) -> bool:
+        return self.kv_host_memory is not None or self.preemption_mode != "recompute"
+
+    @property
+    def is_used(self) -> bool:
+        return self.has_host_tier or self.kv_disk_path is not None
+
+    def num_host_blocks(self, block_bytes: int, available: int) -> int:
+        """Blocks of the host tier; 0: there is none.
+
+        Args:
+            block_bytes: K/V of one block.
+            available: bytes of RAM that this process can still take.
+
+        Raises:
+            InvalidConfig: the memory is less than one block, or more than there is.
+        """
+        if not self.has_host_tier:
+            return 0
+        memory = self.kv_host_memory
+        if memory is None:
+            memory = int(min(HOST_CAP, HOST_SHARE * available))
+        elif memory > available:
+            raise InvalidConfig(
+                f"kv_host_memory is {memory} bytes, but {available} bytes of RAM are available: lower it"
+            )
+        if memory < block_bytes:
+            raise InvalidConfig(
+                f"kv_host_memory is {memory} bytes, and one block of the KV cache has {block_bytes}: raise kv_host_memory, "
+                "lower block_size, or leave host memory out with preemption_mode='recompute'"
+            )
+        return memory // block_bytes
+
+
+def num_staged_blocks(block_bytes: int) -> int:
+    """Files that may be in memory at once on their way to the pool."""
+    return max(STAGING_BLOCKS, STAGING_BYTES // block_bytes)

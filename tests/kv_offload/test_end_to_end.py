@@ -1,0 +1,124 @@
+"""Policy, copies and files together: a toy model whose slots are numbers in tensors."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.kv_offload.block_copier import BlockCopier
+from nanoengine.kv_offload.capability import attach, install
+from nanoengine.kv_offload.options import KVOffloadOptions
+from tests.core.test_policy_every_way import answers, draw_requests
+from tests.core.toys import Done, ToyModel, make_engine, run
+
+SIZE, NUM_BLOCKS = 4, 16
+BLOCK_BYTES = SIZE * 3 * 4
+
+
+class Slots(dict[tuple[int, int], tuple[int, int, int]]):
+    """The slots of a toy model, in a tensor."""
+
+    def __init__(self) -> None:
+        self.pool = torch.full((NUM_BLOCKS + 1, SIZE, 3), -7, dtype=torch.int32)
+
+    def __getitem__(self, where: tuple[int, int]) -> tuple[int, int, int]:
+        token, position, group = self.pool[where].tolist()
+        return token, position, group
+
+    def __setitem__(self, where: tuple[int, int], slot: tuple[int, int, int]) -> None:
+        self.pool[where] = torch.tensor(slot, dtype=torch.int32)
+
+
+class TensorToy(ToyModel):
+    """A `ToyModel` with a real `BlockCopier`."""
+
+    copier: BlockCopier
+
+    def __init__(self) -> None:
+        super().__init__(SIZE)
+        self.slots: Slots = Slots()
+
+    def launch(self, plan: StepPlan) -> Done:
+        self.copier.begin(plan)
+        done = super().launch(plan)
+        assert isinstance(done._result, StepResult)
+        self.copier.end(done._result)
+        return done
+
+    def close(self) -> None:
+        self.copier.close()
+
+
+class Lists:
+    """The seams that an engine is made of."""
+
+    def __init__(self) -> None:
+        self.stores: list[Any] = []
+        self.gates: list[Any] = []
+        self.extras: list[Any] = []
+        self.listeners: list[Any] = []
+        self.hash_seed: int | None = None
+
+
+def open_engine(options: KVOffloadOptions, **more: Any) -> tuple[LLMEngine, Any]:
+    model, lists = TensorToy(), Lists()
+    installed = install(lists, options, [model.slots.pool], "model")
+    assert installed is not None
+    offload, model.copier = installed
+    blocks = BlockManager(NUM_BLOCKS, SIZE, stores=lists.stores, seed=lists.hash_seed)
+    seams = {"gates": lists.gates, "extras": lists.extras, "listeners": lists.listeners}
+    engine = make_engine(blocks=blocks, model=model, **seams, **more)
+    attach(lists, offload, engine.scheduler)
+    return engine, offload
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_the_same_and_later_engines_compute_less(seed: int, tmp_path: Path) -> None:
+    plain = make_engine()
+    requests = draw_requests(plain, seed)
+    run(plain, requests)
+    expected, rng, computed = answers(requests), random.Random(seed), []
+    for number in range(4):
+        memory = rng.choice([1, 5, 80]) * BLOCK_BYTES if number % 2 else None
+        options = KVOffloadOptions(kv_disk_path=str(tmp_path), kv_host_memory=memory)
+        way = {"depth": rng.choice([1, 2, 3]), "policy": rng.choice(["prefill_first", "mixed"])}
+        engine, offload = open_engine(options, **way)
+        run(engine, requests := draw_requests(engine, seed))
+        assert answers(requests) == expected
+        assert number == 0 or offload.stats.num_loaded_files > 0
+        assert not offload.stats.num_bad_files
+        engine.close()
+        computed.append(engine.executor.num_computed)  # type: ignore[attr-defined]
+    assert max(computed[1:]) < computed[0]
+
+
+def test_a_reset_is_seen_by_another_engine_at_once(tmp_path: Path) -> None:
+    options = KVOffloadOptions(kv_disk_path=str(tmp_path))
+    engine, _ = open_engine(options)
+    run(engine, draw_requests(engine, 0))
+    assert list(tmp_path.glob("model/*.kv"))
+    assert engine.reset_prefix_cache()
+    assert not list(tmp_path.glob("model/*.kv"))
+    engine.close()
+    assert not list(tmp_path.glob("model/*.kv"))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/proc/none", "a\0b"])
+def test_a_folder_that_cannot_be_used_is_named(path: str) -> None:
+    with pytest.raises(InvalidConfig, match="kv_disk_path is"):
+        open_engine(KVOffloadOptions(kv_disk_path=path))
+
+
+def test_options_that_do_not_go_together_are_named() -> None:
+    pool = [torch.zeros(3, 4)]
+    assert install(Lists(), KVOffloadOptions(), pool, "model", enable_prefix_caching=False) is None
+    with pytest.raises(InvalidConfig, match="enable_prefix_caching is False"):
+        install(Lists(), KVOffloadOptions(preemption_mode="swap"), pool, "model", enable_prefix_caching=False)

@@ -1,0 +1,265 @@
+"""Hand cases of host memory and files that drawing does not reach, or does not name."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sequence import Phase, Request
+from nanoengine.kv_offload.offload import Offload
+from nanoengine.kv_offload.options import KVOffloadOptions
+from tests.core.toys import ToyModel, make_engine, run
+from tests.kv_offload.toys import SIZE, Files, OffloadToy, check_offload, offload_engine
+
+FILED = [9, 1, 4, 8, 2] * 5
+"""A prompt whose blocks are in files."""
+
+
+def params(max_tokens: int = 4, seed: int = 1) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=seed, ignore_eos=True)
+
+
+def finish(engine: LLMEngine, offload: Offload, *requests: Request) -> None:
+    for request in requests:
+        engine.submit(request)
+    for _ in range(1000):
+        if not engine.has_unfinished:
+            return
+        engine.step()
+        check_offload(engine, offload)
+    raise AssertionError("the engine does not come to an end")
+
+
+def right(prompt: list[int], max_tokens: int = 4, seed: int = 1) -> list[int]:
+    engine = make_engine(num_blocks=400)
+    run(engine, [request := engine.make_request(prompt, params(max_tokens, seed))])
+    return request.sequences[0].output_token_ids
+
+
+def behind_files(**options: Any) -> tuple[LLMEngine, Offload, OffloadToy]:
+    """An engine that finds `FILED` in files; they are done when a test says so."""
+    model = OffloadToy(Files(), random.Random(0))
+    engine, offload = offload_engine(model, num_blocks=100, max_staged=40)
+    finish(engine, offload, engine.make_request(FILED, params()))
+    engine.close()
+    assert len(model.files) == 7
+    later = OffloadToy(model.files, random.Random(0))
+    later._do = lambda job: later.jobs.appendleft(job)  # type: ignore[method-assign]
+    later.rng.random = lambda: 1.0  # type: ignore[method-assign]
+    engine, offload = offload_engine(later, **{"num_blocks": 100, "max_staged": 40} | options)
+    return engine, offload, later
+
+
+def let_files_come(model: OffloadToy) -> None:
+    model._do = OffloadToy._do.__get__(model)  # type: ignore[method-assign]
+    model.rng.random = lambda: 0.3  # type: ignore[method-assign]
+    model.is_quick = True
+
+
+# ---- swapping
+
+
+@pytest.mark.parametrize("num_slots", [0, 100])
+def test_the_blocks_of_a_preempted_sequence_come_back_from_host_memory(num_slots: int) -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    engine, offload = offload_engine(model, num_blocks=16, num_slots=num_slots, policy="mixed")
+    prompts = [[number] * 12 for number in range(4)]
+    requests = [engine.make_request(prompt, params(30, 3)) for prompt in prompts]
+    finish(engine, offload, *requests)
+    assert [request.sequences[0].output_token_ids for request in requests] == [right(own, 30, 3) for own in prompts]
+    assert engine.scheduler.num_preemptions > 0
+    assert (offload.stats.num_loaded_blocks > 0) == (num_slots > 0)
+    if num_slots:
+        assert model.num_computed < 4 * 42 + engine.scheduler.num_preemptions * SIZE + 20, "hardly anything twice"
+
+
+def test_a_copy_of_a_step_that_failed_is_dropped() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    engine, offload = offload_engine(model, num_blocks=8, num_slots=20)
+    finish(engine, offload, engine.make_request([1] * 20, params(1)))
+    assert offload.host is not None
+    assert not offload.host.entries
+    model.failing = {model.num_launched + 1}
+    finish(engine, offload, failed := engine.make_request([2] * 20, params(1)))
+    assert str(failed.error) == "injected"
+    assert offload.stats.num_saved_blocks > 0
+    assert not offload.host.entries
+    finish(engine, offload, again := engine.make_request([1] * 20, params(1)))
+    assert again.sequences[0].output_token_ids == right([1] * 20, 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_wrong_kv_is_forgotten_in_every_tier(depth: int) -> None:
+    """A prompt whose last token breaks it takes its prefix out of the pool, host memory and files."""
+    files, prompt = Files(), [*FILED, 33]
+    model = OffloadToy(files, random.Random(0), broken=[(33, 25)])
+    model.is_quick = True
+    engine, offload = offload_engine(model, num_blocks=12, num_slots=2, max_staged=40, depth=depth)
+    finish(engine, offload, engine.make_request(FILED, params(1)))
+    finish(engine, offload, *[engine.make_request([number] * 40, params(1)) for number in range(2)])
+    assert offload.disk is not None
+    before = offload.disk.files.copy()
+    hashes = engine.make_request(FILED, params(1))
+    finish(engine, offload, broken := engine.make_request(prompt, params(4)))
+    assert "NotFiniteLogits" in repr(broken.error)
+    own = {f"{hash.hex()}-0" for hash, _ in broken.sequences[0].block_hashes}
+    assert own & before
+    finish(engine, offload, hashes)
+    assert hashes.output().num_cached_tokens == 0
+    assert hashes.sequences[0].output_token_ids == right(FILED, 1)
+
+
+# ---- files
+
+
+def test_a_later_engine_finds_what_an_earlier_one_computed() -> None:
+    engine, offload, model = behind_files()
+    let_files_come(model)
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    assert request.output().num_cached_tokens == 24
+    assert request.sequences[0].output_token_ids == right(FILED)
+    assert not model.staged, "their memory was given back"
+
+
+def test_while_one_waits_for_files_those_behind_it_run() -> None:
+    engine, offload, model = behind_files()
+    filed, other = engine.make_request(FILED, params()), engine.make_request([7] * 5, params(9))
+    for request in (filed, other):
+        engine.submit(request)
+    for _ in range(5):
+        engine.step()
+        check_offload(engine, offload)
+    assert filed.sequences[0].phase is Phase.WAITING
+    assert len(other.sequences[0].output_token_ids) == 5
+    let_files_come(model)
+    finish(engine, offload)
+    assert filed.output().num_cached_tokens == 24
+    assert filed.sequences[0].output_token_ids == right(FILED)
+
+
+def test_a_newcomer_does_not_wait_for_the_files_of_another() -> None:
+    engine, offload, model = behind_files()
+    engine.submit(engine.make_request(FILED, params()))
+    for _ in range(3):
+        engine.step()
+    engine.submit(other := engine.make_request([7] * 5, params(2)))
+    engine.step()
+    engine.step()
+    assert other.finished
+    let_files_come(model)
+    finish(engine, offload)
+
+
+def test_files_are_asked_for_before_a_row_is_free() -> None:
+    engine, offload, model = behind_files(max_num_seqs=1)
+    engine.submit(engine.make_request([7] * 5, params(30)))
+    engine.step()
+    engine.submit(filed := engine.make_request(FILED, params()))
+    engine.step()
+    assert len(model.jobs) == 6
+    let_files_come(model)
+    engine.step()
+    engine.step()
+    assert len(model.staged) == 6
+    assert not filed.sequences[0].block_tables
+    finish(engine, offload)
+    assert filed.output().num_cached_tokens == 24
+
+
+def test_with_little_memory_for_files_the_first_blocks_are_read() -> None:
+    engine, offload, model = behind_files(max_staged=4)
+    let_files_come(model)
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    assert request.output().num_cached_tokens == 16
+
+
+def test_what_one_waits_for_another_shares() -> None:
+    engine, offload, model = behind_files(max_staged=6)
+    requests = [engine.make_request(FILED, params(seed=seed)) for seed in range(3)]
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    assert len(model.jobs) == 6
+    engine.abort(requests[0].request_id)
+    check_offload(engine, offload)
+    let_files_come(model)
+    finish(engine, offload)
+    assert [request.output().num_cached_tokens for request in requests[1:]] == [24, 24]
+    assert offload.stats.num_loaded_files == 6
+
+
+def test_a_file_that_cannot_be_read_is_a_miss() -> None:
+    engine, offload, model = behind_files()
+    for name in list(model.files)[2:4]:
+        del model.files[name]
+    let_files_come(model)
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    assert request.output().num_cached_tokens < 24
+    assert request.sequences[0].output_token_ids == right(FILED)
+    assert offload.stats.num_bad_files == 2
+
+
+def test_a_reset_has_deleted_the_files_when_it_returns() -> None:
+    engine, offload, model = behind_files()
+    let_files_come(model)
+    assert model.files
+    assert engine.reset_prefix_cache()
+    assert not model.files
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    assert request.output().num_cached_tokens == 0
+
+
+def test_where_all_is_written_when_the_engine_ends_beginnings_are_written_last() -> None:
+    model = OffloadToy(Files(), random.Random(0), most_files=3)
+    engine, offload = offload_engine(model, num_blocks=100, max_staged=40)
+    finish(engine, offload, request := engine.make_request(FILED, params()))
+    engine.close()
+    assert list(model.files) == [f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes[2::-1]]
+
+
+def test_an_engine_without_files_makes_no_step_for_nothing() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    engine, _ = offload_engine(model, num_blocks=20, num_slots=5)
+    assert engine.step() == []
+    assert engine.reset_prefix_cache()
+    engine.close()
+    assert model.num_launched == 0
+
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_disk_path": ""}, "kv_disk_path is ''"),
+        ({"kv_disk_path": 5}, "kv_disk_path is 5"),
+        ({"preemption_mode": "drop"}, "preemption_mode is 'drop'"),
+        ({"kv_host_memory": 0}, "kv_host_memory is 0"),
+        ({"kv_disk_bytes": True}, "kv_disk_bytes is True"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        KVOffloadOptions(**options)
+
+
+def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_an_error() -> None:
+    assert KVOffloadOptions().num_host_blocks(100, 10000) == 0
+    assert KVOffloadOptions(preemption_mode="swap").num_host_blocks(100, 10000) == 25
+    assert KVOffloadOptions(preemption_mode="auto", kv_host_memory=999).num_host_blocks(100, 10000) == 9
+    for options in ({"preemption_mode": "swap", "kv_host_memory": 99}, {"kv_host_memory": 99}):
+        with pytest.raises(InvalidConfig, match=r"99 bytes, and one block .* has 100"):
+            KVOffloadOptions(**options).num_host_blocks(100, 10000)
+    with pytest.raises(InvalidConfig, match="kv_host_memory is 20000 bytes, but 10000"):
+        KVOffloadOptions(kv_host_memory=20000).num_host_blocks(100, 10000)
+
+
+def test_the_plain_toy_is_what_answers_are_compared_with() -> None:
+    assert right(FILED) != right([*FILED[:-1], 3])
+    assert isinstance(make_engine().executor, ToyModel)
