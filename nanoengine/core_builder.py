@@ -15,14 +15,9 @@ CAPABILITIES = {
     "models.capability:Models": ("tokenizer", "quantization"),
     "kernels.capability:NativeAndTriton": ("kernels", "activation_dtype", "kv_cache_dtype"),
     "kv_groups.capability:KVGroups": (),
-    "sampling.capability:Sampling": (),
     "speculation.capability:SpeculativeDecoding": ("speculation", "num_drafts"),
-    "kv_offload.capability:KVOffload": (
-        "preemption_mode",
-        "kv_host_memory",
-        "kv_disk_path",
-        "kv_disk_bytes",
-    ),  # behind all that add to the KV pool
+    "kv_offload.capability:KVOffload": ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes"),
+    "sampling.capability:Sampling": (),
     "recording.capability:Recording": ("enforce_eager",),
     "fairness.capability:Fairness": ("max_client_share",),
     "observability.capability:Observability": (),

@@ -100,7 +100,11 @@ def erring(rate: float) -> Callable[[Say], Say]:
     def around(say: Say) -> Say:
         def propose(tokens: Seq[int], most: int) -> Seq[int]:
             luck = random.Random(len(tokens) * 1000 + sum(tokens))
-            return [(token + (luck.random() < rate) * luck.randrange(1, VOCAB)) % VOCAB for token in say(tokens, most)]
+            errors = [luck.random() < rate and luck.randrange(1, VOCAB) for _ in range(most)]
+            return [
+                (token + error) % VOCAB if error else token
+                for token, error in zip(say(tokens, most), errors, strict=False)
+            ]
 
         return propose
 
