@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -70,7 +71,7 @@ def test_all_of_a_vocabulary_sums_to_one_and_is_ranked() -> None:
 
 
 def test_the_entries_of_a_position_are_a_mapping() -> None:
-    entry = TokenLogprobs(7, -3.0, 9, [4, 5], [-0.5, -1.0])
+    entry = TokenLogprobs(7, -3.0, 9, np.array([4, 5]), np.array([-0.5, -1.0]))
     same = {7: TokenLogprob(-3.0, 9), 4: TokenLogprob(-0.5, 1), 5: TokenLogprob(-1.0, 2)}
     assert (entry == same, same == entry, list(entry), len(entry)) == (True, True, list(same), 3)
     assert pickle.loads(pickle.dumps(entry)) == entry
@@ -78,7 +79,7 @@ def test_the_entries_of_a_position_are_a_mapping() -> None:
     assert 6 not in entry
     with pytest.raises(KeyError):
         entry[6]
-    likely = TokenLogprobs(5, -1.0, 2, [4, 5], [-0.5, -1.0])
+    likely = TokenLogprobs(5, -1.0, 2, np.array([4, 5]), np.array([-0.5, -1.0]))
     assert (list(likely), len(likely)) == ([5, 4], 2)
 
 
