@@ -38,8 +38,9 @@ from benchmarks.report import Report
 from benchmarks.texts import TEXTS, windows
 from nanoengine import LLM, SamplingParams
 from nanoengine.config import DTYPES, QUANTIZATIONS
+from nanoengine.core.weights import TensorHeader
 from nanoengine.engine.messages import Chunk, RowSampling, Started, StepPlan
-from nanoengine.models.checkpoint import Checkpoint, TensorHeader
+from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import Quantizer, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model

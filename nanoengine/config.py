@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from nanoengine.core.model_config import DTYPES, MAX_INT32
 from nanoengine.errors import InvalidConfig, UnknownOption, shown
 
-DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
 PROPOSERS = ("ngram", "suffix")
 DRAFT_MODEL = "model:"
 SCHEDULING_POLICIES = ("prefill_first", "mixed")
 
-MAX_INT32 = 2**31 - 1
 MAX_POSITIONS = 2**24
 """Longest sequence in tokens: tables are made for all of a sequence's blocks."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nanoengine.core import model_config as core
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
@@ -64,25 +66,11 @@ class TensorNames:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(core.ModelConfig):
     """The shape of a decoder. What is not said is as in Llama: no biases, no norms of q and k, norms before each part."""
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    dtype: str
     layers: tuple[LayerConfig, ...]  # of the first layers; they repeat
     experts: ExpertsConfig | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"  # of MLPs and experts: one of `kernels/gates.py`
     norm_offset: float = 0.0  # of all norms: their weights are this much more than a checkpoint says
@@ -116,17 +104,9 @@ class ModelConfig:
         return *sorted(lengths), *sorted(are_long)
 
     def within(self, max_len: int) -> ModelConfig:
-        """The same model for sequences of at most so many tokens: a window that holds any of them is none."""
-
-        def narrower(size: int | None) -> int | None:
-            return size if size is not None and size < max_len else None
-
-        layers = (replace(layer, window=narrower(layer.window)) for layer in self.layers)
+        """The same model for sequences of at most so many tokens: windows that hold all of them are none."""
+        layers = (replace(layer, window=None) if (layer.window or 0) >= max_len else layer for layer in self.layers)
         return replace(self, layers=tuple(layers))
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """K and V in all layers, of numbers of a size."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def num_parameters(self) -> int:
         """Number of weights, from the shapes alone."""

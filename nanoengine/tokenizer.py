@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from nanoengine.core import tokenizer as core
 from nanoengine.errors import InvalidPrompt, ModelNotFound
 
 Message = Mapping[str, Any]
@@ -31,16 +32,13 @@ FILES = (
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
-LONG = 1000
-"""Tokens that take a millisecond, or longer, to decode."""
-
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that add nothing to tokenizer.json."""
 
 
-class ModelTokenizer(ABC):
-    """Text to token ids and back: the few calls that the engine makes.
+class ModelTokenizer(core.Tokenizer, ABC):
+    """The core's tokenizer, with chats, whichever files it comes from.
 
     Attributes:
         eos_token_id: the end of text, if the tokenizer has one.
@@ -49,8 +47,7 @@ class ModelTokenizer(ABC):
 
     eos_token_id: int | None
     eos_token_ids: list[int]
-    _name: str  # what messages call it
-    _fast: Tokenizer | None  # None: transformers' own code encodes and decodes
+    fast: Tokenizer | None  # None: transformers' own code encodes and decodes
 
     @cached_property
     def hf(self) -> Any:
@@ -68,36 +65,27 @@ class ModelTokenizer(ABC):
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         """Texts of the special tokens by the names that a template uses."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt, with whatever the tokenizer adds to one unless `add_special_tokens` is False.
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self.fast is not None:
+            return super()._ids(text, add_special_tokens)
+        return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
 
-        Raises:
-            InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair, or that the tokenizer has no
-                tokens for.
-        """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
-        try:
-            if self._fast is not None:
-                # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
-                (encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)
-                return list(encoding.ids)
-            return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
-        except Exception as error:  # both libraries raise what they like, such as for a missing unknown token
-            raise InvalidPrompt(f"{self._name} cannot encode the prompt: {error}") from error
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if self.fast is not None:
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.hf.decode(token_ids, **options))
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens that are looked for before a text is normalized or split into words; none if that is not known."""
-        if self._fast is None:
+        if self.fast is None:
             return []
-        return [token for token in self._fast.get_added_tokens_decoder().values() if not token.normalized]
+        return [token for token in self.fast.get_added_tokens_decoder().values() if not token.normalized]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str | None]:
         """How the vocabulary writes tokens; None for ids that it has no token for."""
-        if self._fast is not None:
-            return [self._fast.id_to_token(token) for token in token_ids]
+        if self.fast is not None:
+            return [self.fast.id_to_token(token) for token in token_ids]
         return list(self.hf.convert_ids_to_tokens(list(token_ids)))
 
     def info(self) -> dict[str, Any]:
@@ -112,16 +100,7 @@ class ModelTokenizer(ABC):
 
     def token_ids(self) -> dict[str, int]:
         """All tokens, as the vocabulary writes them."""
-        return dict(self._fast.get_vocab() if self._fast is not None else self.hf.get_vocab())
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
-        if self._fast is not None and len(token_ids) > LONG:  # as in `encode`, others may run
-            return str(self._fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
-        if self._fast is not None:
-            return str(self._fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
-        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        return str(self.hf.decode(token_ids, **options))
+        return dict(self.fast.get_vocab() if self.fast is not None else self.hf.get_vocab())
 
     def encode_chat(
         self,
@@ -175,7 +154,7 @@ class ModelTokenizer(ABC):
         if tools is not None and "tool_use" in templates:
             return templates["tool_use"]
         if "default" not in templates:
-            raise InvalidPrompt(f"{self._name} has no chat template: use generate with a plain prompt")
+            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
         return templates["default"]
 
 
@@ -190,8 +169,7 @@ class GGUFTokenizer(ModelTokenizer):
         from nanoengine.gguf.tokenizer import read_vocabulary
 
         self._vocabulary = read_vocabulary(metadata)
-        self._name = "the tokenizer in the GGUF file"
-        self._fast = self._vocabulary.tokenizer
+        super().__init__(self._vocabulary.tokenizer, "the tokenizer in the GGUF file")
         self.eos_token_id = self._vocabulary.eos_token_id
         self.eos_token_ids = self._vocabulary.end_token_ids
 
@@ -200,7 +178,7 @@ class GGUFTokenizer(ModelTokenizer):
 
         templates = dict(self._chat_templates())
         return PreTrainedTokenizerFast(
-            tokenizer_object=self._fast,
+            tokenizer_object=self.fast,
             chat_template=templates.get("default") if len(templates) < 2 else templates,
             **self._vocabulary.special_tokens,
         )
@@ -208,7 +186,7 @@ class GGUFTokenizer(ModelTokenizer):
     def _chat_templates(self) -> Mapping[str, str]:
         return self._vocabulary.chat_templates
 
-    def _special_tokens(self, template: str) -> Mapping[str, str]:  # noqa: ARG002
+    def _special_tokens(self, template: str) -> Mapping[str, str]:
         return self._vocabulary.special_tokens
 
 
@@ -221,15 +199,14 @@ class HFTokenizer(ModelTokenizer):
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._name = f"the tokenizer in {folder}"
         _check_sizes(folder)
         self._config = _read_config(folder)
-        self._fast = _fast_tokenizer(folder, self._config)
-        self._is_plain = self._fast is not None  # the files are all there is to it
-        if self._fast is not None:
-            self.eos_token_id = _token_id(self._fast, self._config["eos_token"])
+        super().__init__(_fast_tokenizer(folder, self._config), f"the tokenizer in {folder}")
+        self._is_plain = self.fast is not None  # the files are all there is to it
+        if self.fast is not None:
+            self.eos_token_id = _token_id(self.fast, self._config["eos_token"])
         else:
-            self._fast = getattr(self.hf, "backend_tokenizer", None)
+            self.fast = getattr(self.hf, "backend_tokenizer", None)
             self.eos_token_id = self.hf.eos_token_id
         self.eos_token_ids = [] if self.eos_token_id is None else [self.eos_token_id]
 
@@ -287,17 +264,13 @@ def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None
     if "eos_token" not in config:
         return None
     try:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # the library raises nothing finer; transformers will say what is wrong, or do without the file
+        tokenizer: Tokenizer = core.read_tokenizer(folder).fast
+    except ModelNotFound:  # transformers will say what is wrong, or do without the file
         return None
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, Mapping) or any(str(_token_id(tokenizer, added[number])) != number for number in added):
         return None
-    if not _adds_what_is_asked(tokenizer, config):
-        return None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    return tokenizer if _adds_what_is_asked(tokenizer, config) else None
 
 
 def _adds_what_is_asked(tokenizer: Tokenizer, config: Mapping[str, Any]) -> bool:

@@ -15,11 +15,12 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.core.layers import Angles
 from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
-from nanoengine.layers.rotary import Angles, RotaryEmbedding
+from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
 from nanoengine.models.decoder import Decoder
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
@@ -99,7 +100,7 @@ def save_random(model: Any, folder: Path, max_shard_size: str = "5GB") -> Path:
 def tensors_of(model: Decoder) -> dict[str, torch.Tensor]:
     """Where the tensors of a checkpoint go: with kernels in torch, into tensors."""
     places: dict[str, Any] = {**model.checkpoint_tensors()}
-    places = {name: getattr(place, "place", place) for name, place in places.items()}  # whatever it is wrapped in
+    places = {name: getattr(place, "slot", place) for name, place in places.items()}  # whatever it is wrapped in
     return {name: place.tensor if isinstance(place, DenseRows) else place for name, place in places.items()}
 
 

@@ -402,7 +402,7 @@ def test_a_file_that_may_not_be_read_is_a_named_error(folder: Path, monkeypatch:
     monkeypatch.setattr(
         Path, "read_text", lambda path, **rest: (refuse if path.name == name else read_text)(path, **rest)
     )
-    monkeypatch.setattr("nanoengine.models.safetensors_folder.safe_open", refuse)
+    monkeypatch.setattr("nanoengine.core.weights.safe_open", refuse)
     with pytest.raises(NanoEngineError, match="cannot be read"):
         build_engine(EngineConfig(model=str(folder)), executor=refuse_to_load)
 

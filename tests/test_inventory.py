@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from nanoengine import inventory as module
+from nanoengine.core.model_config import read_json
 from nanoengine.fetch import DOWNLOADS, models_folder
 from nanoengine.inventory import Entry, inventory, table
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
 from nanoengine.models.names import DEMO
 
 FETCHABLE = list(DOWNLOADS)

@@ -104,7 +104,7 @@ def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenize
             return text.replace(" ,", ",").replace(" .", ".") if clean_up_tokenization_spaces else text
 
     slow = HFTokenizer(plain_folder)
-    slow.hf, slow._fast = Wrapper(), None
+    slow.hf, slow.fast = Wrapper(), None
     ids = [*plain.encode("x , y ."), END_OF_TEXT]
     assert slow.decode(ids) == plain.decode(ids) == "x , y ."
     assert slow.decode(ids, skip_special_tokens=False) == plain.decode(ids, skip_special_tokens=False)
@@ -422,7 +422,7 @@ def test_pieces_are_tokens_as_the_vocabulary_writes_them(source: str, request: p
 def test_a_slow_tokenizer_has_pieces_and_tells_no_added_tokens(plain_folder: Path, plain: HFTokenizer) -> None:
     slow = HFTokenizer(plain_folder)
     assert slow.hf is not None
-    slow._fast = None
+    slow.fast = None
     assert slow.pieces([3, END_OF_TEXT]) == plain.pieces([3, END_OF_TEXT])
     assert slow.added_tokens() == []
     assert slow.decode([END_OF_TEXT], skip_special_tokens=False) == "<|endoftext|>"

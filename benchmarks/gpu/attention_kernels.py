@@ -11,10 +11,8 @@ import torch
 from benchmarks.gpu.kernel_bench import Bench, caches, lens_of_workload, memory_for, step, tokens_in_blocks
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.layers import Attention, Factory, RMSNorm
 from nanoengine.errors import InvalidConfig
-from nanoengine.layers.attention import Attention
-from nanoengine.layers.factory import Factory
-from nanoengine.layers.norm import RMSNorm
 from nanoengine.layers.rotary import RotaryEmbedding
 
 WINDOW = 128

@@ -61,8 +61,8 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
         rows = super().gather(cache, slots, dtype)
         if cache.dtype is not torch.int8:
             return rows
-        numbers, scales = rows.split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)
-        return dequantize(numbers, scales.contiguous().view(torch.float32)[..., 0], dtype)
+        numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)
+        return dequantize(numbers, scales.contiguous().view(torch.float32)[..., 0], dtype).transpose(1, 2)
 
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None

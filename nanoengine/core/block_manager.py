@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -77,14 +78,21 @@ class BlockManager:
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
         self.computing: dict[bytes, Sequence] = {}  # hashes of blocks that steps in flight compute -> by whom first
-        self.dirty: set[int] = set()  # free blocks that may hold NaN
+        self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
+        self.num_taken = 0  # blocks that were taken or published so far
 
     @property
     def num_free(self) -> int:
         return len(self.free_blocks)
 
     # ---- blocks of sequences
+
+    def may_admit(self, seq: Sequence) -> bool:
+        """Whether it is worth while to look for the prefix of a sequence again, after `admit` found no room for it: each block
+        that was taken or published since makes its need smaller by one at most.
+        """
+        return self.num_free + self.num_taken >= seq.retry_at
 
     def admit(self, seq: Sequence, hit: Hit) -> bool:
         """Give a waiting sequence the blocks of its cached prefix, of its other tokens and of the next one."""
@@ -104,10 +112,13 @@ class BlockManager:
             num_new += held.count(NULL_BLOCK) + ends[-1] - hit.num_blocks
             firsts.append(first)
             tables.append([NULL_BLOCK] * first + held)
-        if num_new + sum(not self.ref_counts[block] for block in pinned) > self.num_free:
+        num_needed = num_new + sum(not self.ref_counts[block] for block in pinned)
+        if num_needed > self.num_free:
+            seq.retry_at = num_needed + self.num_taken
             return False
         for block in pinned:
             self.ref_counts[block] += 1
+            self.num_taken += 1
             self.free_blocks.pop(block, None)
         sources = [(self._store_of(group, place, hashes), group, place) for group, place in loads]
         for store, group, place in sources:  # all at once: what is evicted below must not push them out
@@ -179,6 +190,7 @@ class BlockManager:
             self.dirty.remove(block)
             self.zeroed.append(block)
         self.ref_counts[block] = 1
+        self.num_taken += 1
         return block
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -192,12 +204,27 @@ class BlockManager:
 
     def find(self, seq: Sequence) -> Hit:
         """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
-        best, runs, waits_for = 0, [0] * len(self.layouts), None
-        hashes = self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
+        hashes, waits_for = self.hit_hashes(seq), None
+        best = self.longest_hit(hashes, self.has)
+        if best < len(hashes) and hashes[best][0] in self.computing:
+            waits_for = hashes[best][0]
+        return Hit(best, waits_for)
+
+    def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
+        """(hash, tokens) of the blocks that a sequence could find."""
+        return self._hashes(seq, seq.num_tokens - 1) if seq.reads_cache else []
+
+    def longest_hit(self, hashes: list[tuple[bytes, bytes]], has: Callable[[int, bytes, bytes], bool]) -> int:
+        """The most first blocks behind which every group has what the next token sees.
+
+        Args:
+            has: whether a group has a block: (group, hash, tokens).
+        """
+        best, runs = 0, [0] * len(self.layouts)
         for i, (hash, tokens) in enumerate(hashes):
             end, goes_on = (i + 1) * self.block_size, True
             for group, layout in enumerate(self.layouts):
-                runs[group] = runs[group] + 1 if self._has(group, hash, tokens) else 0
+                runs[group] = runs[group] + 1 if has(group, hash, tokens) else 0
                 goes_on &= runs[group] > i or layout.first_seen(len(hashes) * self.block_size) > 0
             if not goes_on:
                 break
@@ -206,13 +233,11 @@ class BlockManager:
                 for run, layout in zip(runs, self.layouts, strict=True)
             ):
                 best = i + 1
-        if best < len(hashes) and hashes[best][0] in self.computing:
-            waits_for = hashes[best][0]
-        return Hit(best, waits_for)
+        return best
 
     def begin(self, seq: Sequence, end: int) -> None:
         """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, end)[seq.num_published :]:
+        for hash, _ in self._hashes(seq, end)[seq.num_computed // self.block_size :]:
             self.computing.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
@@ -228,6 +253,7 @@ class BlockManager:
                 block = table[i]
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
+                    self.num_taken += 1
                     for store in self.stores:
                         store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.computing:
@@ -245,6 +271,10 @@ class BlockManager:
                     self.dirty.add(block)
                 for store in self.stores:
                     store.invalidated(group, hash, tokens)
+        self.mark_dirty(seq)
+
+    def mark_dirty(self, seq: Sequence) -> None:
+        """The blocks of a sequence may hold NaN: they are cleared before their next use."""
         for table in seq.block_tables:
             self.dirty.update(table)
         self.dirty.discard(NULL_BLOCK)
@@ -266,7 +296,8 @@ class BlockManager:
         self.contents[block] = None
         del self.index[cached.group][cached.hash]
 
-    def _has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        """Whether the pool or a store has a block."""
         block = self.index[group].get(hash)
         if block is not None:
             cached = self.contents[block]

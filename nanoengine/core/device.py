@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.ram import available_ram
 
 CPU_SHARE, CPU_CAP = 0.5, 4 << 30
 """Of the available RAM the KV pool takes half, and at most 4 GiB, if the user says nothing."""
@@ -56,7 +56,7 @@ class Device:
             utilization: share of a GPU's memory that may be used in the end.
             num_needed: runs the largest steps, and returns the bytes that they take beyond what is in use now.
         """
-        return int(min(CPU_CAP, CPU_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
+        return int(min(CPU_CAP, CPU_SHARE * available_ram()))
 
 
 class CudaDevice(Device):

@@ -73,13 +73,16 @@ class StepFailed(NanoEngineError, RuntimeError):
         self.outputs = outputs
 
 
+class _ShortRepr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write the longest integers out."""
+        return super().repr_int(x, level) if x.bit_length() <= 4096 else f"a number of {x.bit_length()} bits"
+
+
 def shown(value: object) -> str:
     """A value as messages quote it: its repr, cut short if it is long or deep."""
-    short = reprlib.Repr()
-    short.maxlevel = 3
-    short.maxlist = short.maxdict = short.maxset = 8
+    short = _ShortRepr()
+    short.maxlevel, short.maxlong = 3, 60
+    short.maxdict = short.maxlist = short.maxtuple = short.maxset = 8
     short.maxstring = short.maxother = 200
-    try:
-        return short.repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        return "a value with an integer too long to show"
+    return short.repr(value)

@@ -39,20 +39,17 @@ class FlashAttention(TorchAttention):
         return gpu_unsupported_reason(device, dtype, head_dim) or page_unsupported_reason(block_size)
 
     def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
+        assert sinks is None
+        if runs.plan is None:  # where the keys of each sequence would start if all stood in one row
+            runs.plan = F.pad(runs.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
         return importlib.import_module(self.module).flash_attn_varlen_func(
             q,
             k_cache,
             v_cache,
             cu_seqlens_q=runs.query_start_loc,
-            cu_seqlens_k=key_starts(runs),
+            cu_seqlens_k=runs.plan,
             max_seqlen_q=runs.longest,
             max_seqlen_k=max(runs.seq_lens_list),
             block_table=runs.block_tables,
@@ -79,13 +76,6 @@ class FlashAttention(TorchAttention):
         return {"softmax_scale": spec.scale, "causal": True}
 
 
-def key_starts(runs: Runs) -> Tensor:
-    """[num_seqs + 1] int32: where the keys of each sequence would start if all stood in one row. Worked out once per step."""
-    if runs.plan is None:
-        runs.plan = F.pad(runs.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
-    return runs.plan
-
-
 def capability(device: torch.device) -> tuple[int, int] | None:
     """Compute capability of an NVIDIA GPU; None for any other device."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
@@ -107,9 +97,5 @@ def gpu_unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: i
 
 def page_unsupported_reason(block_size: int) -> str | None:
     """The reason that version 2 cannot read blocks of this size; None if it can."""
-    if block_size % PAGE == 0:
-        return None
-    return (
-        f"flash-attn 2 reads K/V in pages of a multiple of {PAGE} tokens, and block_size is {block_size}: "
-        f"set block_size={PAGE}, or use another backend"
-    )
+    asks = f"flash-attn 2 reads K/V in pages of a multiple of {PAGE} tokens, and block_size is {block_size}"
+    return f"{asks}: set block_size={PAGE}, or use another backend" if block_size % PAGE else None

@@ -8,14 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core.sampling import (
-    LEAST_TEMPERATURE,
-    SamplingTable,
-    draw_tokens,
-    gumbel_noise,
-    keep_likeliest,
-    position_keys,
-)
+from nanoengine.core import sampling
+from nanoengine.core.sampling import SamplingTable
 
 
 class Destination(Protocol):
@@ -60,9 +54,7 @@ class PlacedTokens(NamedTuple):
 
 class Kernels:
     """One implementation, here in plain torch. Rows are tokens; results have the dtype of the input unless said otherwise.
-
-    A residual that is given may be overwritten. Weights of norms are float32.
-    """
+    Weights of norms are float32; a residual that is given may be overwritten."""
 
     name = "torch"
     description = "plain torch operations"
@@ -70,8 +62,8 @@ class Kernels:
     """Of the code that computes: K/V that other code has computed may have other bits."""
     capturable = False
     """Whether a CUDA graph can record them: they never wait for the device, and launch the same whatever it holds."""
-    draw_tokens = staticmethod(draw_tokens)
-    keep_likeliest = staticmethod(keep_likeliest)
+    draw_tokens = staticmethod(sampling.draw_tokens)
+    keep_likeliest = staticmethod(sampling.keep_likeliest)
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> Weight:
         """A matrix with unset rows."""
@@ -108,15 +100,14 @@ class Kernels:
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(rms_norm(x + residual) W^T + bias, x + residual), or (rms_norm(x) W^T + bias, x) without a residual. `norm` is the
-        weight of the norm."""
+        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
         normed, residual = self._norm(x, residual, norm, eps)
         return self.linear(normed, weight, bias), residual
 
     def norm_gated_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
     ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of the product."""
+        """The same with `gated_linear` in place of `linear`."""
         normed, residual = self._norm(x, residual, norm, eps)
         return self.gated_linear(normed, weight), residual
 
@@ -182,16 +173,16 @@ class Kernels:
         entries = rows.long()
         columns = (table.temperature, table.top_k, table.top_p, table.min_p)
         temperature, top_k, top_p, min_p = (column.index_select(0, entries) for column in columns)
-        keys = position_keys(table.seeds.index_select(0, entries), positions.long())
+        keys = sampling.position_keys(table.seeds.index_select(0, entries), positions.long())
         random = temperature > 0
         filtered = random & ((top_k > 0) | (top_p < 1) | (min_p > 0))
-        temperature = temperature.clamp(min=LEAST_TEMPERATURE)
+        temperature = temperature.clamp(min=sampling.LEAST_TEMPERATURE)
         tokens = self.draw_tokens(logits, keys, temperature * (random ^ filtered))
         group = (filtered & (tokens >= 0)).nonzero()[:, 0]
         if len(group):
             scaled = logits[group] / temperature[group, None]
             kept, token_ids = self.keep_likeliest(scaled, top_k[group], top_p[group], min_p[group])
-            noise = gumbel_noise(keys[group], token_ids)
+            noise = sampling.gumbel_noise(keys[group], token_ids)
             tokens[group] = token_ids.gather(-1, (kept + noise).argmax(-1, keepdim=True))[:, 0]
         if last_tokens is not None:
             last_tokens.index_copy_(0, entries, tokens)

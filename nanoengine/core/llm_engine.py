@@ -196,8 +196,8 @@ class LLMEngine:
                 step.launched = self.executor.launch(step.plan)
             except Exception as error:
                 step.error = error
-            except BaseException:  # Ctrl-C: nobody knows what was computed
-                self._drop_all()
+            except BaseException as error:  # Ctrl-C: nobody knows what was computed
+                self._drop_all(error)
                 raise
         seqs = self._collect() if self.scheduler.in_flight else []
         self._settle_if_idle()
@@ -211,8 +211,8 @@ class LLMEngine:
             result = step.error or step.launched.result()
         except Exception as error:
             result = error
-        except BaseException:
-            self._drop_all()
+        except BaseException as error:
+            self._drop_all(error)
             raise
         scheduler = self.scheduler
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
@@ -265,25 +265,36 @@ class LLMEngine:
         while self.scheduler.in_flight and not self.has_unfinished:
             self._collect()
 
-    def _drop_all(self) -> None:
+    def _drop_all(self, error: BaseException) -> None:
         """What is in flight does not count: all sequences resume from their tokens."""
         while self.scheduler.in_flight:
+            step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)
+            for listener in self.listeners:
+                listener.after_step(step, error, [])
 
     # ---- the end
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; refused (False) while any request runs."""
-        return not self.has_unfinished and self.scheduler.blocks.reset()
+        if self.has_unfinished or not self.scheduler.blocks.reset():
+            return False
+        self.step()  # stores may have orders to carry out
+        return True
 
     def close(self) -> None:
         """Abort what runs and give the executor's memory back. Closing twice is allowed."""
         if self._is_closed:
             return
-        for request_id in list(self.requests):
-            self.abort(request_id)
-        self._is_closed = True
-        self.executor.close()
+        try:
+            for request_id in list(self.requests):
+                self.abort(request_id)
+            for store in self.scheduler.blocks.stores:
+                store.closing()
+            self.step()
+        finally:
+            self._is_closed = True
+            self.executor.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

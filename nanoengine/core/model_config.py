@@ -12,9 +12,10 @@ from nanoengine.core.errors import ModelNotFound, UnsupportedModel, shown
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
 MAX_JSON_BYTES = 64 << 20  # the indexes of the largest models have a fifth of it
+
 SUPPORTED: dict[str, Any] = {
     "architectures": (["Qwen3ForCausalLM"],),
-    "hidden_act": ("silu",),
+    "hidden_act": (None, "silu"),
     "use_sliding_window": (None, False),
     "rope_scaling": (None,),
     "rope_type": (None, "default"),
@@ -88,7 +89,7 @@ def read_config(folder: Path) -> Qwen3Config:
     table = read_json(folder, "config.json")
     rope = table.get("rope_parameters") or {}
     table |= rope if isinstance(rope, dict) else {"rope_type": rope}
-    table |= {"dtype": str(table.get("dtype") or table.get("torch_dtype")).removeprefix("torch.")}
+    table |= {"dtype": str(table.get("dtype") or table.get("torch_dtype") or "float32").removeprefix("torch.")}
     for key, supported in SUPPORTED.items():
         if (value := table.get(key)) not in supported:
             raise UnsupportedModel(f"{key} is {shown(value)} in {folder}/config.json: it must be one of {supported}")
@@ -120,7 +121,7 @@ def read_config(folder: Path) -> Qwen3Config:
         o_bias=bias,
     )
     if config.head_dim % 2:
-        raise UnsupportedModel(f"head_dim is {config.head_dim} in {folder}/config.json: it must be even")
+        raise UnsupportedModel(f"head_dim is {config.head_dim}: it must be even, since pairs of dimensions are rotated")
     if heads % config.num_kv_heads:
         raise UnsupportedModel(f"num_attention_heads is {heads}: it must be a multiple of num_key_value_heads")
     return config

@@ -80,7 +80,7 @@ class MLP:
 
 
 class DecoderLayer:
-    """One layer, and by which angles its heads are rotated; None: they are not."""
+    """One layer. `rotary` gives the angles by which its heads are rotated; None: they are not."""
 
     def __init__(
         self, attn_norm: RMSNorm, self_attn: SelfAttention, mlp_norm: RMSNorm, mlp: MLP, rotary: RotaryEmbedding | None
@@ -100,7 +100,6 @@ class DecoderLayer:
         return self.mlp(self.mlp_norm, hidden, residual)
 
     def norms(self) -> dict[str, RMSNorm]:
-        """By the names of a checkpoint."""
         return {"input_layernorm": self.attn_norm, "post_attention_layernorm": self.mlp_norm}
 
     def slots(self, prefix: str) -> dict[str, Destination]:
@@ -113,7 +112,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, factory: Factory, layers: Sequence[DecoderLayer], norm: RMSNorm):
         self.config, self.layers, self.norm = config, layers, norm
-        self.rotaries = {layer.rotary for layer in layers if layer.rotary is not None}
+        self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
         self.embed_tokens = self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
         if not config.tie_word_embeddings:
             self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,18 +80,24 @@ class Scheduler:
         seq.phase = Phase.WAITING
         insort(self.waiting, seq, key=_order)
 
+    def _unqueue(self, seq: Sequence) -> None:
+        del self.waiting[bisect_left(self.waiting, seq.order, key=_order)]
+
     # ---- making a step
 
     def schedule(self) -> Step | None:
         """The next step; None if there is nothing to do before results have come."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
+        for gate in self.gates:
+            for seq in gate.make_way(self.running, self.waiting):
+                self._preempt(seq)
         num_preemptions = self.num_preemptions
         if self.policy == MIXED:
             self._decode(step)
         if self.num_preemptions == num_preemptions:  # else there is no room for more
             self._prefill(step, self.max_num_batched_tokens - len(step.decodes))
-        if not step.runs and not step.decodes:
+        if self.policy != MIXED and not step.runs:
             self._decode(step)
         if not step.runs and not step.decodes:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
@@ -98,7 +105,7 @@ class Scheduler:
                 return self.schedule()
             if not any(extra.wants_step() for extra in self.extras):
                 return None
-        if self.drafter is not None:
+        if self.drafter is not None and step.decodes:
             self._draft(step, self.drafter)
         plan = step.plan
         plan.decode_rows = np.array([seq.row for seq in step.decodes], np.int32)
@@ -112,17 +119,26 @@ class Scheduler:
 
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
-        drafter, take = self.drafter, step.decodes.append
+        take = step.decodes.append
+        postponed = self._postpone(self.drafter) if self.drafter is not None and self.in_flight else ()
         for seq in self.running.copy():
-            if seq.phase is not Phase.DECODING:
-                continue
-            if drafter is not None and not seq.is_known and drafter.postpones(seq):
+            if seq.phase is not Phase.DECODING or seq in postponed:
                 continue
             if seq.num_computed >= seq.num_slots and not self._make_room(step, seq):
                 continue
             seq.num_computed += 1
             seq.num_tokens += 1
             take(seq)
+
+    def _postpone(self, drafter: Drafter) -> Container[Sequence]:
+        """Sequences that are left out of this step until their last token is known, so that the next step verifies guesses."""
+        decoding = [seq for seq in self.running if seq.phase is Phase.DECODING]
+        unknown = (
+            Candidate(seq, most)
+            for seq in decoding
+            if not seq.is_known and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
+        )
+        return drafter.postpone(unknown, len(decoding), self.max_num_batched_tokens - len(decoding))
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
         """A slot for the next token of a sequence; while blocks lack, the last in order is preempted. False: no token is left
@@ -144,24 +160,30 @@ class Scheduler:
         for seq in self.running:
             if seq.phase is Phase.PREFILLING and budget:
                 budget -= self._take_chunk(step, seq, budget)
-        place = 0
-        while budget and place < len(self.waiting) and len(self.running) < self.max_num_seqs:
-            seq = self.waiting[place]
+        if not budget or len(self.running) == self.max_num_seqs:
+            return
+        candidates: Iterable[Sequence] = self.waiting
+        for gate in self.gates:
+            candidates = gate.candidates(candidates)
+        for seq in candidates:
+            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
+                continue
             if not seq.is_known:  # preempted while a token of it was in flight
                 break
-            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
-                place += 1
-                continue
+            if not self.blocks.may_admit(seq):
+                break
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
             if hit.waits_for is not None:
-                place += 1
                 continue
             if not self.blocks.admit(seq, hit):
                 break
-            del self.waiting[place]
             self._start(step, seq)
             budget -= self._take_chunk(step, seq, budget)
+            if not budget or len(self.running) == self.max_num_seqs:
+                break
+        for seq in step.started:
+            self._unqueue(seq)
 
     def _start(self, step: Step, seq: Sequence) -> None:
         insort(self.running, seq, key=_order)
@@ -173,7 +195,9 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, seq: Sequence, budget: int) -> int:
-        return min([budget, *(gate.allowed(seq, budget) for gate in self.gates)])
+        for gate in self.gates:
+            budget = min(budget, gate.allowed(seq, budget))
+        return budget
 
     def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
         """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
@@ -199,18 +223,18 @@ class Scheduler:
     def _draft(self, step: Step, drafter: Drafter) -> None:
         """Give drafts to decodes. They take blocks that nobody uses; nobody is preempted for a draft."""
         num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
-        candidates = [
+        candidates = (
             Candidate(seq, most)
             for seq in step.decodes
             if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
-        ]
-        chosen = drafter.choose(candidates, num_tokens, self.max_num_batched_tokens - num_tokens)
+        )
+        budget = self.max_num_batched_tokens - num_tokens
         runs = []
-        for seq, drafts in chosen.items():
-            changes = self.blocks.grow(seq, seq.num_tokens - 1 + len(drafts)) if drafts else None
-            if changes is None:
+        for seq, drafts in drafter.choose(candidates, len(step.decodes), num_tokens, budget).items():
+            step.plan.tables += self.blocks.grow(seq, seq.num_computed + len(drafts)) or []
+            drafts = drafts[: seq.num_slots - seq.num_computed]
+            if not drafts:
                 continue
-            step.plan.tables += changes
             runs.append((seq, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))))
             seq.num_computed += len(drafts)
             seq.num_tokens += len(drafts)
@@ -221,13 +245,16 @@ class Scheduler:
             step.plan.runs[:0] = [run for _, run in runs]
 
     def _preempt_last(self) -> Sequence:
-        """Take the blocks of the last running sequence, and queue it: it resumes from its tokens."""
         seq = self.running[-1]
+        self._preempt(seq)
+        return seq
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take the blocks of a running sequence, and queue it: it resumes from its tokens."""
         self._stop(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
         self.add(seq)
-        return seq
 
     def _stop(self, seq: Sequence) -> None:
         """It runs no more."""
@@ -276,6 +303,8 @@ class Scheduler:
         if is_current and run.drafts:
             seq.num_computed -= num_rejected
             seq.phase = Phase.DECODING
+            if UNKNOWN in sampled:  # the K/V of a rejected draft may be NaN, and stays in its slot
+                self.blocks.mark_dirty(seq)
         num_written = run.start + (1 if run.drafts else run.num_new)
         if is_current and not sampled:
             self.blocks.publish(seq, num_written)
@@ -334,7 +363,7 @@ class Scheduler:
         if seq.phase is Phase.FINISHED:
             return
         if seq.phase is Phase.WAITING:
-            self.waiting.remove(seq)
+            self._unqueue(seq)
         else:
             self._stop(seq)
         seq.phase, seq.finish_reason = Phase.FINISHED, reason

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -50,13 +51,27 @@ class KVStore(Protocol):
         """Copy what it has into a block of the pool, before the next step computes."""
         ...
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget everything. A step follows that carries out what this takes, if a `PlanExtra` wants one."""
+        ...
+
+    def closing(self) -> None:
+        """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
+        ...
 
 
 class Gate(Protocol):
     """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
 
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
+        """Running sequences that must be preempted before the next step is made. Called first in every step."""
+        ...
+
     def begin_step(self, budget: int) -> None: ...
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+        """Those that may start now, in their order; the scheduler takes one after the other."""
+        ...
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         """At most `budget`; 0: none yet."""
@@ -75,15 +90,27 @@ class Candidate(NamedTuple):
 class Drafter(Protocol):
     """Guesses the next tokens of sequences. It cannot change a token, only how many come in a step. Called by the scheduler."""
 
-    def postpones(self, seq: Sequence) -> bool:
-        """Whether a sequence whose last token is in flight is left out of this step, so that the next can verify a guess."""
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Container[Sequence]:
+        """Which of these, whose last token is in flight, are left out of a step, so that the next can verify guesses at what
+        follows that token. The step would have `num_decodes` decodes; the next may have `budget` drafts.
+        """
         ...
 
-    def choose(self, candidates: Iterable[Candidate], num_tokens: int, budget: int) -> dict[Sequence, list[int]]:
-        """The drafts of a step that has `num_tokens` tokens without them: at most `budget` in all."""
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
+        """The drafts of a step, at most `budget` in all.
+
+        Args:
+            candidates: those of its decodes whose tokens are all known. Nothing is done for those that are not looked at.
+            num_decodes: in the step.
+            num_tokens: that the step has without drafts: decodes, and tokens of prompts.
+        """
         ...
 
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None: ...
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many of its drafts were accepted. Their tokens come next."""
+        ...
 
 
 class PlanExtra(Protocol):
@@ -101,8 +128,8 @@ class Listener(Protocol):
 
     def submitted(self, request: Request) -> None: ...
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
-        """A step was committed or has failed.
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
 
         Args:
             seqs: those that got a token, or ended; their new tokens are not text yet.

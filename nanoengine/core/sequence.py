@@ -24,6 +24,7 @@ class Request:
     cache_salt: str = ""  # cached prefixes are shared only among requests of equal salt
     priority: int = 0  # a smaller one comes first
     client: str = ""
+    arrival_time: float | None = None  # seconds of time.perf_counter, if somebody measures it
     sequences: list[Sequence] = field(default_factory=list)  # set when it is submitted
     num_finished: int = 0  # of them
     error: Exception | None = None
@@ -112,6 +113,7 @@ class Sequence:
         self.first_blocks: list[int] = []
         self.block_hashes: list[tuple[bytes, bytes]] = []  # (hash, tokens) of its full blocks
         self.num_published = self.num_written = self.num_slots = 0
+        self.retry_at = 0  # see `BlockManager.may_admit`
         self.waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
         # The text's: set by the engine.
         self.detokenizer: Detokenizer | None = None

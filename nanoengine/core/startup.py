@@ -29,7 +29,7 @@ from nanoengine.core.sampler import Sampler
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import Drafter, Gate, KVLayout, KVStore, Listener, PlanExtra
-from nanoengine.core.tokenizer import Tokenizer
+from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
 from nanoengine.core.torch_attention import TorchAttention
 from nanoengine.core.weights import SafetensorsFolder, load_weights
 
@@ -122,8 +122,8 @@ class Startup:
 
     def _describe(self) -> tuple[ModelConfig, Tokenizer, Seq[int]]:
         folder = Path(self.config.model)
-        tokenizer = Tokenizer(folder)
-        return read_config(folder), tokenizer, tokenizer.eos_token_ids
+        config = read_config(folder)
+        return config, read_tokenizer(folder), read_eos_token_ids(folder, config.vocab_size)
 
     def _choose_dtype(self) -> torch.dtype:
         """ "auto": the checkpoint's own on a GPU, and float32 on a CPU, where torch computes that fastest."""

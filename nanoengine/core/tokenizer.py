@@ -1,42 +1,74 @@
-"""Tokenizer: text to token ids and back, by a model folder's tokenizer.json."""
+"""Tokenizer: text to token ids and back, by the Rust library `tokenizers`; and which tokens end a text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from nanoengine.core.errors import InvalidPrompt, ModelNotFound
+from nanoengine.core.errors import InvalidPrompt, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_json
+
+LONG = 1000
+"""Tokens that take a millisecond, or longer, to decode."""
 
 
 class Tokenizer:
-    """The tokenizer of a model folder.
+    """A `tokenizers.Tokenizer` (`fast`); `name` is what messages call it."""
 
-    Raises:
-        ModelNotFound: the folder has no tokenizer.json that can be read.
-    """
+    def __init__(self, fast: Any, name: str):
+        self.fast, self.name = fast, name
 
-    def __init__(self, folder: Path):
-        path = folder / "tokenizer.json"
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt, with whatever the tokenizer adds to one unless `add_special_tokens` is False.
+
+        Raises:
+            InvalidPrompt: text that is not valid Unicode, such as half of a surrogate pair, or that has no tokens.
+        """
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise ModelNotFound(f"{path} is missing or no tokenizer: {error}") from error
-        ends: set[int] = set()
-        for name in ("config.json", "generation_config.json"):
-            if (folder / name).is_file():
-                end = read_json(folder, name).get("eos_token_id")
-                ends.update(end if isinstance(end, list) else [] if end is None else [end])
-        self.eos_token_ids = tuple(sorted(ends))
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids, with those that the tokenizer adds to every text."""
-        try:
-            return list(self._tokenizer.encode(text).ids)
-        except (TypeError, UnicodeEncodeError) as error:
+            text.encode()
+            return self._ids(text, add_special_tokens)
+        except UnicodeEncodeError as error:
             raise InvalidPrompt(f"the prompt is not valid Unicode: {error}") from error
+        except Exception as error:  # the library raises what it likes, such as for a missing unknown token
+            raise InvalidPrompt(f"{self.name} cannot encode the prompt: {error}") from error
 
-    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
+        if len(token_ids) > LONG:
+            return str(self.fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
+        return str(self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile. So it is where much is decoded.
+        return list(self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer in the tokenizer.json of a model folder; raises ModelNotFound if there is none that can be read."""
+    try:
+        fast = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing finer
+        raise ModelNotFound(f"{folder} has no tokenizer.json that can be read: {error}") from error
+    fast.no_truncation()
+    fast.no_padding()
+    return Tokenizer(fast, f"the tokenizer in {folder}")
+
+
+def read_eos_token_ids(folder: Path, vocab_size: int) -> list[int]:
+    """All tokens that config.json or generation_config.json call an end: they may differ, and each means it."""
+    files = [name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
+    return end_token_ids(vocab_size, *(read_json(folder, name).get("eos_token_id") for name in files))
+
+
+def end_token_ids(vocab_size: int, *stated: Any) -> list[int]:
+    """The ids among what files say, each a token id, a list of them, or None; those beyond the vocabulary are left out."""
+    ids: set[int] = set()
+    for value in stated:
+        for token in value if isinstance(value, list) else [] if value is None else [value]:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise UnsupportedModel(f"eos_token_id is {shown(value)}: it must be a token id or a list of them")
+            ids.add(token)
+    return sorted(token for token in ids if 0 <= token < vocab_size)

@@ -30,7 +30,7 @@ class TorchAttention(AttentionBackend):
     description = "plain torch gather + scaled_dot_product_attention"
 
     @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:  # noqa: ARG004
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
         return None
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -119,13 +119,7 @@ class TorchAttention(AttentionBackend):
         return rows.unflatten(0, slots.shape).transpose(1, 2)
 
     def attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        visible: Tensor | None,
-        spec: AttentionSpec,
-        sinks: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec, sinks: Tensor | None
     ) -> Tensor:
         """Attention of gathered K/V: q and the result are [num_seqs, num_heads, num_queries, head_dim], k and v [num_seqs,
         num_kv_heads, num_keys, head_dim]. In a decode, the query heads of a K/V head stand as queries of that one head.

@@ -60,6 +60,7 @@ class SafetensorsFolder:
                     release_mapped(tensor)
 
     def files(self) -> list[Path]:
+        """Those of the index, or model.safetensors, or all."""
         index = self.folder / "model.safetensors.index.json"
         files = sorted(path for path in self.folder.glob("*.safetensors") if path.is_file())
         if os.path.lexists(index):
@@ -74,7 +75,7 @@ class SafetensorsFolder:
                 raise InvalidWeights(f"{index} names {shown(path.name)} outside the model folder")
             if not os.path.isfile(path):
                 raise ModelNotFound(
-                    f"{shown(str(path))} is missing, though {index.name} lists it: fetch the model again"
+                    f"{str(path)[:500]} is missing, though {index.name} lists it: fetch the model again"
                 )
         if not files:
             raise ModelNotFound(
@@ -120,23 +121,24 @@ def check_headers(shapes: Mapping[str, Sequence[int]], headers: Iterable[TensorH
     A tied checkpoint may repeat the embedding as its head.
     """
     missing = dict.fromkeys(shapes)
-    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "repeated": [], "misshapen": []}
+    unexpected: list[str] = []
+    repeated: list[str] = []
+    misshapen: list[str] = []
     for header in headers:
         name = header.name
         expected = shapes.get(EMBEDDING if name == HEAD and HEAD not in shapes else name)
         if expected is None:
-            problems["unexpected"].append(name)
+            unexpected.append(name)
         elif name in shapes and name not in missing:
-            problems["repeated"].append(f"{name} in {header.file}")
+            repeated.append(f"{name} in {header.file}")
         elif tuple(header.shape) != tuple(expected) or header.dtype not in FLOATS:
-            problems["misshapen"].append(f"{name} is {header.dtype} {header.shape}, not a float {list(expected)}")
+            misshapen.append(f"{name} is {header.dtype} {header.shape}, not a float {list(expected)}")
         missing.pop(name, None)
-    problems["missing"] = list(missing)
-    if any(problems.values()):
-        lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
+    problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
+    lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
+    if lines:
         raise InvalidWeights(f"the weights in {place} do not match the config beside them: " + "; ".join(lines))
 
 
-def _some(names: list[str], limit: int = 5) -> str:
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(name[:500] for name in names[:limit]) + more
+def _some(names: list[str]) -> str:
+    return ", ".join(name[:500] for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -48,7 +48,7 @@ class InterruptGuard:
         finally:
             self._deferring = True
 
-    def _handle(self, signum: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the signature of signal handlers
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._deferring:
             raise KeyboardInterrupt
         self._pending = True

@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from nanoengine.core.weights import release_mapped
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.file import GGUFFile
@@ -17,9 +18,8 @@ from nanoengine.gguf.header import TensorRecord
 from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
-from nanoengine.kernels.memory import release_mapped
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.models.checkpoint import TensorHeader
+from nanoengine.models.checkpoint import StoredHeader
 
 
 class GGUFCheckpoint:
@@ -33,14 +33,14 @@ class GGUFCheckpoint:
         self._file, self.place = GGUFFile.open(path), str(path)
         self.config = hf_config(self._file)
 
-    def headers(self) -> Iterator[TensorHeader]:
+    def headers(self) -> Iterator[StoredHeader]:
         """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
         for record, tensor in self._all():
             dtype = record.type if record.type in FLOATS else "F32"
             shape = _shape(record, tensor)
             whole = math.prod(record.shape)
             stored = None if record.type in FLOATS else record.nbytes * math.prod(shape) // whole
-            yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
+            yield StoredHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
         """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are

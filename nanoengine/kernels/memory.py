@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -53,12 +52,3 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with suppress(OSError):  # a kernel that was built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
-
-
-def release_mapped(tensor: Tensor) -> None:
-    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    start = -(-tensor.data_ptr() // page) * page
-    end = (tensor.data_ptr() + tensor.nbytes) // page * page
-    if sys.platform == "linux" and end > start:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

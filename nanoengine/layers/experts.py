@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination, ExpertBiases
-from nanoengine.layers.as_numbers import AsNumbers
+from nanoengine.core.kernels import Destination
+from nanoengine.core.layers import Linear, RMSNorm
+from nanoengine.kernels.interface import ExpertBiases
+from nanoengine.layers.dense_slot import DenseSlot
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
-from nanoengine.layers.linear import Linear
-from nanoengine.layers.norm import RMSNorm
 from nanoengine.model_config import ExpertsConfig
 
 
@@ -63,22 +63,22 @@ class Experts:
             factors = factors / factors.sum(-1, keepdim=True)
         return chosen, factors
 
-    def parts(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, Destination]:
-        """Checkpoint name -> place: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
+    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, Destination]:
+        """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
         With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
-        places: dict[str, Destination] = {
-            name: AsNumbers(place) for name, place in self.router.parts(prefix, router).items()
+        slots: dict[str, Destination] = {
+            name: DenseSlot(slot) for name, slot in self.router.slots(prefix, router).items()
         }
         if len(names) == 2:
             both, down = (f"{prefix}.experts.{name}" for name in names)
-            places |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
+            slots |= {both: InterleavedExperts(self.gate, self.up), down: InterleavedExperts(self.down)}
             if self.biases is not None:
-                places |= {f"{both}_bias": InterleavedColumns(self.biases[:2]), f"{down}_bias": self.biases.down}
-            return places
+                slots |= {f"{both}_bias": InterleavedColumns(self.biases[:2]), f"{down}_bias": self.biases.down}
+            return slots
         for name, weights in zip(names, (self.gate, self.up, self.down), strict=True):
             for i in range(self.facts.num_experts):
-                places[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
-        return places
+                slots[f"{prefix}.experts.{i}.{name}.weight"] = weights.expert(i)
+        return slots

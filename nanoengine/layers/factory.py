@@ -7,22 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from nanoengine.core import layers as core
 from nanoengine.kernels.interface import ExpertWeights, Kernels, QuantizableWeight
 
 
 @dataclass(frozen=True)
-class Factory:
-    """Makes parameters whose values are unset, to be filled from a checkpoint.
-
-    Args:
-        kernels: what computes with them, and says how a weight lies in memory.
-        dtype, device: of all of them, but for `floats`.
-        matrices: those that were made.
-    """
+class Factory(core.Factory):
+    """Makes the weights of experts too, and remembers all matrices, for those who ask in which formats they are."""
 
     kernels: Kernels
-    dtype: torch.dtype
-    device: torch.device
     matrices: list[QuantizableWeight | ExpertWeights] = field(default_factory=list)
 
     def weight(self, outputs: int, inputs: int) -> QuantizableWeight:
@@ -36,8 +29,5 @@ class Factory:
         return weights
 
     def floats(self, *shape: int) -> Tensor:
-        """In float32, whatever the dtype: norms, of which 1 + w would lose most of w in bfloat16, sinks, biases of experts."""
+        """In float32, whatever the dtype: sinks, and biases of experts."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
-
-    def vector(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=self.dtype, device=self.device)

@@ -1,32 +1,42 @@
-"""RMSNorm (Zhang and Sennrich, 2019), alone or together with the residual addition before it."""
+"""Norms that are not as in Llama: weights that a checkpoint has less an offset, and no norm at all."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination
-from nanoengine.layers.factory import Factory
+from nanoengine.core.kernels import Destination
+from nanoengine.core.layers import Factory, Linear, RMSNorm
 from nanoengine.layers.shifted import Shifted
 
 
-class RMSNorm:
-    """x / rms(x) * weight over the last dimension, computed in float32."""
+class OffsetNorm(RMSNorm):
+    """RMSNorm whose weights are `offset` more than those of the checkpoint."""
 
-    def __init__(self, factory: Factory, size: int, eps: float):
-        self.eps = eps
-        self.kernels = factory.kernels
-        self.weight = factory.floats(size)
+    def __init__(self, factory: Factory, size: int, eps: float, offset: float):
+        super().__init__(factory, size, eps)
+        self.offset = offset
 
-    def place(self, offset: float = 0.0) -> Destination:
-        """Of the weight, to be filled from a checkpoint whose weights are `offset` less."""
-        return self.weight if offset == 0.0 else Shifted(self.weight, offset)
+    def slot(self) -> Destination:
+        return self.weight if self.offset == 0.0 else Shifted(self.weight, self.offset)
 
-    def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
-        return self.kernels.rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The norm of the next residual, and that residual: (norm(x + residual), x + residual).
+class NoNorm(RMSNorm):
+    """Stands before a part whose input is not normed: the residual is added, and that is all."""
 
-        The residual that is given may be overwritten.
-        """
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
+    def __init__(self, factory: Factory):
+        super().__init__(factory, 0, 0.0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+    def add_and_norm(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        residual = x if residual is None else x + residual
+        return residual, residual
+
+    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+        x, residual = self.add_and_norm(x, residual)
+        return linear(x), residual
+
+    def then_gated_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+        x, residual = self.add_and_norm(x, residual)
+        return self.kernels.gated_linear(x, linear.weight), residual

@@ -1,4 +1,4 @@
-"""Reordered: a place in a model whose rows stand in another order than those of the checkpoint."""
+"""Reordered: a weight slot whose rows stand in another order than those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Reordered:
     is copied; rows behind them stay where they are.
     """
 
-    def __init__(self, place: Destination, order: Sequence[int], count: int):
-        self.place, self.order, self.count = place, order, count
-        self.shape = place.shape
+    def __init__(self, slot: Destination, order: Sequence[int], count: int):
+        self.slot, self.order, self.count = slot, order, count
+        self.shape = slot.shape
 
     def copy_(self, source: Tensor) -> None:
-        self.place.copy_(source[self._rows(source.device)])
+        self.slot.copy_(source[self._rows(source.device)])
 
     def copy_quantized(self, source: QuantizedTensor) -> None:
-        assert isinstance(self.place, QuantizedDestination)  # of a matrix: nothing else is quantized
-        self.place.copy_quantized(source[self._rows(torch.device("cpu"))])
+        assert isinstance(self.slot, QuantizedDestination)  # of a matrix: nothing else is quantized
+        self.slot.copy_quantized(source[self._rows(torch.device("cpu"))])
 
     def _rows(self, device: torch.device) -> Tensor:
         rows = torch.arange(self.shape[0], device=device)

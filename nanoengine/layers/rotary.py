@@ -1,5 +1,5 @@
-"""Rotary position embedding (Su et al., RoFormer, 2021), in the half-split layout of Hugging Face checkpoints; and how its
-frequencies change for positions beyond those that a model was trained on.
+"""Rotary position embeddings of other kinds: how frequencies change for positions beyond those that a model was trained on, and
+heads of which a part is rotated.
 """
 
 from __future__ import annotations
@@ -9,51 +9,25 @@ import math
 import torch
 from torch import Tensor
 
+from nanoengine.core import layers as core
 from nanoengine.model_config import RopeConfig
 
-Angles = tuple[Tensor, Tensor]
-"""Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
 
-
-class RotaryEmbedding:
-    """The angles by which heads are rotated at each position. They are the same in every layer of a kind: a model looks them up
-    once per step.
-
-    Args:
-        head_dim: size of a head.
-        rope: which of its dimensions rotate, and how fast. A head's dimensions must stand in `rotary_order`.
-        device: where the positions will be.
-    """
-
-    table: Tensor  # [max_len, 2, head_dim / 2] float32: cosines and sines
+class RotaryEmbedding(core.RotaryEmbedding):
+    """The angles of one kind of rotation. A head's dimensions must stand in `rotary_order`."""
 
     def __init__(self, head_dim: int, rope: RopeConfig, device: torch.device):
-        self.head_dim, self.rope, self.device = head_dim, rope, device
+        super().__init__(head_dim, rope.theta, device)
+        self.rope = rope
+
+    def frequencies(self, max_len: int) -> Tensor:
+        still = self.head_dim // 2 - self.rope.rotary_dim // 2
+        return torch.nn.functional.pad(frequencies(self.rope, max_len, self.device), (0, still))
 
     def prepare(self, max_len: int) -> None:
-        """Compute the table of positions below `max_len`; none other can be looked up. Recorded steps remember where it is."""
-        rotated = self.rope.rotary_dim // 2
-        positions = torch.arange(max_len, device=self.device).to(torch.float32)
-        angles = positions[:, None] * frequencies(self.rope, max_len, self.device)
-        self.table = angles.new_empty(
-            max_len, 2, self.head_dim // 2
-        )  # large for a long context: nothing is there twice
-        torch.cos(angles, out=self.table[:, 0, :rotated])
-        torch.sin(angles, out=self.table[:, 1, :rotated])
+        super().prepare(max_len)
         if self.rope.amplitude != 1.0:
-            self.table[:, :, :rotated] *= self.rope.amplitude
-        self.table[:, 0, rotated:], self.table[:, 1, rotated:] = 1.0, 0.0
-
-    def __call__(self, positions: Tensor) -> Angles:  # [num_tokens] -> two of [num_tokens, 1, head_dim / 2]
-        cos, sin = self.table.index_select(0, positions).split(1, dim=1)
-        return cos, sin
-
-
-def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
-    """Rotate the pairs (x[i], x[i + head_dim / 2]) of every head; x is [num_tokens, num_heads, head_dim]."""
-    cos, sin = angles
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+            self.table[:, :, : self.rope.rotary_dim // 2] *= self.rope.amplitude
 
 
 def rotary_order(head_dim: int, rotary_dim: int) -> list[int]:

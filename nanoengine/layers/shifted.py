@@ -1,4 +1,4 @@
-"""Shifted: a place in a model whose numbers are those of the checkpoint plus a constant, added once, as they are loaded."""
+"""Shifted: a weight slot whose numbers are those of the checkpoint plus a constant, added once, as they are loaded."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nanoengine.kernels.interface import Destination
 
 
 class Shifted:
-    """What is copied to `place` gets `offset` added, in float32."""
+    """What is copied to `slot` gets `offset` added, in float32."""
 
-    def __init__(self, place: Destination, offset: float):
-        self.place, self.offset = place, offset
-        self.shape = place.shape
+    def __init__(self, slot: Destination, offset: float):
+        self.slot, self.offset = slot, offset
+        self.shape = slot.shape
 
     def copy_(self, source: Tensor) -> None:
-        self.place.copy_(source.float() + self.offset)
+        self.slot.copy_(source.float() + self.offset)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from nanoengine.core.weights import TensorHeader
 from nanoengine.quantization.tensor import QuantizedTensor
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-FLOATS = ("F64", "F32", "F16", "BF16")
 
+@dataclass(frozen=True, slots=True)
+class StoredHeader(TensorHeader):
+    """What formats with quantized tensors know besides."""
 
-class TensorHeader(NamedTuple):
-    """What is known of a tensor without reading it."""
-
-    name: str  # as Hugging Face calls it
-    dtype: str  # one of FLOATS, if it can be loaded
-    shape: list[int]
-    file: str  # for messages
     stored_bytes: int | None = None  # of what is quantized, and may stay so
     adds_nothing: bool = False  # it is all zeros, so a model that has no place for it does without
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nanoengine.errors import InvalidSamplingParams, UnsupportedModel, shown
+from nanoengine.core.model_config import read_json
+from nanoengine.core.tokenizer import end_token_ids
+from nanoengine.errors import InvalidSamplingParams
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
 from nanoengine.sampling_params import SamplingParams
 from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
 
@@ -57,7 +58,7 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
         stated.append(generation.get("eos_token_id"))
     own = None if tokenizer is not None or file is None else GGUFTokenizer(file.metadata)
     read = own or _open_tokenizer(path if tokenizer is None else tokenizer)
-    ends = _end_tokens(config.vocab_size, *stated, read.eos_token_ids)
+    ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
     return Description(config, read, ends, _default_sampling(generation))
 
 
@@ -81,15 +82,3 @@ def _default_sampling(generation: Mapping[str, Any]) -> dict[str, int | float]:
     except InvalidSamplingParams:
         return {}
     return found
-
-
-def _end_tokens(vocab_size: int, *sources: Any) -> list[int]:
-    ids: set[int] = set()
-    for source in sources:
-        for token in source if isinstance(source, list) else [] if source is None else [source]:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise UnsupportedModel(
-                    f"eos_token_id is {shown(source)} in the model's files: it must be a token id or a list of them"
-                )
-            ids.add(token)
-    return sorted(token for token in ids if 0 <= token < vocab_size)

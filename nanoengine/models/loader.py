@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.model_config import read_json
+from nanoengine.core.weights import EMBEDDING, HEAD, check_headers
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import Destination, QuantizedDestination
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
-from nanoengine.models.checkpoint import EMBEDDING, FLOATS, HEAD, Checkpoint
+from nanoengine.models.checkpoint import Checkpoint, StoredHeader
 from nanoengine.models.decoder import build_model
-from nanoengine.models.json_file import read_json
-from nanoengine.models.safetensors_folder import SafetensorsFolder, brief
+from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import BITS
 from nanoengine.quantization.packed_folder import PackedFolder
@@ -47,7 +48,7 @@ def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
         ModelNotFound, InvalidWeights: as `load_weights`.
     """
     model = build_model(config, TorchKernels(), TorchAttention(1), torch.float32, torch.device("meta"))
-    _compare({name: place.shape for name, place in model.checkpoint_tensors().items()}, checkpoint)
+    _compare(model.checkpoint_tensors(), checkpoint)
 
 
 def load_weights(
@@ -72,7 +73,7 @@ def load_weights(
         InvalidWeights: a broken file; tensors that are missing, unexpected, repeated or misshapen (the message names
             them, and nothing was copied); a tied model with a head of its own.
     """
-    _compare({name: place.shape for name, place in tensors.items()}, checkpoint)
+    _compare(tensors, checkpoint)
     # A tied model may come with its head all the same; only then is the embedding needed a second time.
     twice = HEAD not in tensors and any(header.name == HEAD for header in checkpoint.headers())
     tied: dict[str, Tensor | QuantizedTensor] = {}
@@ -98,7 +99,7 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str |
     total = 0.0
     for header in checkpoint.headers():
         count = math.prod(header.shape)
-        if header.stored_bytes is not None:
+        if isinstance(header, StoredHeader) and header.stored_bytes is not None:
             total += header.stored_bytes
         elif quantization is not None and len(header.shape) == 2:
             total += count * BITS[quantization] / 8
@@ -123,33 +124,11 @@ def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     return source if isinstance(source, Tensor) else source.dequantize(dtype)
 
 
-def _compare(shapes: Mapping[str, Sequence[int]], checkpoint: Checkpoint) -> None:
+def _compare(slots: Mapping[str, Destination], checkpoint: Checkpoint) -> None:
     """Raise InvalidWeights unless the headers of the files have exactly these tensors, of some float dtype."""
-    missing = dict.fromkeys(shapes)
-    unexpected: list[str] = []
-    repeated: list[str] = []
-    misshapen: list[str] = []
-    for header in checkpoint.headers():
-        name, dtype, shape, file = header[:4]
-        # A tied checkpoint may repeat the embedding as its head; whether they are equal is seen when they are loaded.
-        expected = shapes.get(EMBEDDING if name == HEAD and HEAD not in shapes else name)
-        if expected is None:
-            if not header.adds_nothing:
-                unexpected.append(name)
-            continue
-        if name in shapes and name not in missing:
-            repeated.append(f"{name} in {file}")
-            continue
-        missing.pop(name, None)
-        if tuple(shape) != tuple(expected) or dtype not in FLOATS:
-            misshapen.append(f"{name} is {dtype} {shape}, not a float {list(expected)}")
-    problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
-    if any(problems.values()):
-        lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
-        raise InvalidWeights(
-            f"the weights in {checkpoint.place} do not match the config beside them: " + "; ".join(lines)
-        )
-
-
-def _some(names: list[str], limit: int = 5) -> str:
-    return ", ".join(map(brief, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    headers = (
+        header
+        for header in checkpoint.headers()
+        if header.name in slots or not (isinstance(header, StoredHeader) and header.adds_nothing)
+    )
+    check_headers({name: slot.shape for name, slot in slots.items()}, headers, checkpoint.place)

@@ -126,7 +126,7 @@ class AWQ(WholeNumbers):
             "scales": Part(dict.fromkeys(SCALES, ((groups, outputs),))),
         }
 
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:  # noqa: ARG002
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         zeros = unpack_awq(tensors["qzeros"]) if "qzeros" in tensors else None
         return self.grouped(unpack_awq(tensors["qweight"]), tensors["scales"].t(), zeros)
 
@@ -162,7 +162,7 @@ class GPTQ(WholeNumbers):
                 "false, or set checkpoint_format to what it is, 'gptq' (zero points less one) or 'gptq_v2'"
             )
 
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:  # noqa: ARG002
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         numbers, scales = unpack(tensors["qweight"].t(), self.scheme.bits), tensors["scales"].t()
         return self.grouped(numbers, scales, self._zeros(tensors["qzeros"], len(numbers)))
 
@@ -199,7 +199,7 @@ class Packed(WholeNumbers):
             parts["weight_zero_point"] = Part({"I32": (packed,), "I8": (plain,)})
         return parts
 
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:  # noqa: ARG002
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         numbers, bits = unpack(tensors["weight_packed"], self.scheme.bits), self.scheme.bits
         scales, zeros = a_row_each(tensors["weight_scale"], len(numbers)), tensors.get("weight_zero_point")
         if zeros is not None:
@@ -224,7 +224,7 @@ class Bytes(WholeNumbers):
             parts["weight_zero_point"] = Part({"I8": shapes})
         return parts
 
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:  # noqa: ARG002
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Grouped:
         numbers, zeros = from_zero(tensors["weight"], 8), tensors.get("weight_zero_point")
         if zeros is not None:
             zeros = a_row_each(from_zero(zeros, 8), len(numbers))

@@ -12,7 +12,7 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import KVLayer
 from nanoengine.engine.kv.groups import WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.model_config import LayerConfig, ModelConfig
+from nanoengine.model_config import ModelConfig
 
 
 class KVCache:
@@ -74,11 +74,8 @@ def _block_shape(model: ModelConfig, backend: AttentionBackend, dtype: torch.dty
 
 def kv_specs(model: ModelConfig) -> list[KVSpec]:
     """What each layer of a model remembers of a sequence."""
-    return [_spec_of(model.layer(number)) for number in range(model.num_layers)]
-
-
-def _spec_of(layer: LayerConfig) -> KVSpec:
-    return KVSpec() if layer.window is None else KVSpec(WINDOW, layer.window)
+    windows = (model.layer(number).window for number in range(model.num_layers))
+    return [KVSpec() if window is None else KVSpec(WINDOW, window) for window in windows]
 
 
 def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

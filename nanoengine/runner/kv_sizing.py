@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from nanoengine.config import EngineConfig
+from nanoengine.core.ram import available_ram
 from nanoengine.engine.kv.groups import Groups
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from nanoengine.ram import available_ram
 
 CPU_CAP = 4 << 30
 """Most bytes of KV that a CPU engine takes unasked; `kv_cache_memory` asks for more."""

@@ -67,7 +67,7 @@ class LogitOffsets:
         for row in rows:
             self._pieces.drop(row)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:  # noqa: ARG002
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
         samples, tokens, values = self._pieces.send(numbers, rows)
         logits.index_put_((samples, tokens), values, accumulate=True)
 

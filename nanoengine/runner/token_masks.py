@@ -68,7 +68,7 @@ class TokenMasks:
         for row in rows:
             self._pieces.drop(row)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:  # noqa: ARG002
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
         samples, masks = self._pieces.send(numbers, rows)
         for part in row_slices(len(numbers)):
             bits = (masks[part].view(torch.uint8)[:, :, None] >> self._shifts) & 1

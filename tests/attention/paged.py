@@ -13,10 +13,9 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.layers import Attention, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory
-from nanoengine.layers.norm import RMSNorm
 from tests.support import angles_at
 
 EPS = 1e-6
@@ -123,7 +122,7 @@ class Pool:
         self.rotated = rotated
         self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
         if not one_go:
-            self.layer._rotate_and_write = None
+            self.layer.rotate_and_write = None
 
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         angles = angles_at(positions, self.sequences.heads.dim, THETA) if self.rotated else None

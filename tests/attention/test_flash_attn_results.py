@@ -20,7 +20,6 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.core.flash_attention import key_starts
 from nanoengine.errors import InvalidConfig
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
@@ -284,18 +283,6 @@ def without_content(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.empty_like(q)
 
     return shape_only
-
-
-def test_where_keys_start_is_worked_out_once() -> None:
-    with installed("flash_attn_2"):
-        pool, _ = pools(Sequences(Heads(1, 1, 8), BLOCK, [3, 5, 300]))
-        runs = pool.metadata(0, [0, 1, 2], [0, 0, 0], [3, 5, 300]).chunks
-    assert runs is not None
-    starts = key_starts(runs)
-    assert starts.tolist() == [0, 3, 8, 308]
-    assert starts.dtype == torch.int32
-    assert starts.is_contiguous()
-    assert key_starts(runs) is starts
 
 
 def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,10 @@ class Known:
         self.says = guess
         self.ended: list[list[int]] = []
 
-    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Known:  # noqa: ARG002
+    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Known:
         return self
 
-    def guess(self, token_ids: Sequence[int], most: int) -> list[int]:  # noqa: ARG002
+    def guess(self, token_ids: Sequence[int], most: int) -> list[int]:
         return self.says[:most]
 
     def end(self, token_ids: Sequence[int]) -> None:

@@ -27,10 +27,10 @@ class Recorder(AttentionBackend):
     def write_kv(self, *_: Tensor) -> None:
         raise NotImplementedError
 
-    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:  # noqa: ARG002
+    def decode(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:
         return self._note("decode", q, runs, q + 1)
 
-    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:  # noqa: ARG002
+    def prefill(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, *_: object) -> Tensor:
         return self._note("prefill", q, runs, q + 2)
 
     def _note(self, kernel: str, q: Tensor, runs: Runs, result: Tensor) -> Tensor:

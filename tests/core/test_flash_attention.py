@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nanoengine.core import flash_attention
-from nanoengine.core.flash_attention import FlashAttention, key_starts
+from nanoengine.core.flash_attention import FlashAttention
 from nanoengine.core.torch_attention import TorchAttention
 from tests.attention.stand_ins import installed
-from tests.core.paged_attention import PLAIN, Paged, assert_equal
+from tests.core.paged_attention import HEAD_DIM, PLAIN, Paged, assert_equal
 
 CPU = torch.device("cpu")
 BLOCK = 256
@@ -60,12 +60,16 @@ def test_the_function_of_decodes_is_asked_where_they_have_one_length(monkeypatch
 
 
 def test_where_keys_start_is_worked_out_once() -> None:
-    paged = Paged([3, 5, 300], BLOCK)
-    runs = paged.metadata(0, [0, 0, 0], [3, 5, 300], []).chunks
-    assert runs is not None
-    starts = key_starts(runs)
-    assert (starts.tolist(), starts.dtype) == ([0, 3, 8, 308], torch.int32)
-    assert key_starts(runs) is starts
+    with installed("flash_attn_2", exact=True):
+        paged = Paged([3, 5, 300], BLOCK, backend=FlashAttention)
+        metadata = paged.metadata(0, [0, 0, 0], [3, 5, 300], paged.write([0, 0, 0], [3, 5, 300]))
+        q, starts = torch.randn(308, 4, HEAD_DIM), []
+        for _ in range(2):
+            paged.backend.attend(q, paged.k_cache, paged.v_cache, metadata, PLAIN)
+            assert metadata.chunks is not None
+            starts.append(metadata.chunks.plan)
+    assert (starts[0].tolist(), starts[0].dtype) == ([0, 3, 8, 308], torch.int32)
+    assert starts[0] is starts[1]
 
 
 def test_the_cache_is_that_of_plain_torch() -> None:

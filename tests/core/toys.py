@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import NULL_BLOCK, UNKNOWN, Run, StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
-from nanoengine.core.seams import Candidate
+from nanoengine.core.seams import Candidate, KVLayout
 from nanoengine.core.sequence import Phase, Request, Sequence
 
 VOCAB = 50
@@ -28,17 +28,24 @@ class Done:
 
 
 class ToyModel:
-    """Slots hold (token, position). A read of a slot that holds another position, or nothing, is an assertion.
+    """Slots hold (token, position, group). A read of a slot that holds another position, or nothing, is an assertion.
 
     Args:
         failing: numbers of the launches that raise.
         broken: (token, position) pairs whose K/V are no numbers: whoever reads one gets no token.
-        seen: for each group, the first position that a position sees; None: all.
+        layouts: of each group: which tokens are read.
     """
 
-    def __init__(self, block_size: int, failing: Iterable[int] = (), broken: Iterable[tuple[int, int]] = ()):
+    def __init__(
+        self,
+        block_size: int,
+        failing: Iterable[int] = (),
+        broken: Iterable[tuple[int, int]] = (),
+        layouts: Seq[KVLayout] = (FullLayout(),),
+    ):
         self.block_size, self.failing, self.broken = block_size, set(failing), set(broken)
-        self.slots: dict[tuple[int, int], tuple[int, int]] = {}
+        self.layouts = layouts
+        self.slots: dict[tuple[int, int], tuple[int, int, int]] = {}
         self.rows: dict[int, tuple[list[int], list[list[int]], int]] = {}
         self.last: dict[int, int] = {}
         self.num_launched = self.num_computed = 0
@@ -56,7 +63,7 @@ class ToyModel:
             for offset in range(self.block_size):
                 self.slots.pop((block, offset), None)
         for row in plan.ended:
-            del self.rows[row]
+            self.rows.pop(row, None)  # a row that a failed plan started is unknown here
         for start in plan.started:
             self.rows[start.row] = start.token_ids, [table.copy() for table in start.tables], start.sampling.seed
             self.last[start.row] = start.token_ids[-1]
@@ -75,14 +82,14 @@ class ToyModel:
         tokens = [self.last[run.row], *run.drafts] if is_decode else known[run.start : run.start + run.num_new]
         self.num_computed += len(tokens)
         for position, token in enumerate(tokens, run.start):
-            for table in tables:
+            for group, table in enumerate(tables):
                 block = table[position // self.block_size]
                 assert block != NULL_BLOCK, "a new token has a slot in every group"
-                self.slots[block, position % self.block_size] = token, position
+                self.slots[block, position % self.block_size] = token, position, group
         if not run.samples:
             return
         first = run.start if is_decode else run.start + run.num_new - 1
-        sampled = [self._next(tables[0], position, seed) for position in range(first, run.start + run.num_new)]
+        sampled = [self._next(tables, position, seed) for position in range(first, run.start + run.num_new)]
         result.token_ids += sampled
         num_accepted = 0
         if run.drafts:
@@ -91,14 +98,17 @@ class ToyModel:
             result.num_accepted.append(num_accepted)
         self.last[run.row] = sampled[num_accepted]
 
-    def _next(self, table: list[int], position: int, seed: int) -> int:
+    def _next(self, tables: list[list[int]], position: int, seed: int) -> int:
         digest = seed
-        for seen in range(position + 1):
-            token, at = self.slots[table[seen // self.block_size], seen % self.block_size]
-            assert at == seen, "a slot holds the K/V of another position"
-            if (token, at) in self.broken:
-                return UNKNOWN
-            digest = (digest * 31 + token * 7 + 1) & (2**40 - 1)
+        for group, (layout, table) in enumerate(zip(self.layouts, tables, strict=True)):
+            for seen in range(layout.first_seen(position), position + 1):
+                block = table[seen // self.block_size]
+                assert block != NULL_BLOCK, "a token sees one whose block was given back"
+                token, *where = self.slots[block, seen % self.block_size]
+                assert where == [seen, group], "a slot holds the K/V of another position or group"
+                if (token, seen) in self.broken:
+                    return UNKNOWN
+                digest = (digest * 31 + token * 7 + 1) & (2**40 - 1)
         return (digest >> 7) % VOCAB
 
     def close(self) -> None:
@@ -124,10 +134,12 @@ class ToyDrafter:
         self.truth, self.rng = truth, rng
         self.num_drafts = self.num_accepted = 0
 
-    def postpones(self, seq: Sequence) -> bool:
-        return self.rng.random() < 0.3
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> set[Sequence]:
+        return {seq for seq, _ in candidates if self.rng.random() < 0.3}
 
-    def choose(self, candidates: Iterable[Candidate], num_tokens: int, budget: int) -> dict[Sequence, list[int]]:
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
         chosen: dict[Sequence, list[int]] = {}
         for seq, most in candidates:
             count = min(most, budget, self.rng.randint(0, 4))

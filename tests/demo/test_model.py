@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nanoengine import LLM
+from nanoengine.core.model_config import read_json
 from nanoengine.demo.corpus import read_documents, standard_library
-from nanoengine.models.json_file import read_json
 from nanoengine.models.names import DEMO
 from tests.support import forced_logits
 

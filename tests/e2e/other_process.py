@@ -33,7 +33,7 @@ class RemoteStep:
 class RemoteExecutor:
     """Sends plans, and takes results in the order of the plans."""
 
-    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path, use_tqdm: bool):  # noqa: ARG002
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path, use_tqdm: bool):
         context = multiprocessing.get_context("spawn")
         self.here, there = context.Pipe()
         self.process = context.Process(target=serve, args=(there, config, model_config, folder), daemon=True)

@@ -60,7 +60,7 @@ class DigitTokenizer:
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
         return "".join(f"{token} " for token in token_ids)
 
 

@@ -24,7 +24,7 @@ class Acting:
     def __init__(self, act: Callable[[], Any], at_launch: Callable[[], Any] = lambda: None):
         self.act, self.at_launch = act, at_launch
 
-    def launch(self, plan: StepPlan) -> Step:  # noqa: ARG002 - it is told what to do
+    def launch(self, plan: StepPlan) -> Step:
         self.at_launch()
         return Step(self.act)
 

@@ -230,7 +230,7 @@ class ToyModel(Eager):
         row.token_ids = own
         return num_accepted
 
-    def choose(self, row: ToyRow, token: int) -> int:  # noqa: ARG002 - for those that sample otherwise
+    def choose(self, row: ToyRow, token: int) -> int:
         """The token that a row gets where all rows with its tokens would get this one."""
         return token
 
@@ -370,7 +370,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode(errors="replace")
 
 

@@ -61,7 +61,7 @@ def test_tensors_are_those_of_the_model(written: tuple[Any, dict[str, Tensor], P
 
 def test_headers_are_those_of_the_tensors(written: tuple[Any, dict[str, Tensor], Path]) -> None:
     _, expected, path = written
-    found = {name: (dtype, shape) for name, dtype, shape, *_ in GGUFCheckpoint(path).headers()}
+    found = {header.name: (header.dtype, header.shape) for header in GGUFCheckpoint(path).headers()}
     assert found == {name: ("F32", list(tensor.shape)) for name, tensor in expected.items()}
 
 
@@ -133,7 +133,7 @@ def test_flipped_bytes_of_a_header_raise_named_errors_or_none(
     (tmp_path / "model.gguf").write_bytes(content)
     with suppress(InvalidWeights, UnsupportedModel):
         checkpoint = GGUFCheckpoint(tmp_path / "model.gguf")
-        shapes = {name: shape for name, _, shape, *_ in checkpoint.headers()}
+        shapes = {header.name: header.shape for header in checkpoint.headers()}
         assert shapes == {name: list(tensor.shape) for name, tensor in checkpoint.tensors(torch.float32)}
 
 
@@ -155,7 +155,7 @@ def test_a_tied_model_has_no_head(llama: Callable[..., Path]) -> None:
 def test_a_tensor_that_is_not_known_keeps_its_name(llama: Callable[..., Path]) -> None:
     more = {"blk.0.attn_sinks.weight": torch.ones(4)}
     headers = GGUFCheckpoint(llama(more_tensors=more)).headers()
-    assert ("blk.0.attn_sinks.weight", "F32", [4]) in [header[:3] for header in headers]
+    assert ("blk.0.attn_sinks.weight", "F32", [4]) in [(header.name, header.dtype, header.shape) for header in headers]
 
 
 def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., Path]) -> None:

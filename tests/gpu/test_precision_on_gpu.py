@@ -10,9 +10,9 @@ import torch
 from benchmarks.gpu.modes import modes_of, running_in
 from nanoengine import LLM, SamplingParams
 from nanoengine.attention.backend import choose_backend
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
 from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model

@@ -1,129 +1,36 @@
-"""The attention layer: it writes to its own layer's cache before it reads, as the backend offers it and the layer needs it.
-
-What comes out of it with real backends is tested in tests/attention.
-"""
+"""Attention with norms over all heads together: they are applied before the write, whatever the backend offers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.layers.attention import Attention
-from nanoengine.layers.factory import Factory
-from nanoengine.layers.norm import RMSNorm
-from nanoengine.layers.rotary import Angles, apply_rotary
-from tests.support import angles_at
-
-CPU = torch.device("cpu")
-SPEC = AttentionSpec(0.25)
-HEADS, KV_HEADS, DIM = 4, 2, 8
-SINKS = torch.randn(HEADS)
-WIDTH = (HEADS + 2 * KV_HEADS) * DIM
+from nanoengine.layers.attention import WideNormAttention
+from tests.core.test_attention_layer import DIM, HEADS, KV_HEADS, Recorder, step
 
 
-class Recorder:
-    """A backend that notes its calls."""
-
-    name = description = "recorder"
-
-    def __init__(self, *, offers: bool):
-        self.calls: list[tuple[Any, ...]] = []
-        self.rotate_and_write = self._rotate_and_write if offers else None
-
-    def _rotate_and_write(self, qkv: Tensor, *rest: object) -> Tensor:
-        self.calls.append(("rotate_and_write", qkv, *rest))
-        return qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1
-
-    def write_kv(self, *what: object) -> None:
-        self.calls.append(("write_kv", *what))
-
-    def attend(self, q: Tensor, *rest: object) -> Tensor:
-        self.calls.append(("attend", q, *rest))
-        return q + 2
-
-
-def norm_of(eps: float = 1e-6) -> RMSNorm:
-    norm = RMSNorm(Factory(TorchKernels(), torch.float32, CPU), DIM, eps)
-    norm.weight.copy_(torch.rand(DIM) + 0.5)
-    return norm
-
-
-def step() -> tuple[Tensor, Angles, AttentionMetadata]:
-    """Projections, angles and metadata of three tokens, in a model of three layers."""
-    one = torch.ones(1, dtype=torch.int32)
-    caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
-    starts = torch.tensor([0, 3], dtype=torch.int32)
-    metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
-    return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
-
-
-def layer_over(backend: Recorder, q_norm: RMSNorm | None = None, k_norm: RMSNorm | None = None) -> Attention:
-    """The second layer of a model."""
-    return Attention(1, KV_HEADS, DIM, SPEC, backend, q_norm, k_norm, SINKS)  # type: ignore[arg-type]
-
-
-def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: AttentionMetadata) -> None:
-    """The last call attends with q to the cache of the layer, by its spec and sinks, and its result is that of the layer."""
-    name, given, *rest = backend.calls[-1]
-    assert name == "attend"
-    torch.testing.assert_close(given, q)
-    assert torch.equal(out, given + 2)
-    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
-        assert got is expected
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("rotated", [True, False])
-def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool, rotated: bool) -> None:
-    backend = Recorder(offers=True)
-    qkv, angles, metadata = step()
-    both = [norm_of(), norm_of()] if norms else []
-    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
-    (name, *given), _ = backend.calls
-    assert name == "rotate_and_write"
-    weights = [norm.weight for norm in both] or [None, None]
-    cos, sin = angles if rotated else (None, None)
-    expected = (qkv, *weights, 1e-6 if norms else 0.0, cos, sin, *metadata.kv_cache[1], metadata.slot_mapping)
-    for got, right in zip(given, expected, strict=True):
-        assert got is right or got == right
-    check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
-
-
-NORMS = {
-    "none": (None, None),
-    "both": (1e-6, 1e-6),
-    "of different eps": (1e-6, 1e-5),
-    "of q alone": (1e-6, None),
-    "of k alone": (None, 1e-6),
-}
-
-
-@pytest.mark.parametrize("rotated", [True, False])
-@pytest.mark.parametrize(
-    ("eps", "offers"),
-    [(eps, offers) for kind, eps in NORMS.items() for offers in (False, True) if not offers or kind.startswith("of")],
-    ids=str,
-)
-def test_otherwise_it_does_one_after_the_other(
-    eps: tuple[float | None, float | None], offers: bool, rotated: bool
-) -> None:
-    """Where nothing is offered, and where what is offered is not what the layer needs."""
+@pytest.mark.parametrize("offers", [True, False])
+def test_q_and_k_are_normed_over_all_of_their_heads(offers: bool) -> None:
     backend = Recorder(offers=offers)
-    qkv, angles, metadata = step()
-    q_norm, k_norm = (None if value is None else norm_of(value) for value in eps)
-    out = layer_over(backend, q_norm, k_norm)(qkv, angles if rotated else None, metadata)
-    q, k, v = qkv.view(3, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-    q, k = (x if norm is None else norm(x) for norm, x in ((q_norm, q), (k_norm, k)))
-    q, k = (apply_rotary(x, angles) if rotated else x for x in (q, k))
-    assert [call[0] for call in backend.calls] == ["write_kv", "attend"]
-    _, written_k, written_v, k_cache, v_cache, slots = backend.calls[0]
-    torch.testing.assert_close(written_k, k)
-    assert torch.equal(written_v, v)
-    assert (k_cache, v_cache) == metadata.kv_cache[1]
-    assert slots is metadata.slot_mapping
-    check_attended(backend, out, q, metadata)
+    qkv, _, metadata = step()
+    factory = Factory(TorchKernels(), torch.float32, torch.device("cpu"))
+    norms = [RMSNorm(factory, heads * DIM, 1e-6) for heads in (HEADS, KV_HEADS)]
+    for norm in norms:
+        norm.weight.uniform_(0.5, 1.5)
+    q, k, v = qkv.clone().split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), dim=1)
+    layer = WideNormAttention(1, KV_HEADS, DIM, AttentionSpec(0.25), backend, *norms)  # type: ignore[arg-type]
+    layer(qkv, None, metadata)
+    name, *given = backend.calls[0]
+    expected = [norms[0](q), norms[1](k), v]
+    if offers:
+        assert name == "rotate_and_write"
+        assert torch.equal(given[0], torch.cat(expected, dim=1))
+        assert given[1:3] == [None, None], "they are not applied a second time"
+    else:
+        assert name == "write_kv"
+        assert torch.equal(given[0].flatten(1), expected[1])
+        assert torch.equal(given[1].flatten(1), v)
+        assert torch.equal(backend.calls[1][1].flatten(1), expected[0])

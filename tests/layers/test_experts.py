@@ -12,9 +12,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
+from nanoengine.core.layers import RMSNorm
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
-from nanoengine.layers.norm import RMSNorm
 from nanoengine.model_config import ExpertsConfig
 
 HIDDEN, SIZE, EPS = 33, 20, 1e-6
@@ -48,7 +48,7 @@ def layer_of(factory: Factory, block: Any, names: tuple[str, str, str]) -> Exper
         gate, up = block.experts.gate_up_proj[i].chunk(2)
         for name, values in zip(names, (gate, up, block.experts.down_proj[i]), strict=True):
             tensors[f"mlp.experts.{i}.{name}.weight"] = values
-    places = layer.parts("mlp", "gate", names)
+    places = layer.slots("mlp", "gate", names)
     assert places.keys() == tensors.keys()
     for name, place in places.items():
         assert place.shape == tensors[name].shape
@@ -68,7 +68,7 @@ def test_with_biases_and_clamped_gates_it_is_that_of_gpt_oss(
     block = block.requires_grad_(False)
     facts = {"num_experts": experts, "num_chosen": chosen, "intermediate_size": SIZE, "normalize": True}
     layer = Experts(factory, HIDDEN, ExpertsConfig(**facts, has_biases=True), "clamped")
-    places, tensors = layer.parts("mlp", "router", ("gate_up_proj", "down_proj")), block.state_dict(prefix="mlp.")
+    places, tensors = layer.slots("mlp", "router", ("gate_up_proj", "down_proj")), block.state_dict(prefix="mlp.")
     assert {name: place.shape for name, place in places.items()} == {name: t.shape for name, t in tensors.items()}
     for name, place in places.items():
         place.copy_(tensors[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nanoengine.core.layers import Linear
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
 from nanoengine.layers.factory import Factory
 
@@ -13,11 +14,12 @@ from nanoengine.layers.factory import Factory
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_parameters_are_of_its_dtype_and_on_its_device(dtype: torch.dtype, device: str) -> None:
     factory = Factory(TorchKernels(), dtype, torch.device(device))
-    weight, vector = factory.weight(3, 5), factory.vector(7)
+    weight, bias = factory.weight(3, 5), Linear(factory, 5, 3, 4, bias=True).bias
     assert isinstance(weight, RowMajor)
-    assert (weight.shape, vector.shape) == ((3, 5), (7,))
-    assert {(x.dtype, x.device.type) for x in (weight.tensor, vector)} == {(dtype, device)}
-    assert not vector.requires_grad
+    assert bias is not None
+    assert (weight.shape, bias.shape) == ((3, 5), (7,))
+    assert {(x.dtype, x.device.type) for x in (weight.tensor, bias)} == {(dtype, device)}
+    assert not bias.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanoengine.layers.rotary import Angles, RotaryEmbedding, apply_rotary
+from nanoengine.core.layers import Angles, apply_rotary
+from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.model_config import RopeConfig
 from tests.support import angles_at, threads
 
@@ -95,4 +96,4 @@ def test_nothing_is_computed_before_the_length_is_known() -> None:
             raise AssertionError(f"{operation} is computed")
 
     with Seen():
-        RotaryEmbedding(128, 1e6, torch.device("meta"))
+        RotaryEmbedding(128, RopeConfig(theta=1e6, rotary_dim=128), torch.device("meta"))

@@ -186,16 +186,16 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
     embedded = model.embed_tokens(torch.tensor([1]))
     layer = model.layers[0]
-    hidden, residual = layer.mlp(layer.before_mlp, embedded, embedded.clone())
+    hidden, residual = layer.mlp(layer.mlp_norm, embedded, embedded.clone())
     assert embedded.dtype == hidden.dtype == residual.dtype == dtype
-    assert model.lm_head(embedded).dtype == torch.float32
+    assert model.lm_head.logits(embedded).dtype == torch.float32
     assert torch.get_default_dtype() == torch.float32
 
 
 class Watcher:
     """In the place of a layer: keeps what comes to it."""
 
-    rope = None
+    rotary = None
 
     def __call__(self, hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
         self.seen = hidden
@@ -218,9 +218,9 @@ def test_the_scale_of_embeddings_is_rounded_only_if_the_family_does(architecture
     config = read_model_config(table | ({"embedding_multiplier": 6.7} if of_granite else {}))
     model = build_model(config, TorchKernels(), TorchAttention(4), torch.bfloat16, CPU)
     weight = torch.randn(64, 45).bfloat16()
-    model.embed_tokens.rows().copy_(weight)
+    model.embed_tokens.slot().copy_(weight)
     model.layers = [watcher := Watcher()]  # type: ignore[list-item]
-    model.norm.place(0.0).copy_(torch.ones(45))
+    model.norm.slot().copy_(torch.ones(45))
     model.prepare(64)
     model.forward(torch.arange(64), torch.arange(64), [None])  # type: ignore[list-item]
     by_number = weight * (6.7 if of_granite else 45**0.5)
@@ -249,7 +249,8 @@ def test_torchs_default_dtype_and_device_count_for_nothing() -> None:
     assert {place.device.type for place in places.values()} == {"cpu"}
     wanted = {name: torch.float32 if "norm" in name else torch.float16 for name in places}
     assert {name: place.dtype for name, place in places.items()} == wanted
-    for angles, right in zip(model.rotary[CONFIG.layers[0].rope](positions), expected, strict=True):
+    [rotary] = model.rotaries
+    for angles, right in zip(rotary(positions), expected, strict=True):
         assert torch.equal(angles, right)
 
 

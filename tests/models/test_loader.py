@@ -14,16 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.layers import Embedding, Linear
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import RowMajor, TorchKernels
-from nanoengine.layers.embedding import Embedding, LMHead
-from nanoengine.layers.linear import Linear
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder, DecoderLayer, build_model
-from nanoengine.models.json_file import read_json
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.conftest import INDEX, SHAPE
@@ -61,7 +60,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def rows(layer: Embedding | LMHead) -> Tensor:
+def rows(layer: Embedding) -> Tensor:
     return cast(RowMajor, layer.weight).tensor
 
 
@@ -128,12 +127,15 @@ def test_native_weights_compute_with_what_is_in_the_checkpoint(
     load_weights(native.checkpoint_tensors(), SafetensorsFolder(folder), wanted, use_tqdm=False)
     ids = torch.arange(native.config.vocab_size)
     assert torch.equal(native.embed_tokens(ids), torchs.embed_tokens(ids))
-    assert torch.equal(native.lm_head(torch.eye(24, dtype=wanted)), torchs.lm_head(torch.eye(24, dtype=wanted)))
+    assert torch.equal(
+        native.lm_head.logits(torch.eye(24, dtype=wanted)), torchs.lm_head.logits(torch.eye(24, dtype=wanted))
+    )
     for ours, theirs in zip(native.layers, torchs.layers, strict=True):
         for left, right in zip(linears(ours), linears(theirs), strict=True):
             ones = torch.eye(left.weight.shape[1], dtype=wanted)  # their products are the columns themselves
             assert torch.equal(left(ones), right(ones))
-        assert torch.equal(ours.self_attn.k_norm.weight, theirs.self_attn.k_norm.weight)
+        for left, right in zip(ours.self_attn.norms, theirs.self_attn.norms, strict=True):
+            assert torch.equal(left.weight, right.weight)
 
 
 def linears(layer: DecoderLayer) -> list[Linear]:

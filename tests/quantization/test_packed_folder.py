@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidWeights, ModelNotFound, UnsupportedModel
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder, build_model
-from nanoengine.models.json_file import read_json
 from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.quantization.packed_folder import PackedFolder

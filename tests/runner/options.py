@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine.config import EngineConfig
+from nanoengine.core.model_config import read_json
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.json_file import read_json
 
 
 def engine_config(folder: Path, **options: Any) -> EngineConfig:

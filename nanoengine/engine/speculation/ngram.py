@@ -26,7 +26,7 @@ class NgramProposer:
             raise InvalidConfig(f"max_tokens is {max_tokens}: it must be at least min_tokens ({min_tokens})")
         self._sizes = range(min_tokens, max_tokens + 1)
 
-    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> NgramGuesser:  # noqa: ARG002 (nothing is shared)
+    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> NgramGuesser:
         return NgramGuesser(self._sizes)
 
 

@@ -21,7 +21,7 @@ class Scripted:
         self.num_begun = 0
         self.ended: list[list[int]] = []
 
-    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:  # noqa: ARG002
+    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:
         self.num_begun += 1
         return self
 

@@ -399,7 +399,7 @@ def test_a_stop_string_in_the_middle_of_a_run_is_the_end() -> None:
 
 def test_a_proposer_that_cannot_even_begin_harms_nobody() -> None:
     class Broken(Scripted):
-        def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:  # noqa: ARG002
+        def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:
             raise RuntimeError("not today")
 
     scheduler, own = drafting()

@@ -246,10 +246,10 @@ def test_the_end_of_a_sequence_is_told_and_nothing_of_it_is_kept() -> None:
 
 def test_a_guesser_that_raises_at_the_end_is_counted() -> None:
     class Sulking(Scripted):
-        def end(self, token_ids: Sequence[int]) -> None:  # noqa: ARG002
+        def end(self, token_ids: Sequence[int]) -> None:
             raise RuntimeError("not yet")
 
-        def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:  # noqa: ARG002
+        def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Scripted:
             return self
 
     own = Speculation(Sulking(right), num_drafts=3, vocab_size=VOCAB_SIZE, costs=FREE)

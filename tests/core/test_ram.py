@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine import ram
-from nanoengine.ram import available_ram
+from nanoengine.core import ram
+from nanoengine.core.ram import available_ram
 
 GIB = 2**30
 

@@ -1,0 +1,1 @@
+"""Shares among clients: the prompts of one cannot keep the others waiting."""

@@ -1,0 +1,101 @@
+"""Kernels made for a device, and attention over them, as a capability of the engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from nanoengine.attention.backend import AttentionBackend as PackageBackend
+from nanoengine.attention.backend import choose_backend
+from nanoengine.attention.kv_cache import BlockMajorKVCache, HugePageKVCache
+from nanoengine.core.attention import AttentionBackend
+from nanoengine.core.config import check_choice
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.kernels import Kernels
+from nanoengine.core.kv_cache import KVCache
+from nanoengine.core.startup import Capability, Startup
+from nanoengine.kernels.interface import Kernels as PackageKernels
+from nanoengine.kernels.interface import choose_kernels
+from nanoengine.models.decoder import attention_specs
+from nanoengine.placement import choose_dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """Options of the kernels.
+
+    Args:
+        kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
+            unless it is named), or "auto": those made for the device where they can run.
+        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 16, so that
+            products are sums of integers), "float32" (not rounded: the exact results of the stored weights), or "auto": int8
+            where there are kernels for it.
+        kv_cache_dtype: "auto" (that of the model), or "int8": 8-bit numbers and a scale for each token of a head, which is
+            about half the bytes of bfloat16, and near it.
+    """
+
+    kernels: str = "auto"
+    activation_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("kernels", self.kernels, ("auto", "native", "triton", "torch"))
+        check_choice("activation_dtype", self.activation_dtype, ("auto", "int8", "float32"))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8"))
+
+
+class NativeAndTriton(Capability):
+    options = KernelOptions
+    passed_over = ""
+    """Why faster attention backends cannot run."""
+
+    def dtype(self, startup: Startup) -> torch.dtype:
+        return choose_dtype(startup.config.dtype, startup.model_config.dtype, startup.device.torch_device)
+
+    def kernels(self, startup: Startup) -> Kernels:
+        own, device = startup.config.of(KernelOptions), startup.device.torch_device
+        exact = own.activation_dtype == "float32"
+        found = choose_kernels(own.kernels, device, startup.dtype, exact=exact, use_tqdm=startup.use_tqdm)
+        if found.name != "native" and own.activation_dtype == "int8":
+            raise InvalidConfig(
+                f"activation_dtype is 'int8', but the {found.name} kernels round none ({found.description}): use "
+                "activation_dtype='auto', or a device and dtype that the native kernels compute on"
+            )
+        return found
+
+    def backend(self, startup: Startup) -> AttentionBackend:
+        own, name = startup.config.of(KernelOptions), startup.config.attention_backend
+        if own.kv_cache_dtype == "int8":
+            startup.kv_dtype = torch.int8
+        if name == "auto" and startup.kernels.name == "torch":
+            name = "torch"  # what other backends need, the kernels that were made for the device need too
+        where = startup.device.torch_device, startup.dtype, startup.model_config, startup.config.block_size
+        specs = attention_specs(startup.model_config)
+        is_int8 = startup.kv_dtype is torch.int8
+        found, self.passed_over = choose_backend(name, *where, specs, quantized=is_int8)
+        if is_int8:
+            found.kv_shape = partial(found.kv_shape, quantized=True)  # type: ignore[method-assign]
+        return found
+
+    def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
+        backend = startup.backend
+        kind = BlockMajorKVCache if isinstance(backend, PackageBackend) and backend.block_major else HugePageKVCache
+        device = startup.device.torch_device
+        return kind(
+            num_blocks, startup.model_config, startup.groups, startup.backend, startup.kv_dtype or startup.dtype, device
+        )
+
+    def describe_itself(self, startup: Startup) -> str:
+        formats: Counter[str] = Counter()
+        for matrix in startup.facts.get("matrices", ()):
+            formats.update(matrix.formats())
+        listed = " + ".join(f"{size / 2**20:.1f} MiB in {name}" for name, size in formats.most_common())
+        plain = str(startup.dtype).removeprefix("torch.")
+        kernels, products = startup.kernels, ""
+        if isinstance(kernels, PackageKernels) and formats.keys() - {plain}:
+            products = f" ({kernels.quantized_products})"
+        passed_over = f"; attention is not {self.passed_over}" if self.passed_over else ""
+        return f"weights: {listed}{products}{passed_over}"

@@ -1,0 +1,63 @@
+"""CommonPrefix: how many first blocks all decodes of a step share, so that attention may read these once for all of them."""
+
+from __future__ import annotations
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.scheduler import Step
+from nanoengine.core.sequence import Sequence
+
+FAR = 2**40
+"""A position behind every window."""
+
+
+class CommonPrefix:
+    """A `PlanExtra` that fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
+
+    def __init__(self, blocks: BlockManager):
+        self.blocks = blocks
+        self._decodes: list[Sequence] = []  # the counts are theirs
+        self._counts: list[int] = []
+
+    def wants_step(self) -> bool:
+        return False
+
+    def complete(self, step: Step) -> None:
+        if step.started and not set(step.started).isdisjoint(self._decodes):  # their tables are new
+            self._decodes = []
+        plan = step.plan
+        if num_drafted := plan.num_drafted:
+            seqs = [*step.decodes, *step.runs[:num_drafted]]
+            starts = [*plan.decode_starts.tolist(), *(run.start for run in plan.runs[:num_drafted])]
+            plan.num_common_blocks = self._count(seqs, min(starts))
+        elif step.decodes:
+            if step.decodes != self._decodes:
+                self._counts = self._recount(step.decodes, int(plan.decode_starts.min()))
+                self._decodes = step.decodes
+            plan.num_common_blocks = self._counts
+
+    def _recount(self, seqs: list[Sequence], least: int) -> list[int]:
+        """Where sequences stay that shared something before, only newcomers can make it less."""
+        known = set(self._decodes) if any(self._counts) else set()
+        stayed = [seq for seq in seqs if seq in known]
+        if len(seqs) == 1 or not stayed:
+            return self._count(seqs, least)
+        newcomers = [seq for seq in seqs if seq not in known]
+        if not newcomers:
+            return self._counts
+        return list(map(min, self._count([stayed[0], *newcomers], least), self._counts))
+
+    def _count(self, seqs: list[Sequence], least: int) -> list[int]:
+        """Of each group, the first blocks that sequences share, none of which holds a token from position `least` on. A group
+        with a window has none: its first blocks are given back.
+        """
+        if len(seqs) == 1:
+            return []
+        counts, references = [], self.blocks.ref_counts
+        for group, table in enumerate(seqs[0].block_tables):
+            # Most often nothing is shared: the number of references tells that at once.
+            end = 0 if self.blocks.layouts[group].first_seen(FAR) else least // self.blocks.block_size
+            end = next((i for i, block in enumerate(table[:end]) if references[block] < len(seqs)), end)
+            tables = [seq.block_tables[group][:end] for seq in seqs]
+            first, last = min(tables), max(tables)  # blocks that these share, all share
+            counts.append(next((i for i, (a, b) in enumerate(zip(first, last, strict=True)) if a != b), end))
+        return counts

@@ -1,0 +1,91 @@
+"""Families of models, the formats of their files, and quantization, as a capability of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.config import check_choice
+from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.qwen3 import Decoder
+from nanoengine.core.startup import Capability, Startup
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
+from nanoengine.model_config import ModelConfig
+from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.decoder import build_model
+from nanoengine.models.description import describe
+from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.names import WEIGHT_FILES, find_model
+from nanoengine.placement import check_room_for_weights
+from nanoengine.quantization.at_load import quantizer
+from nanoengine.tokenizer import ModelTokenizer
+
+QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Options of the model and its files.
+
+    Args:
+        tokenizer: a folder or hub name, if the tokenizer is not the model's own.
+        quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
+            inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
+            activations to match). None: as in the files, which may be quantized themselves.
+    """
+
+    tokenizer: str | None = None
+    quantization: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantization is not None:
+            check_choice("quantization", self.quantization, QUANTIZATIONS)
+        if self.tokenizer is not None and not isinstance(self.tokenizer, str):
+            raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")
+
+
+class Models(Capability):
+    """Attributes are set by `describe`, for the doors that need them."""
+
+    options = ModelOptions
+    checkpoint: Checkpoint
+    model_config: ModelConfig
+    tokenizer: ModelTokenizer
+    default_sampling: Mapping[str, int | float]
+    """What the model's makers advise."""
+
+    def describe(self, startup: Startup) -> tuple[ModelConfig, ModelTokenizer, Sequence[int]]:
+        """Nothing that the files say takes time or memory before it was compared with the headers of the weights."""
+        config, own = startup.config, startup.config.of(ModelOptions)
+        other = None if own.tokenizer is None else find_model(own.tokenizer)
+        found = describe(find_model(config.model), other)
+        path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
+        self.checkpoint = open_checkpoint(path)
+        check_weights(found.config, self.checkpoint)
+        self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
+        self.tokenizer, self.default_sampling = found.tokenizer, found.default_sampling
+        return self.model_config, found.tokenizer, found.eos_token_ids
+
+    def model(self, startup: Startup) -> Decoder:
+        device, quantization = startup.device.torch_device, startup.config.of(ModelOptions).quantization
+        quantize: Quantizer | None = None
+        if quantization is not None:
+            missing = (
+                "the native and torch kernels know no products of them" if startup.kernels.name != "triton" else None
+            )
+            quantize = quantizer(quantization, missing or float8_unsupported_reason(device))
+        if startup.kernels.name == "native":
+            num_bytes = weight_bytes(self.checkpoint, startup.dtype, quantization)
+        else:  # on a CPU, other kernels compute with dense weights
+            num_bytes = self.model_config.num_parameters() * startup.dtype.itemsize
+        check_room_for_weights(num_bytes, device)
+        kernels, backend = startup.kernels, startup.backend
+        if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
+            raise InvalidConfig("families of models need the capability kernels, which is not installed")
+        model = build_model(self.model_config, kernels, backend, startup.dtype, device)
+        startup.facts["matrices"] = model.matrices
+        slots = model.checkpoint_tensors()
+        load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
+        return model

@@ -1,0 +1,103 @@
+"""Buckets: the sizes of steps that are recorded. A step runs in the smallest bucket that holds it, filled up with padding.
+
+Recorded are decodes, by how many sequences there are; decodes with drafts, by how many sequences and the most tokens of one; and
+prompts that are computed alone, by how many tokens they have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from nanoengine.core.inputs import Packed, Rows, StepShape
+from nanoengine.core.messages import StepPlan
+
+MOST_ON_CPU = 8
+"""Sequences in a recorded step on a CPU, where every size is recorded: in larger steps, what is around the kernels is little, and
+what they make, which is kept, is much."""
+
+PROMPT_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+DRAFTED_SEQS = (1, 2, 4, 8, 16)
+DRAFTED_TOKENS = (4, 8, 16)
+"""Numbers of sequences, and of tokens of each, that are recorded: more sequences seldom have drafts."""
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """Steps of up to `num_runs` runs of up to `num_tokens` tokens each. A bucket for a prompt has one run."""
+
+    is_prompt: bool
+    num_runs: int
+    num_tokens: int
+
+    def holds(self, size: Bucket) -> bool:
+        is_plain = self.is_prompt == size.is_prompt and (self.num_tokens == 1) == (
+            size.num_tokens == 1 and not size.is_prompt
+        )
+        return is_plain and self.num_runs >= size.num_runs and self.num_tokens >= size.num_tokens
+
+    def shape(self, max_len: int) -> StepShape:
+        """Bounds for all steps of this bucket: sequences of any length. Behind runs of several tokens there is one of padding."""
+        total, num_padding = self.num_runs * self.num_tokens, int(self.num_tokens > 1)
+        num_runs = self.num_runs + num_padding
+        return StepShape(
+            query_lens=[self.num_tokens] * num_runs,
+            seq_lens=[max_len] * num_runs,
+            num_decodes=0 if self.is_prompt else num_runs,
+            num_tokens=total,
+            num_samples=1 if self.is_prompt else total,
+            num_common_blocks=[],
+            longest=total if num_padding else 1,
+        )
+
+
+def size_of(plan: StepPlan) -> Bucket | None:
+    """The size of a step that may be recorded: decodes alone, with or without drafts, or one chunk of a prompt alone."""
+    num_decodes, runs = len(plan.decode_rows), plan.runs
+    if all(run.drafts for run in runs):
+        return Bucket(False, num_decodes + len(runs), max((run.num_new for run in runs), default=1))
+    if num_decodes == 0 and len(runs) == 1:
+        return Bucket(True, 1, runs[0].num_new)
+    return None
+
+
+def decode_buckets(max_size: int) -> list[Bucket]:
+    """Less than half of a recorded step is padding, and less than a third of one of more than 16 sequences."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 512, 32), *range(512, max_size, 128)]
+    return [Bucket(False, size, 1) for size in (*(size for size in sizes if size < max_size), max_size)]
+
+
+def prompt_buckets(max_tokens: int, max_len: int) -> list[Bucket]:
+    """The host takes longer to launch such a step than the device to run it. Less than a third of one of more than 128 tokens is
+    padding.
+    """
+    sizes = [size for before, size in pairwise((0, *PROMPT_SIZES)) if size <= max_tokens and before < max_len]
+    return [Bucket(True, 1, size) for size in sizes]
+
+
+def drafted_buckets(max_seqs: int, num_drafts: int) -> list[Bucket]:
+    """Ascending by all of their tokens."""
+    longest = next((tokens for tokens in DRAFTED_TOKENS if tokens > num_drafts), DRAFTED_TOKENS[-1])
+    pairs = [(n, tokens) for n in DRAFTED_SEQS for tokens in DRAFTED_TOKENS if n <= max_seqs and tokens <= longest]
+    return [Bucket(False, *pair) for pair in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair))]
+
+
+def pad(packed: Packed, shape: StepShape, rows: Rows) -> Packed:
+    """The numbers of a step, filled up to a larger shape with runs of the padding row: their tokens are written nowhere."""
+    own, count = packed.shape, len(packed.shape.query_lens)
+    host = rows.device.host_tensor(shape.size, packed.numbers.dtype)
+    numbers = host.numpy()
+    numbers[:] = 0
+    sections = [numbers[section] for section in shape.sections]
+    row, _, starts, _, sampled_tokens, sampled_rows, positions = sections
+    row[:] = sampled_rows[:] = rows.padding_row
+    sampled_tokens[:] = np.arange(len(sampled_tokens))
+    for to, section in zip(sections, own.sections, strict=True):
+        to[: section.stop - section.start] = packed.numbers.numpy()[section]
+    more = np.cumsum(shape.query_lens[count:])
+    starts[count + 1 :] = np.minimum(starts[count] + more, shape.num_tokens)
+    starts[-1] = shape.num_tokens
+    num_samples = len(packed.sampled_rows)
+    return Packed(shape, host, sampled_rows[:num_samples], positions[:num_samples])

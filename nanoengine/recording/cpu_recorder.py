@@ -1,0 +1,110 @@
+"""CpuRecorder: what a CUDA graph is on a GPU. The calls that a step makes are made again, without the Python around them.
+
+A decode step of a small model makes hundreds of short calls, and finding out what to call takes as long as a third of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nanoengine.kernels.c_functions import recorded_calls
+
+MAKES_MEMORY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
+"""Functions of torch that need not be called again: what they made is still there."""
+
+TELLS_SHAPE = frozenset(
+    {
+        "__get__",
+        "__len__",
+        "data_ptr",
+        "dim",
+        "element_size",
+        "is_contiguous",
+        "numel",
+        "size",
+        "storage_offset",
+        "stride",
+    }
+)
+"""Those whose answer is the same every time; of all others that answer with no tensor, that is not known."""
+
+
+IN_PLACE = frozenset(f"__{name}__" for name in ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior"))
+"""Operators that change what they are given; methods that do are named with a `_` at the end."""
+
+
+class CannotRecord(Exception):
+    """Some work reads numbers from a tensor, and what depends on them would not be done anew."""
+
+
+class CpuRecorder:
+    """Records C functions of the native kernels and functions of torch, in their order. What they made is kept."""
+
+    records_ahead = False
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """As `Recorder.record`.
+
+        Raises:
+            CannotRecord: the work reads numbers from a tensor.
+        """
+        calls: list[Callable[[], object]] = []
+        with recorded_calls(calls.append), _TorchCalls(calls.append) as torch_calls:
+            result = work()
+        return partial(_replay, calls, result, torch_calls.made)
+
+
+def _replay(calls: list[Callable[[], object]], result: Tensor, _kept: list[Tensor]) -> Tensor:
+    for call in calls:
+        call()
+    return result
+
+
+class _TorchCalls(TorchFunctionMode):
+    """Reports every call of torch that does something, as one that does it again to the same tensors."""
+
+    def __init__(self, report: Callable[[Callable[[], object]], None]):
+        super().__init__()
+        self._report = report
+        self.made: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
+        again = partial(func, *args, **(kwargs or {}))
+        self.made += made
+        if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
+            self._report(again)
+        elif not made and name not in TELLS_SHAPE:
+            raise CannotRecord(
+                f"a step that calls {name} cannot be recorded: what follows from its answer would not change"
+            )
+        elif name not in MAKES_MEMORY:
+            given = set(map(_memory, _tensors((args, kwargs))))
+            if any(_memory(tensor) not in given for tensor in made):  # not views of what is given
+                self._report(partial(_do_again, again, made))
+        return result
+
+
+def _do_again(call: Callable[[], Any], places: list[Tensor]) -> None:
+    for place, value in zip(places, _tensors(call()), strict=True):
+        place.copy_(value)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))

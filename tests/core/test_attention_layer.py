@@ -1,0 +1,112 @@
+"""The attention layer: it writes to its own layer's cache before it reads, as the backend offers it and the layer needs it.
+
+What comes out of it with real backends is tested in tests/attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.kernels import Kernels
+from nanoengine.core.layers import Angles, Attention, Factory, RMSNorm, apply_rotary
+from tests.core.test_layers import angles_at
+
+CPU = torch.device("cpu")
+SPEC = AttentionSpec(0.25)
+HEADS, KV_HEADS, DIM = 4, 2, 8
+SINKS = torch.randn(HEADS)
+WIDTH = (HEADS + 2 * KV_HEADS) * DIM
+
+
+class Recorder:
+    """A backend that notes its calls."""
+
+    name = description = "recorder"
+
+    def __init__(self, *, offers: bool):
+        self.calls: list[tuple[Any, ...]] = []
+        self.rotate_and_write = self._rotate_and_write if offers else None
+
+    def _rotate_and_write(self, qkv: Tensor, *rest: object) -> Tensor:
+        self.calls.append(("rotate_and_write", qkv, *rest))
+        return qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1
+
+    def write_kv(self, *what: object) -> None:
+        self.calls.append(("write_kv", *what))
+
+    def attend(self, q: Tensor, *rest: object) -> Tensor:
+        self.calls.append(("attend", q, *rest))
+        return q + 2
+
+
+def norm_of(eps: float = 1e-6) -> RMSNorm:
+    norm = RMSNorm(Factory(Kernels(), torch.float32, CPU), DIM, eps)
+    norm.weight.copy_(torch.rand(DIM) + 0.5)
+    return norm
+
+
+def step() -> tuple[Tensor, Angles, AttentionMetadata]:
+    """Projections, angles and metadata of three tokens, in a model of three layers."""
+    one = torch.ones(1, dtype=torch.int32)
+    caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
+    starts = torch.tensor([0, 3], dtype=torch.int32)
+    metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
+    return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
+
+
+def layer_over(backend: Recorder, *norms: RMSNorm) -> Attention:
+    """The second layer of a model."""
+    layer = Attention(1, KV_HEADS, DIM, SPEC, backend, *norms)  # type: ignore[arg-type]
+    layer.sinks = SINKS
+    return layer
+
+
+def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: AttentionMetadata) -> None:
+    """The last call attends with q to the cache of the layer, by its spec and sinks, and its result is that of the layer."""
+    name, given, *rest = backend.calls[-1]
+    assert name == "attend"
+    torch.testing.assert_close(given, q)
+    assert torch.equal(out, given + 2)
+    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
+        assert got is expected
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool, rotated: bool) -> None:
+    backend = Recorder(offers=True)
+    qkv, angles, metadata = step()
+    both = [norm_of(), norm_of()] if norms else []
+    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
+    (name, *given), _ = backend.calls
+    assert name == "rotate_and_write"
+    weights = [norm.weight for norm in both] or [None, None]
+    cos, sin = angles if rotated else (None, None)
+    expected = (qkv, *weights, 1e-6 if norms else 0.0, cos, sin, *metadata.kv_cache[1], metadata.slot_mapping)
+    for got, right in zip(given, expected, strict=True):
+        assert got is right or got == right
+    check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_otherwise_it_does_one_after_the_other(norms: bool, rotated: bool) -> None:
+    backend = Recorder(offers=False)
+    qkv, angles, metadata = step()
+    both = [norm_of(), norm_of()] if norms else []
+    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
+    q, k, v = qkv.view(3, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    q, k = (norm(x) for norm, x in zip(both, (q, k), strict=True)) if norms else (q, k)
+    q, k = (apply_rotary(x, angles) if rotated else x for x in (q, k))
+    assert [call[0] for call in backend.calls] == ["write_kv", "attend"]
+    _, written_k, written_v, k_cache, v_cache, slots = backend.calls[0]
+    torch.testing.assert_close(written_k, k)
+    assert torch.equal(written_v, v)
+    assert (k_cache, v_cache) == metadata.kv_cache[1]
+    assert slots is metadata.slot_mapping
+    check_attended(backend, out, q, metadata)

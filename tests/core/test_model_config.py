@@ -1,0 +1,101 @@
+"""The facts of a model in its config.json: what is missing, wrong or not computed is a named error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine.core.errors import ModelNotFound, UnsupportedModel
+from nanoengine.core.model_config import read_config, read_json
+from tests.models.configs import QWEN3_06B, without
+
+VERSION_5 = without("rope_theta", "rope_scaling", "torch_dtype") | {
+    "dtype": "bfloat16",
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
+}
+
+
+def write(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+
+
+def config_of(folder: Path, table: dict[str, Any]) -> Any:
+    write(folder, json.dumps(table).encode())
+    return read_config(folder)
+
+
+@pytest.mark.parametrize("table", [QWEN3_06B, VERSION_5], ids=["transformers 4", "transformers 5"])
+def test_qwen3_is_read(tmp_path: Path, table: dict[str, Any]) -> None:
+    config = config_of(tmp_path, table)
+    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (28, 1024, 16, 8)
+    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (128, 3072, 151936)
+    assert (config.rope_theta, config.rms_norm_eps, config.max_position_embeddings) == (1e6, 1e-6, 40960)
+    assert (config.tie_word_embeddings, config.dtype, config.qkv_bias, config.o_bias) == (
+        True,
+        "bfloat16",
+        False,
+        False,
+    )
+    assert config.kv_bytes_per_token(2) == 28 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", ["LlamaForCausalLM"]),
+        ("architectures", None),
+        ("hidden_act", "gelu"),
+        ("use_sliding_window", True),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("rope_type", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}),
+        ("rope_type", {"rope_parameters": 5}),
+        ("quantization_config", {"quant_method": "awq"}),
+        ("head_dim", 127),
+        ("num_attention_heads", 17),
+        ("vocab_size", "many"),
+        ("hidden_size", None),
+        ("num_hidden_layers", True),
+        ("intermediate_size", 10**100),
+        ("rms_norm_eps", "small"),
+        ("rope_theta", -1),
+        ("tie_word_embeddings", "yes"),
+        ("torch_dtype", "float8"),
+    ],
+)
+def test_what_is_not_computed_missing_or_wrong_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    changes = value if isinstance(value, dict) and "rope_parameters" in value else {key: value}
+    with pytest.raises(UnsupportedModel, match=key.removeprefix("torch_")):
+        config_of(tmp_path, QWEN3_06B | changes)
+
+
+def test_a_table_is_read(tmp_path: Path) -> None:
+    write(tmp_path, '{"name": "größer", "sizes": [1, 2]}'.encode())
+    assert read_json(tmp_path, "config.json") == {"name": "größer", "sizes": [1, 2]}
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
+        read_json(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"not json", b"\xff\xfe\xfa"])
+def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
+        read_json(tmp_path, "config.json")
+
+
+def test_tables_too_deep_for_any_model_are_named(tmp_path: Path) -> None:
+    write(tmp_path, b'{"a":' * 100_000)
+    with pytest.raises(UnsupportedModel, match=r"not valid JSON.*recursion"):
+        read_json(tmp_path, "config.json")
+
+
+@pytest.mark.parametrize("content", [b"[]", b'"text"', b"3", b"null"])
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path, content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json must hold a JSON table"):
+        read_json(tmp_path, "config.json")

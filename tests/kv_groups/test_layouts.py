@@ -1,0 +1,94 @@
+"""Which layers share blocks, how many blocks a sequence needs, and what of a prompt is found again behind a window."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.kv_groups.layouts import KVGroup, Need, WindowLayout, group_layers
+from tests.core.toys import ToyModel, make_engine, run
+
+windows = st.one_of(st.none(), st.integers(1, 20))
+
+
+@given(st.lists(st.sampled_from([None, 4, 8]), min_size=1, max_size=30))
+def test_every_layer_is_in_one_group_of_its_window_and_only_the_last_of_a_window_is_smaller(
+    layers: list[int | None],
+) -> None:
+    groups = group_layers(layers)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(len(layers)))
+    rarest = min(map(layers.count, set(layers)))
+    for window in set(layers):
+        mine = [group for group in groups if group.window == window]
+        assert all(layers[layer] == window for group in mine for layer in group.layers)
+        assert all(len(group.layers) == rarest for group in mine[:-1])
+        assert 0 < len(mine[-1].layers) <= rarest
+
+
+def test_layers_of_gemma_3_270m_form_six_groups_of_three() -> None:
+    groups = group_layers([None if layer % 6 == 5 else 512 for layer in range(18)])
+    assert [group.window for group in groups] == [512] * 5 + [None]
+    assert [group.layers for group in groups][-1] == [5, 11, 17]
+    assert {len(group.layers) for group in groups} == {3}
+
+
+@given(st.integers(1, 12), st.integers(0, 60))
+def test_a_window_sees_its_last_tokens(size: int, position: int) -> None:
+    layout = WindowLayout(size, 1)
+    seen = [other for other in range(position + 1) if position - size < other]
+    assert list(range(layout.first_seen(position), position + 1)) == seen
+
+
+@given(
+    st.lists(windows, min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.integers(1, 30),
+    st.integers(1, 3),
+    st.integers(2, 80),
+    st.integers(1, 79),
+)
+def test_one_sequence_is_never_preempted_in_the_smallest_pool(
+    windows: list[int | None], block_size: int, most_new: int, depth: int, length: int, num_prompt: int
+) -> None:
+    groups = [KVGroup(window, [0]) for window in windows]
+    need = Need(groups, block_size, most_new, depth)
+    num_blocks = need.num_blocks(length)
+    assert need.longest(num_blocks, length) == length
+    assert num_blocks == 1 or need.longest(num_blocks - 1, length) < length
+    layouts = [group.layout(most_new) for group in groups]
+    engine = make_engine(
+        blocks=BlockManager(num_blocks, block_size, layouts),
+        model=ToyModel(block_size, layouts=layouts),
+        max_model_len=length,
+        max_chunk=most_new,
+        depth=depth,
+        max_num_seqs=3,
+    )
+    prompt = [number % 50 for number in range(min(num_prompt, length - 1))]
+    request = engine.make_request(prompt, SamplingParams(max_tokens=None, ignore_eos=True, seed=1))
+    run(engine, [request])
+    assert len(prompt) + len(request.sequences[0].output_token_ids) == length
+    assert engine.scheduler.num_preemptions == 0
+
+
+@pytest.mark.parametrize(("window", "num_kept"), [(9, 2), (8, 2), (5, 1), (4, 1)])
+def test_a_prefix_is_hit_behind_a_window_whose_beginning_is_gone(window: int, num_kept: int) -> None:
+    """The blocks that the next token sees are enough, and one fewer is no hit."""
+    layouts = [KVGroup(own, [0]).layout(64) for own in (None, window)]
+    blocks = BlockManager(100, 4, layouts)
+    engine = make_engine(blocks=blocks, model=ToyModel(4, layouts=layouts))
+    prompt, params = list(range(17)), SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+    run(engine, [first := engine.make_request(prompt, params)])
+    hashes = [hash for hash, _ in first.sequences[0].block_hashes]
+    for hash in hashes[: 4 - num_kept]:
+        blocks._forget(blocks.index[1][hash])
+    run(engine, [second := engine.make_request(prompt, params)])
+    assert second.output().num_cached_tokens == 16
+    assert second.sequences[0].token_ids == first.sequences[0].token_ids
+    blocks._forget(blocks.index[1][hashes[3]])
+    run(engine, [third := engine.make_request(prompt, params)])
+    assert third.output().num_cached_tokens == 0
+    assert third.sequences[0].token_ids == first.sequences[0].token_ids

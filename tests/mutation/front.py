@@ -1,0 +1,201 @@
+"""Mutants of what users touch first: LLM, options, sampling parameters, chats, tokenizer, the command."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+LLM = "nanoengine/llm.py"
+CONFIG = "nanoengine/config.py"
+PARAMS = "nanoengine/sampling_params.py"
+CHAT = "nanoengine/chat_template.py"
+TOKENIZER = "nanoengine/tokenizer.py"
+CLI = "nanoengine/cli.py"
+TEST_LLM = "tests/e2e/test_front_door.py"
+TEST_PARAMS = "tests/test_sampling_params.py"
+
+MUTANTS = (
+    Mutant(
+        "list-of-ids-is-many-prompts",
+        LLM,
+        "    if prompts and isinstance(prompts[0], int):\n        return [cast(Prompt, prompts)]\n",
+        "",
+        "A list of token ids is taken for a list of prompts.",
+        (TEST_LLM,),
+    ),
+    Mutant(
+        "interrupted-requests-run-on",
+        LLM,
+        "                for request in requests:\n                    self.engine.abort(request.request_id)\n",
+        "                pass\n",
+        "After Ctrl-C in generate, its requests stay in the engine.",
+        (TEST_LLM,),
+    ),
+    Mutant(
+        "closed-stream-runs-on",
+        LLM,
+        "        finally:\n            self.engine.abort(request.request_id)\n",
+        "        finally:\n            pass\n",
+        "A stream that is closed early leaves its request in the engine.",
+        (TEST_LLM,),
+    ),
+    Mutant(
+        "failed-requests-go-unnoticed",
+        LLM,
+        "        if errors:\n            raise StepFailed",
+        "        if False:\n            raise StepFailed",
+        "generate returns the results of failed requests as if nothing was wrong.",
+        ("tests/e2e/test_failures.py",),
+    ),
+    Mutant(
+        "params-of-the-wrong-number-pass",
+        LLM,
+        "if len(params) != count:",
+        "if len(params) < count:",
+        "More sampling parameters than prompts are taken, and the rest is dropped.",
+        (TEST_LLM,),
+    ),
+    Mutant(
+        "stream-takes-several-completions",
+        LLM,
+        "if sampling_params is not None and sampling_params.num_sequences != 1:",
+        "if False:",
+        "A stream of several completions yields the first, and computes all.",
+        (TEST_LLM,),
+    ),
+    Mutant(
+        "option-may-be-zero",
+        CONFIG,
+        "if isinstance(value, bool) or not isinstance(value, int) or value < 1:",
+        "if isinstance(value, bool) or not isinstance(value, int) or value < 0:",
+        "Options that count something may be 0.",
+        ("tests/test_config.py",),
+    ),
+    Mutant(
+        "option-has-no-upper-end",
+        CONFIG,
+        "    if value > most:\n",
+        "    if False:\n",
+        "Options are larger than the layers below can hold.",
+        ("tests/test_config.py",),
+    ),
+    Mutant(
+        "pool-has-two-sizes",
+        CONFIG,
+        "if self.num_kv_blocks is not None and self.kv_cache_memory is not None:",
+        "if False:",
+        "num_kv_blocks and kv_cache_memory are both taken, and one is dropped.",
+        ("tests/test_config.py",),
+    ),
+    Mutant(
+        "share-may-be-zero",
+        CONFIG,
+        "not 0.0 < share <= 1.0:",
+        "not 0.0 <= share <= 1.0:",
+        "A client's share, or the GPU's, may be 0.",
+        ("tests/test_config.py",),
+    ),
+    Mutant(
+        "unknown-option-is-not-named",
+        CONFIG,
+        'hint = f"did you mean {near[0]!r}?" if near else',
+        'hint = "" if near else',
+        "The message for a misspelt option does not say which was meant.",
+        ("tests/test_config.py",),
+    ),
+    Mutant(
+        "top-p-may-be-zero",
+        PARAMS,
+        '_number("top_p", self.top_p, 0.0, 1.0, above=True)',
+        '_number("top_p", self.top_p, 0.0, 1.0)',
+        "A top_p of 0, which keeps no token, is accepted.",
+        (TEST_PARAMS,),
+    ),
+    Mutant(
+        "nan-passes-for-a-temperature",
+        PARAMS,
+        "if not low <= number <= high or (above and number == low):",
+        "if number < low or number > high or (above and number == low):",
+        "NaN is accepted where a number within bounds is asked for.",
+        (TEST_PARAMS,),
+    ),
+    Mutant(
+        "bool-passes-for-an-integer",
+        PARAMS,
+        "if isinstance(value, bool) or not isinstance(value, Integral):",
+        "if not isinstance(value, Integral):",
+        "True is accepted where an integer is asked for.",
+        (TEST_PARAMS,),
+    ),
+    Mutant(
+        "min-tokens-passes-max-tokens",
+        PARAMS,
+        "if self.max_tokens is not None and self.min_tokens > self.max_tokens:",
+        "if False:",
+        "min_tokens may be more than max_tokens.",
+        (TEST_PARAMS,),
+    ),
+    Mutant(
+        "best-of-below-n-passes",
+        PARAMS,
+        '_optional("best_of", self.best_of, self.n, MAX_COMPLETIONS)',
+        '_optional("best_of", self.best_of, 1, MAX_COMPLETIONS)',
+        "Fewer completions are made than n asks for.",
+        (TEST_PARAMS,),
+    ),
+    Mutant(
+        "beams-have-no-upper-end",
+        PARAMS,
+        "if num_candidates > MAX_CANDIDATES:",
+        "if False:",
+        "A beam search looks at more candidates than are computed.",
+        ("tests/test_beam_search_params.py",),
+    ),
+    Mutant(
+        "template-reaches-objects",
+        CHAT,
+        "_compiled(template).render(_plain(values))",
+        "_compiled(template).render(values)",
+        "A chat template gets Python objects with methods, and not copies of plain values.",
+        ("tests/test_chat_template.py",),
+    ),
+    Mutant(
+        "continued-message-is-closed",
+        CHAT,
+        "return _cut_at_mark(text) if continue_final_message else text",
+        'return text.replace(MARK, "")',
+        "A message that the model is to go on with is closed by the template.",
+        ("tests/test_chat_template.py",),
+    ),
+    Mutant(
+        "special-tokens-are-added-always",
+        TOKENIZER,
+        "(encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)",
+        "(encoding,) = self._fast.encode_batch([text])",
+        "A rendered chat gets a second first-of-text token.",
+        ("tests/test_tokenizer.py",),
+    ),
+    Mutant(
+        "tool-template-is-not-chosen",
+        TOKENIZER,
+        'if tools is not None and "tool_use" in templates:',
+        "if False:",
+        "A model's own template for tools is not used.",
+        ("tests/test_tokenizer.py",),
+    ),
+    Mutant(
+        "user-error-ends-well",
+        CLI,
+        '        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)\n        return 1\n',
+        '        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)\n        return 0\n',
+        "The command ends with status 0 after an error.",
+        ("tests/test_cli.py",),
+    ),
+    Mutant(
+        "reset-forgets-the-system-message",
+        CLI,
+        "messages = messages[: bool(args.system)]",
+        "messages = []",
+        "/reset forgets the system message too.",
+        ("tests/test_cli.py",),
+    ),
+)

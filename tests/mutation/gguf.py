@@ -1,0 +1,153 @@
+"""Mutants of reading GGUF files: header, blocks, names, config and tokenizer."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+HEADER = "nanoengine/gguf/header.py"
+QUANTS = "nanoengine/gguf/quants.py"
+FILE = "nanoengine/gguf/file.py"
+NAMES = "nanoengine/gguf/tensor_names.py"
+TOKENIZER = "nanoengine/gguf/tokenizer.py"
+TRANSLATE = "nanoengine/gguf/translate.py"
+TEST_HEADER = "tests/gguf/test_header.py"
+TEST_TOKENIZER = "tests/gguf/test_tokenizer.py"
+
+MUTANTS = (
+    Mutant(
+        "tensor-beyond-the-end-passes",
+        HEADER,
+        "if end > cursor.size:",
+        "if False:",
+        "A tensor whose bytes go beyond the end of the file is not refused.",
+        (TEST_HEADER,),
+    ),
+    Mutant(
+        "overlapping-tensors-pass",
+        HEADER,
+        "if record.offset < end:",
+        "if False:",
+        "Two tensors that share bytes are not refused.",
+        (TEST_HEADER,),
+    ),
+    Mutant(
+        "offsets-are-not-aligned",
+        HEADER,
+        "start = -(-cursor.at // alignment) * alignment",
+        "start = cursor.at",
+        "Tensors are read from where the header ends, and not from the next aligned byte.",
+        (TEST_HEADER,),
+    ),
+    Mutant(
+        "count-is-believed",
+        HEADER,
+        "if count > (self.size - self.at) // smallest:",
+        "if False:",
+        "A number of entries that the file cannot hold is believed.",
+        (TEST_HEADER,),
+    ),
+    Mutant(
+        "shape-is-not-turned-round",
+        HEADER,
+        'shape = tuple(cursor.number("u8") for _ in range(dimensions))[::-1]',
+        'shape = tuple(cursor.number("u8") for _ in range(dimensions))',
+        "Rows and columns of tensors are swapped.",
+        (TEST_HEADER,),
+    ),
+    Mutant(
+        "q6-k-is-not-centered",
+        QUANTS,
+        "numbers = (_nibbles(blocks[:, :128], 64) | upper).float() - 32",
+        "numbers = (_nibbles(blocks[:, :128], 64) | upper).float() - 31",
+        "Numbers of Q6_K are off by one step.",
+        ("tests/gguf/test_quants.py",),
+    ),
+    Mutant(
+        "q4-k-upper-scale-bits-are-lost",
+        QUANTS,
+        "scales = torch.cat([scales & 63, rest & 15 | scales >> 2 & 48], 1)",
+        "scales = torch.cat([scales & 63, rest & 15], 1)",
+        "The last four scales of a block of Q4_K lack their upper bits.",
+        ("tests/gguf/test_quants.py",),
+    ),
+    Mutant(
+        "parts-of-other-models-pass",
+        FILE,
+        "if not np.array_equal(part.metadata[key], first.metadata[key]):",
+        "if False:",
+        "Parts of two models are read as one.",
+        ("tests/gguf/test_file.py",),
+    ),
+    Mutant(
+        "missing-tensors-pass",
+        FILE,
+        "if total != len(tensors):",
+        "if False:",
+        "Parts that lack tensors which the first one counts are not refused.",
+        ("tests/gguf/test_file.py",),
+    ),
+    Mutant(
+        "llama-rows-stay-paired",
+        NAMES,
+        'PAIRED = {"LlamaForCausalLM", "MixtralForCausalLM", "GraniteForCausalLM"}',
+        'PAIRED = {"MixtralForCausalLM", "GraniteForCausalLM"}',
+        "Rows of q and k of a Llama stay in the order in which llama.cpp rotates them.",
+        ("tests/gguf/test_tensor_names.py", "tests/gguf/test_checkpoint.py"),
+    ),
+    Mutant(
+        "gemma-norm-gets-one-twice",
+        NAMES,
+        'offset = -1.0 if architecture in GEMMA and found.endswith("norm.weight") else 0.0',
+        "offset = 0.0",
+        "Norms of Gemma, which these files store with the one, get it once more.",
+        ("tests/gguf/test_tensor_names.py",),
+    ),
+    Mutant(
+        "merges-go-by-lowest-score",
+        TOKENIZER,
+        'by_score = np.argsort(-scores, kind="stable").tolist()',
+        'by_score = np.argsort(scores, kind="stable").tolist()',
+        "SentencePiece tokens of the lowest score are merged first.",
+        (TEST_TOKENIZER,),
+    ),
+    Mutant(
+        "llama-prompt-begins-without-bos",
+        TOKENIZER,
+        'tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), True',
+        'tokenizer, add_bos = _sentencepiece(metadata, vocab, ids["unk"]), False',
+        "A prompt of a SentencePiece model does not begin with its first-of-text token where the file says nothing.",
+        (TEST_TOKENIZER,),
+    ),
+    Mutant(
+        "only-the-named-end-ends",
+        TOKENIZER,
+        "    ends = _ends_of_turn(vocab, types)\n",
+        "    ends: list[int] = []\n",
+        "Ends of a turn that a file does not name do not end the answer.",
+        (TEST_TOKENIZER,),
+    ),
+    Mutant(
+        "harmony-message-end-ends-the-turn",
+        TOKENIZER,
+        '        found.remove("<|end|>")  # there it ends a message, and the turn goes on\n',
+        "        pass\n",
+        "A model that thinks before it answers stops behind its thoughts.",
+        (TEST_TOKENIZER,),
+    ),
+    Mutant(
+        "gemma-27b-is-scaled-by-its-heads",
+        TRANSLATE,
+        'config["query_pre_attn_scalar"] = shared if is_27b else config["head_dim"]',
+        'config["query_pre_attn_scalar"] = config["head_dim"]',
+        "Scores of Gemma's 27B models are scaled by the size of a head.",
+        ("tests/gguf/test_translate.py",),
+    ),
+    Mutant(
+        "linear-scaling-is-ignored",
+        TRANSLATE,
+        'return rope | {"rope_type": "linear", "factor": factor}',
+        'return rope | {"rope_type": "default"}',
+        "A file's linear scaling of positions is dropped.",
+        ("tests/gguf/test_translate.py",),
+    ),
+)

@@ -1,0 +1,226 @@
+"""Mutants of models: rotations, layers, what a family's config means, and loading."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+ROTARY = "nanoengine/layers/rotary.py"
+DECODER = "nanoengine/models/decoder.py"
+LOADER = "nanoengine/models/loader.py"
+ROPE = "nanoengine/models/rope_config.py"
+FAMILIES = "nanoengine/models/families/"
+FOLDER = "nanoengine/models/safetensors_folder.py"
+TEST_ROTARY = "tests/layers/test_rotary.py"
+TEST_FAMILIES = "tests/models/test_architectures.py"
+TEST_LOADER = "tests/models/test_loader.py"
+
+MUTANTS = (
+    Mutant(
+        "rotation-turns-the-wrong-way",
+        ROTARY,
+        "torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)",
+        "torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)",
+        "Heads are rotated backwards.",
+        (TEST_ROTARY,),
+    ),
+    Mutant(
+        "rotation-pairs-neighbours",
+        ROTARY,
+        "first, second = x.float().chunk(2, dim=-1)",
+        "first, second = x.float()[..., ::2], x.float()[..., 1::2]",
+        "Dimensions are rotated with their neighbours, and not with those half a head away.",
+        (TEST_ROTARY,),
+    ),
+    Mutant(
+        "partial-rotation-pairs-wrongly",
+        ROTARY,
+        "return [*range(half), *first, *range(half, rotary_dim), *second]",
+        "return [*range(rotary_dim), *first, *second]",
+        "A head that rotates in part rotates the wrong pairs.",
+        (TEST_ROTARY, TEST_FAMILIES),
+    ),
+    Mutant(
+        "yarn-mixes-the-wrong-way",
+        ROTARY,
+        "kept = 1 - slowed",
+        "kept = slowed",
+        "YaRN slows the fast frequencies down, and keeps the slow ones.",
+        (TEST_ROTARY,),
+    ),
+    Mutant(
+        "llama3-leaves-slow-frequencies",
+        ROTARY,
+        "torch.where(wavelengths > slow, plain / rope.factor, torch.where(wavelengths < fast, plain, mixed))",
+        "torch.where(wavelengths < fast, plain, mixed)",
+        "Llama 3's slowest frequencies are mixed beyond the factor.",
+        (TEST_ROTARY,),
+    ),
+    Mutant(
+        "longrope-takes-short-factors",
+        ROTARY,
+        'is_long = rope.kind == "factors" or max_len > rope.trained_positions',
+        'is_long = rope.kind == "factors" or max_len > 2 * rope.trained_positions',
+        "A context somewhat longer than trained is rotated by the short factors.",
+        (TEST_ROTARY,),
+    ),
+    Mutant(
+        "router-factors-are-not-normalized",
+        "nanoengine/layers/experts.py",
+        "            factors = factors / factors.sum(-1, keepdim=True)\n",
+        "            pass\n",
+        "The outputs of the chosen experts are not divided by the sum of their factors.",
+        ("tests/layers/test_experts.py",),
+    ),
+    Mutant(
+        "interleaved-gate-and-up-are-swapped",
+        "nanoengine/layers/interleaved.py",
+        "place.copy_(source[..., first :: len(self.places)])",
+        "place.copy_(source[..., len(self.places) - 1 - first :: len(self.places)])",
+        "Biases of gates and ups that stand in turn are swapped.",
+        ("tests/layers/test_interleaved.py",),
+    ),
+    Mutant(
+        "projections-overlap",
+        "nanoengine/layers/linear.py",
+        "            first += count\n",
+        "            first += counts[0]\n",
+        "The rows of v are loaded to the wrong place of the fused weight.",
+        ("tests/layers/test_linear.py",),
+    ),
+    Mutant(
+        "norm-offset-is-forgotten",
+        "nanoengine/layers/shifted.py",
+        "self.place.copy_(source.float() + self.offset)",
+        "self.place.copy_(source.float())",
+        "Norms of Gemma, whose weights are stored less one, are loaded as they are.",
+        ("tests/layers/test_shifted.py",),
+    ),
+    Mutant(
+        "embedding-scale-is-not-rounded",
+        DECODER,
+        "if config.embedding_scale_is_rounded:",
+        "if False:",
+        "Gemma's embedding scale is not rounded to the dtype of the model.",
+        ("tests/models/test_decoder.py", TEST_FAMILIES),
+    ),
+    Mutant(
+        "residual-scale-is-skipped",
+        DECODER,
+        "return hidden if self.residual_scale == 1.0 else hidden * self.residual_scale",
+        "return hidden",
+        "Granite's parts are added to the residual unscaled.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "logits-are-not-divided",
+        DECODER,
+        "            logits.div_(self.config.logits_divisor)\n",
+        "            pass\n",
+        "Granite's logits are not divided.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "gemma-slides-in-every-layer-but-the-first",
+        FAMILIES + "windows.py",
+        "[FULL if (i + 1) % period == 0 else SLIDING for i in range(count)]",
+        "[FULL if i % period == 0 else SLIDING for i in range(count)]",
+        "The layers without a window are others than those of the model.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "qwen-window-begins-a-layer-late",
+        FAMILIES + "windows.py",
+        "[SLIDING if i >= first else FULL for i in range(count)]",
+        "[SLIDING if i > first else FULL for i in range(count)]",
+        "Qwen's window begins one layer behind max_window_layers.",
+        (TEST_FAMILIES, "tests/models/test_description.py"),
+    ),
+    Mutant(
+        "mixtral-gate-and-up-are-swapped",
+        FAMILIES + "mixtral.py",
+        '("w1", "w3", "w2")',
+        '("w3", "w1", "w2")',
+        "Mixtral's tensors for gate and up are swapped.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "smollm3-rotates-the-wrong-layers",
+        FAMILIES + "smollm3.py",
+        "[int((i + 1) % interval != 0) for i in range(count)]",
+        "[int(i % interval != 0) for i in range(count)]",
+        "SmolLM3 leaves out the rotation of other layers than the model does.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "qwen3-moe-is-sparse-everywhere",
+        FAMILIES + "qwen3.py",
+        "has_experts=i not in without and (i + 1) % step == 0)",
+        "has_experts=i not in without)",
+        "Qwen3-MoE has experts in layers that decoder_sparse_step leaves dense.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "olmo-norms-each-head",
+        FAMILIES + "olmo.py",
+        'qk_norm="full"',
+        'qk_norm="head"',
+        "OLMo's norms of q and k are over single heads.",
+        (TEST_FAMILIES,),
+    ),
+    Mutant(
+        "null-cap-counts-as-missing",
+        FAMILIES + "gemma.py",
+        "return None if fields.get(key) is None else fields.number(key)",
+        "return default if fields.get(key) is None else fields.number(key)",
+        "A soft cap that the file switches off by null is on.",
+        (TEST_FAMILIES, "tests/models/test_description.py"),
+    ),
+    Mutant(
+        "unknown-field-passes",
+        "nanoengine/models/config_fields.py",
+        "and not any(value is off or value == off for off in OFF)",
+        "and False",
+        "A field of config.json that nobody reads is ignored, though it may change what the model computes.",
+        ("tests/models/test_config_fields.py",),
+    ),
+    Mutant(
+        "yarn-amplitude-is-one",
+        ROPE,
+        "return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0",
+        "return 1.0",
+        "YaRN does not scale cosines and sines up.",
+        ("tests/models/test_rope_config.py",),
+    ),
+    Mutant(
+        "head-that-differs-passes",
+        LOADER,
+        "if twice and not torch.equal(",
+        "if False and not torch.equal(",
+        "A tied checkpoint with a head of its own is loaded without it.",
+        (TEST_LOADER,),
+    ),
+    Mutant(
+        "misshapen-tensor-passes",
+        LOADER,
+        "if tuple(shape) != tuple(expected) or dtype not in FLOATS:",
+        "if dtype not in FLOATS:",
+        "A tensor of another shape is not refused before weights are loaded.",
+        (TEST_LOADER,),
+    ),
+    Mutant(
+        "unexpected-tensor-passes",
+        LOADER,
+        "            if not header.adds_nothing:\n                unexpected.append(name)\n",
+        "",
+        "A tensor that the model has no place for is ignored.",
+        (TEST_LOADER,),
+    ),
+    Mutant(
+        "index-names-files-anywhere",
+        FOLDER,
+        "if path.parent != folder:",
+        "if False:",
+        "The index of a model folder can name files outside of it.",
+        ("tests/models/test_safetensors_folder.py",),
+    ),
+)

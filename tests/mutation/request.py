@@ -1,0 +1,272 @@
+"""Mutants of what surrounds a request: checks at its entry, text, results, the engine's loop, its thread."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+DOOR = "nanoengine/engine/door.py"
+TEXT = "nanoengine/engine/detokenizer.py"
+REQUEST = "nanoengine/engine/request.py"
+ENGINE = "nanoengine/engine/llm_engine.py"
+ASYNC = "nanoengine/engine/async_llm_engine.py"
+BEAMS = "nanoengine/engine/beam_search.py"
+TEST_DOOR = "tests/engine/test_door.py"
+TEST_TEXT = "tests/engine/test_detokenizer.py"
+TEST_ENGINE = "tests/engine/test_llm_engine.py"
+TEST_ASYNC = "tests/engine/test_async_llm_engine.py"
+
+MUTANTS = (
+    Mutant(
+        "token-id-at-the-vocabulary-size-passes",
+        DOOR,
+        "if not 0 <= token < vocab_size:",
+        "if not 0 <= token <= vocab_size:",
+        "A prompt with the first id behind the vocabulary is accepted.",
+        ("tests/engine/test_llm_engine_mishaps.py",),
+    ),
+    Mutant(
+        "bool-passes-for-a-token-id",
+        DOOR,
+        "if isinstance(token, bool) or not isinstance(token, int):",
+        "if not isinstance(token, int):",
+        "A prompt that holds True or False is accepted.",
+        ("tests/engine/test_llm_engine_mishaps.py",),
+    ),
+    Mutant(
+        "prompt-of-the-model-length-passes",
+        DOOR,
+        "if len(token_ids) >= max_model_len:",
+        "if len(token_ids) > max_model_len:",
+        "A prompt that leaves no room for a new token is accepted.",
+        ("tests/engine/test_llm_engine_mishaps.py",),
+    ),
+    Mutant(
+        "logit-bias-is-not-checked",
+        DOOR,
+        '        "logit_bias": dict(params.logit_bias),\n',
+        "",
+        "A bias for a token outside the vocabulary is accepted.",
+        (TEST_DOOR,),
+    ),
+    Mutant(
+        "ban-of-all-tokens-passes",
+        DOOR,
+        "        banned.update(stop_token_ids)\n",
+        "        pass\n",
+        "min_tokens with nothing but stop tokens allowed is accepted, and leaves nothing to sample.",
+        (TEST_DOOR,),
+    ),
+    Mutant(
+        "beams-are-checked-as-one",
+        DOOR,
+        "needed = width * manager.groups.blocks_at_once(length)",
+        "needed = manager.groups.blocks_at_once(length)",
+        "More beams than the pool can hold are accepted, and wait for each other.",
+        (TEST_DOOR, "tests/engine/test_beam_search.py"),
+    ),
+    Mutant(
+        "bad-word-behind-a-space-is-free",
+        DOOR,
+        "            resolved.append(spaced)\n",
+        "            pass\n",
+        "A bad word is generated where a space stands before it.",
+        (TEST_DOOR,),
+    ),
+    Mutant(
+        "stop-string-across-tokens-is-missed",
+        TEXT,
+        "found = [(self._text.find(stop, max(0, old - len(stop) + 1)), stop) for stop in self._stop]",
+        "found = [(self._text.find(stop, old), stop) for stop in self._stop]",
+        "A stop string that two tokens make together does not end the text.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "stop-string-stays-in-the-text",
+        TEXT,
+        "end = position + len(stop) if self._include_stop else position",
+        "end = position + len(stop)",
+        "The stop string is not cut off.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "later-stop-string-wins",
+        TEXT,
+        "position, stop = min((",
+        "position, stop = max((",
+        "Of two stop strings that come at once, the text ends at the later one.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "beginning-of-a-stop-string-is-released",
+        TEXT,
+        "return max(self._begun)",
+        "return self._begun[0]",
+        "Text that may become the second stop string is handed out, and cannot be taken back.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "held-text-forgets-a-shorter-beginning",
+        TEXT,
+        "begun = fallbacks[begun - 1]\n                begun +=",
+        "begun = 0\n                begun +=",
+        "A stop string that begins within its own beginning is released too early.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "tokens-are-decoded-without-context",
+        TEXT,
+        "            del self._window[: self._num_context]\n            self._num_context = len(self._window)\n",
+        "            self._window, self._num_context = [], 0\n",
+        "A token is decoded as if it began the text, so that its space is lost.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "incomplete-character-is-lost-at-the-end",
+        TEXT,
+        "self._text += self._decode(self._window)[len(self._window_text) :]",
+        "self._text += self._decode(self._window)[len(self._window_text) :].rstrip(INCOMPLETE)",
+        "Bytes of an incomplete character at the end of an output are dropped.",
+        (TEST_TEXT,),
+    ),
+    Mutant(
+        "logprobs-behind-a-stop-stay",
+        REQUEST,
+        "del seq.token_ids[seq.num_prompt_tokens + self.num_taken :], seq.logprobs[self.num_taken :]",
+        "del seq.token_ids[seq.num_prompt_tokens + self.num_taken :]",
+        "Log probabilities of tokens behind a stop string stay in the result.",
+        ("tests/engine/test_request.py", "tests/engine/speculation/test_drafted_runs.py"),
+    ),
+    Mutant(
+        "best-of-reports-the-worst",
+        REQUEST,
+        "outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))",
+        "outputs.sort(key=lambda output: output.cumulative_logprob or 0.0)",
+        "best_of reports the completions of the lowest log probability.",
+        ("tests/e2e/test_beams_and_forks.py::test_best_of_reports_the_likeliest_first",),
+    ),
+    Mutant(
+        "tpot-counts-the-first-token",
+        REQUEST,
+        "num_steps = max(c.seq.num_output_tokens for c in started) - 1",
+        "num_steps = max(c.seq.num_output_tokens for c in started)",
+        "The time per token is divided by the first token too, which it does not include.",
+        ("tests/engine/test_request.py",),
+    ),
+    Mutant(
+        "first-prompt-token-has-a-logprob",
+        REQUEST,
+        "return [None, *computed, *[None] * (len(self.prompt_token_ids) - 1 - len(computed))]",
+        "return [*computed, *[None] * (len(self.prompt_token_ids) - len(computed))]",
+        "Log probabilities of a prompt stand one token too early.",
+        (
+            "tests/e2e/test_every_way_of_running.py::test_log_probabilities_of_prompts_are_those_of_transformers_cached_or_not",
+        ),
+    ),
+    Mutant(
+        "stop-string-comes-a-token-late",
+        ENGINE,
+        "match_stop = completion.num_taken >= seq.params.min_tokens",
+        "match_stop = completion.num_taken > seq.params.min_tokens",
+        "A stop string that ends with token number min_tokens is not heeded.",
+        (
+            TEST_ENGINE,
+            "tests/engine/test_overlap.py",
+            "tests/engine/speculation/test_drafted_runs.py",
+            "tests/server/test_completions.py",
+        ),
+    ),
+    Mutant(
+        "text-of-a-stop-token-is-shown",
+        ENGINE,
+        "if not is_stop or seq.params.include_stop_str_in_output:",
+        "if True:",
+        "The text of the token that ended a sequence is in the output unasked.",
+        (TEST_ENGINE,),
+    ),
+    Mutant(
+        "beams-run-two-steps-deep",
+        ENGINE,
+        "depth = 1 if self._num_beam_requests else self.max_steps_in_flight",
+        "depth = self.max_steps_in_flight",
+        "A second step is launched before the search has chosen its beams.",
+        ("tests/engine/test_beam_search.py", "tests/engine/test_overlap.py"),
+    ),
+    Mutant(
+        "request-id-is-used-twice",
+        ENGINE,
+        "if request.request_id in self._requests:",
+        "if False:",
+        "A second request under the id of a running one takes its place.",
+        ("tests/engine/test_llm_engine_mishaps.py",),
+    ),
+    Mutant(
+        "failed-request-says-no-error",
+        ENGINE,
+        "                request.error = error\n                self._retire(completion)",
+        "                self._retire(completion)",
+        "A request that ends for want of finite logits does not say why.",
+        (
+            "tests/e2e/test_failures.py",
+            "tests/engine/test_fault_matrix.py",
+        ),
+    ),
+    Mutant(
+        "abort-ends-a-namesake",
+        ASYNC,
+        "if own is None or (stream is not None and stream is not own):",
+        "if own is None:",
+        "Giving up a refused request aborts the running one that has its id.",
+        (TEST_ASYNC,),
+    ),
+    Mutant(
+        "inbox-keeps-the-engine-from-steps",
+        ASYNC,
+        "for _ in range(MOST_MESSAGES):",
+        "while True:",
+        "Whoever sends messages without a pause keeps the engine from making steps.",
+        (
+            TEST_ASYNC,
+            "tests/server/test_operations.py",
+        ),
+    ),
+    Mutant(
+        "requests-of-a-closed-loop-run-on",
+        ASYNC,
+        "                    self.engine.abort(stream.request.request_id)\n",
+        "                    pass\n",
+        "Requests of an event loop that is closed go on to their end.",
+        (TEST_ASYNC,),
+    ),
+    Mutant(
+        "first-token-waits-for-the-interval",
+        "nanoengine/engine/request_stream.py",
+        "(num_new < least and self.num_tokens)",
+        "num_new < least",
+        "With a stream interval, the first token is held back too.",
+        ("tests/engine/test_request_stream.py",),
+    ),
+    Mutant(
+        "equal-beams-all-count",
+        BEAMS,
+        'self.scores = [0.0] + [float("-inf")] * (params.beam_width - 1)',
+        "self.scores = [0.0] * params.beam_width",
+        "In the first step all beams are equal, so that all find the same continuation.",
+        ("tests/engine/test_beam_search.py",),
+    ),
+    Mutant(
+        "long-beams-are-not-penalized",
+        BEAMS,
+        "score / length**self.params.length_penalty, stops",
+        "score, stops",
+        "Finished beams are compared without the length penalty.",
+        ("tests/engine/test_beam_search.py",),
+    ),
+    Mutant(
+        "bucket-leaves-out-its-bound",
+        "nanoengine/engine/request_times.py",
+        "self.counts[bisect_left(self.bounds, value)] += 1",
+        "self.counts[bisect_left(self.bounds, value + 1e-9)] += 1",
+        "A value that is equal to the bound of a bucket is counted in the next one.",
+        ("tests/engine/test_request_times.py",),
+    ),
+)

@@ -1,0 +1,36 @@
+"""All mutants, by the part of the engine that they break."""
+
+from __future__ import annotations
+
+from tests.mutation import (
+    attention,
+    front,
+    gguf,
+    kernels,
+    kv,
+    models,
+    policy,
+    quantization,
+    request,
+    runner,
+    sampling,
+    server,
+    speculation,
+)
+from tests.mutation.mutant import Mutant
+
+ROOMS: dict[str, tuple[Mutant, ...]] = {
+    "policy": policy.MUTANTS,
+    "kv": kv.MUTANTS,
+    "speculation": speculation.MUTANTS,
+    "request": request.MUTANTS,
+    "runner": runner.MUTANTS,
+    "sampling": sampling.MUTANTS,
+    "attention": attention.MUTANTS,
+    "kernels": kernels.MUTANTS,
+    "models": models.MUTANTS,
+    "gguf": gguf.MUTANTS,
+    "quantization": quantization.MUTANTS,
+    "server": server.MUTANTS,
+    "front": front.MUTANTS,
+}

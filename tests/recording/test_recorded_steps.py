@@ -1,0 +1,89 @@
+"""Recorded steps give the same bits as steps that are not recorded, and are used."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.startup import Capability, Startup
+from nanoengine.core_builder import capabilities, read_config
+from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.recording.recorded_steps import RecordedSteps
+
+DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+
+
+def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
+    parts: list[Capability] = capabilities()
+    startup = Startup(read_config(DEMO, {"dtype": "float32", "max_model_len": 100} | options, parts), parts)
+    engine, rng = startup.build(), random.Random(0)
+    recorder, num_replays = startup.runner.recorder, 0
+    if recorder is not None:
+        logits = recorder.logits
+
+        def counted(plan: Any) -> Any:
+            nonlocal num_replays
+            found = logits(plan)
+            num_replays += found is not None
+            return found
+
+        recorder.logits = counted  # type: ignore[method-assign]
+    requests = []
+    for number in range(12):
+        prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
+        params = SamplingParams(temperature=0.9 * (number % 2), seed=number, max_tokens=4 + 2 * number, ignore_eos=True)
+        requests.append(engine.make_request(prompt, params))
+        engine.submit(requests[-1])
+        engine.step()
+    while engine.has_unfinished:
+        engine.step()
+    found = [request.output().outputs[0].token_ids for request in requests]
+    engine.close()
+    return found, recorder, num_replays
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str)
+def test_recorded_steps_change_no_token(options: dict[str, Any]) -> None:
+    expected, _, none = answers(enforce_eager=True, **options)
+    found, _, num_replays = answers(**options)
+    assert found == expected
+    assert none == 0
+    assert num_replays > 10
+
+
+@pytest.mark.parametrize(
+    "options", [{"kernels": "torch"}, {"attention_backend": "torch"}, {"enforce_eager": True}], ids=str
+)
+def test_nothing_is_recorded_where_something_cannot_be(options: dict[str, Any]) -> None:
+    assert answers(**options)[1] is None
+
+
+def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
+    expected, _, _ = answers(enforce_eager=True)
+    parts = capabilities()
+    startup = Startup(read_config(DEMO, {"dtype": "float32", "max_model_len": 100}, parts), parts)
+    engine = startup.build()
+    forward = startup.model.forward
+
+    def reading(ids: Any, *args: Any) -> Any:
+        assert ids.sum().item() >= 0
+        return forward(ids, *args)
+
+    startup.model.forward = reading  # type: ignore[method-assign]
+    rng = random.Random(0)
+    prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
+    request = engine.make_request(prompt, SamplingParams(temperature=0.0, seed=0, max_tokens=4, ignore_eos=True))
+    engine.submit(request)
+    while engine.has_unfinished:
+        engine.step()
+    assert request.output().outputs[0].token_ids == expected[0]
+    assert isinstance(startup.runner.recorder, RecordedSteps)
+    assert startup.runner.recorder.buckets == []
+    engine.close()
