@@ -34,8 +34,8 @@ class Collector:
             request.prompt_logprobs = [None] * len(request.prompt_token_ids)
             request.sequences[0].reads_cache = False  # it is computed from its first token on
 
-    def after_step(self, step: Step, result: StepResult | Exception, seqs: list[Sequence]) -> None:
-        if step.is_dropped or isinstance(result, Exception):
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        if step.is_dropped or isinstance(result, BaseException):
             return
         for place, entries in result.extras.get(PROMPT_LOGPROBS, ()):
             seq, start = step.runs[place], step.plan.runs[place].start + 1
