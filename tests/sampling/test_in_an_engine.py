@@ -140,6 +140,8 @@ def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache(
     engine.step()
     while engine.scheduler.running:
         engine.scheduler._preempt_last()
+    assert request.sequences[0].reads_cache, "its log probabilities are there"
+    assert engine.scheduler.blocks.reset(), "all that it had is computed again"
     run(engine, [])
     check_prompt_logprobs(request)
     assert asked == [31]
