@@ -127,6 +127,7 @@ class BlockManager:
         for store, group, place in sources:  # all at once: what is evicted below must not push them out
             store.hold(group, *hashes[place])
         for store, group, place in sources:
+            self.computing.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
             store.load(group, *hashes[place], tables[group][place])
         for table, end in zip(tables, ends, strict=True):

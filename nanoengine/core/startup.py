@@ -69,9 +69,12 @@ class Startup:
         self.runner = self.new_runner(self.num_blocks, self.max_model_len)
         for capability in self.capabilities:
             capability.runner(self)
-        caching = config.enable_prefix_caching
         self.blocks = BlockManager(
-            self.num_blocks, config.block_size, self.layouts, self.stores, enable_prefix_caching=caching
+            self.num_blocks,
+            config.block_size,
+            self.layouts,
+            self.stores,
+            enable_prefix_caching=config.enable_prefix_caching,
         )
         for capability in self.capabilities:
             capability.policy(self)

@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from nanoengine.core.inputs import InputBatch
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.kv_offload.file_thread import FileThread
 from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
@@ -84,7 +84,7 @@ class BlockCopier:
                 files.read(name, header)
         self._patience = PATIENCE if orders.waits else 0.0
 
-    def after_forward(self, plan: StepPlan, batch: Any, hidden: Tensor) -> None:
+    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> None:
         pass
 
     def end(self, result: StepResult) -> None:
@@ -105,6 +105,7 @@ class BlockCopier:
             self.files.close()
         if self._unlock is not None:
             self._unlock()
+        self.pool, self.host = [], self.host[:0]
 
     # ---- copies
 

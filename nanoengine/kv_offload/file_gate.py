@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
-from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.scheduler import Step
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Key
@@ -29,23 +32,30 @@ class FileGate:
         offload: its orders carry the reads.
     """
 
-    def __init__(self, offload: Offload, disk: DiskTier, scheduler: Scheduler):
-        self.offload, self.disk, self.scheduler = offload, disk, scheduler
+    def __init__(self, offload: Offload, disk: DiskTier, blocks: BlockManager):
+        self.offload, self.disk, self.blocks = offload, disk, blocks
         self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
         self._too_little = 0  # room for files that was too little for the next one that cannot start yet
 
     # ---- Gate
 
-    def begin_step(self, budget: int) -> None:  # noqa: ARG002
+    def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
-        for seq in self.scheduler.waiting[:LOOKAHEAD]:
+        for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
-                return
+                break
             if seq not in self.fetches and seq.is_known and self._begin(seq, is_next=False) is None:
                 self._too_little = self.disk.room
+        return ()
+
+    def begin_step(self, budget: int) -> None:
+        pass
+
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+        return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
-        if seq.phase is not Phase.WAITING:
+        if seq.phase is not Phase.WAITING or not seq.is_known:
             return budget
         fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
         assert fetch is not None
@@ -53,7 +63,7 @@ class FileGate:
             fetch.left.pop()
         return 0 if fetch.left else budget
 
-    def took(self, seq: Sequence, count: int) -> None:  # noqa: ARG002
+    def took(self, seq: Sequence, count: int) -> None:
         self.finished(seq)
 
     def _begin(self, seq: Sequence, *, is_next: bool) -> Fetch | None:
@@ -62,26 +72,26 @@ class FileGate:
         Args:
             is_next: it takes what there is memory for; otherwise None, and nothing is ordered, if that is not all.
         """
-        blocks, disk = self.scheduler.blocks, self.disk
+        blocks, disk = self.blocks, self.disk
         hashes = blocks.hit_hashes(seq) if disk.files else []
 
         def has(group: int, hash: bytes, tokens: bytes) -> bool:
             return disk.name((group, hash)) in disk.files or blocks.has(group, hash, tokens)
 
         count = blocks.longest_hit(hashes, has)
-        wanted = self._wanted(blocks, hashes[:count])
+        wanted = self._wanted(hashes[:count])
         while (excess := self._num_new(wanted) - disk.room) > 0:
             if not is_next:
                 return None
             # A part of what a window shows is of no use: all that a shorter hit needs must have room.
             count = blocks.longest_hit(hashes[: max(0, count - -(-excess // len(blocks.layouts)))], has)
-            wanted = self._wanted(blocks, hashes[:count])
+            wanted = self._wanted(hashes[:count])
         fetch = self.fetches[seq] = Fetch([disk.want(self.offload.orders, *block) for block in wanted])
         return fetch
 
-    def _wanted(self, blocks: BlockManager, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
+    def _wanted(self, hashes: list[tuple[bytes, bytes]]) -> list[tuple[Key, bytes]]:
         """The files that a hit of these blocks needs, those that were read already among them."""
-        wanted: list[tuple[Key, bytes]] = []
+        blocks, wanted = self.blocks, []
         for group, layout in enumerate(blocks.layouts):
             first = layout.first_seen(len(hashes) * blocks.block_size) // blocks.block_size
             for hash, tokens in hashes[first:]:

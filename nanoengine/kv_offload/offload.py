@@ -74,7 +74,7 @@ class Offload:
         elif self.disk is not None:
             self.disk.save(self.orders, key, tokens, source)
 
-    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:  # noqa: ARG002
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
         key = group, hash
         self.in_pool.pop(key, None)
         if self.host is not None:
@@ -163,14 +163,14 @@ class Offload:
     def submitted(self, request: Request) -> None:
         pass
 
-    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:  # noqa: ARG002
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         orders, saved = self._in_flight.pop(step.number)
         has_failed = step.is_dropped or isinstance(result, BaseException)
-        if self.host is not None:
-            for key, entry in saved:
-                entry.is_copied = not has_failed
-                if has_failed and self.host.entries.get(key) is entry:
-                    self.host.drop(key)
+        if not has_failed:
+            for _, entry in saved:
+                entry.is_copied = True
+        elif not step.is_dropped:  # with it, all steps in flight are dropped: the next one must not load their copies
+            self._drop([*saved, *(pair for _, others in self._in_flight.values() for pair in others)])
         if self.disk is None:
             return
         if not isinstance(result, BaseException):
@@ -178,6 +178,12 @@ class Offload:
                 self._answer(self.disk, answer)
         if has_failed:
             self.disk.step_failed(orders, self.orders)
+
+    def _drop(self, saved: list[tuple[Key, Entry]]) -> None:
+        """These copies were not made."""
+        for key, entry in saved:
+            if self.host is not None and self.host.entries.get(key) is entry:
+                self.host.drop(key)
 
     def _answer(self, disk: DiskTier, answer: FileAnswer) -> None:
         disk.answer(answer)

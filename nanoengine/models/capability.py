@@ -67,9 +67,15 @@ class Models(Capability):
         check_weights(found.config, self.checkpoint)
         self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        startup.facts.setdefault("kv_depends_on", []).append(lambda: self._kv_depends_on(startup))
         startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self.default_sampling = found.tokenizer, found.default_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
+
+    def _kv_depends_on(self, startup: Startup) -> tuple[object, ...]:
+        """Beside the description of the model."""
+        quantization = startup.config.of(ModelOptions).quantization
+        return self.checkpoint.fingerprint(), quantization, self.model_config.angles_of(startup.max_model_len)
 
     def model(self, startup: Startup) -> Decoder:
         device, quantization = startup.device.torch_device, startup.config.of(ModelOptions).quantization
@@ -89,6 +95,7 @@ class Models(Capability):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
         model = build_model(self.model_config, kernels, backend, startup.dtype, device)
         startup.facts["matrices"] = model.matrices
+        startup.facts.setdefault("kv_depends_on", []).append(lambda: (self.checkpoint.fingerprint(), quantization))
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model

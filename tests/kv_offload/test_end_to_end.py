@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.kv_offload.block_copier import BlockCopier
-from nanoengine.kv_offload.capability import attach, install
+from nanoengine.kv_offload.capability import KVOffload
 from nanoengine.kv_offload.options import KVOffloadOptions
 from tests.core.test_policy_every_way import answers, draw_requests
 from tests.core.toys import Done, ToyModel, make_engine, run
@@ -57,27 +58,32 @@ class TensorToy(ToyModel):
         self.copier.close()
 
 
-class Lists:
-    """The seams that an engine is made of."""
-
-    def __init__(self) -> None:
-        self.stores: list[Any] = []
-        self.gates: list[Any] = []
-        self.extras: list[Any] = []
-        self.listeners: list[Any] = []
-        self.hash_seed: int | None = None
-
-
-def open_engine(options: KVOffloadOptions, **more: Any) -> tuple[LLMEngine, Any]:
-    model, lists = TensorToy(), Lists()
-    installed = install(lists, options, [model.slots.pool], "model")
-    assert installed is not None
-    offload, model.copier = installed
-    blocks = BlockManager(NUM_BLOCKS, SIZE, stores=lists.stores, seed=lists.hash_seed)
-    seams = {"gates": lists.gates, "extras": lists.extras, "listeners": lists.listeners}
-    engine = make_engine(blocks=blocks, model=model, **seams, **more)
-    attach(lists, offload, engine.scheduler)
-    return engine, offload
+def open_engine(options: KVOffloadOptions, *, enable_prefix_caching: bool = True, **more: Any) -> tuple[LLMEngine, Any]:
+    """An engine of a toy model, with what start-up would know of it."""
+    model, capability = TensorToy(), KVOffload()
+    values = {KVOffloadOptions: options}
+    config = SimpleNamespace(of=values.get, enable_prefix_caching=enable_prefix_caching, block_size=SIZE, model="none")
+    lists: dict[str, list[Any]] = {"gates": [], "extras": [], "listeners": []}
+    cache = SimpleNamespace(places=[(model.slots.pool,)])
+    startup: Any = SimpleNamespace(
+        config=config,
+        runner=SimpleNamespace(kv_cache=cache, parts=[]),
+        stores=[],
+        facts={},
+        kernels=SimpleNamespace(name="toy", fingerprint=""),
+        backend=SimpleNamespace(name="toy"),
+        dtype=None,
+        kv_dtype=None,
+        model_config="toy",
+        groups=[[0]],
+        **lists,
+    )
+    capability.runner(startup)
+    [model.copier] = startup.runner.parts or [None]
+    startup.blocks = BlockManager(NUM_BLOCKS, SIZE, stores=startup.stores)
+    capability.policy(startup)
+    assert bool(capability.describe_itself(startup)) == options.is_used
+    return make_engine(blocks=startup.blocks, model=model, **lists, **more), capability.offload
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -104,11 +110,11 @@ def test_a_reset_is_seen_by_another_engine_at_once(tmp_path: Path) -> None:
     options = KVOffloadOptions(kv_disk_path=str(tmp_path))
     engine, _ = open_engine(options)
     run(engine, draw_requests(engine, 0))
-    assert list(tmp_path.glob("model/*.kv"))
+    assert list(tmp_path.glob("*/*.kv"))
     assert engine.reset_prefix_cache()
-    assert not list(tmp_path.glob("model/*.kv"))
+    assert not list(tmp_path.glob("*/*.kv"))
     engine.close()
-    assert not list(tmp_path.glob("model/*.kv"))
+    assert not list(tmp_path.glob("*/*.kv"))
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/proc/none", "a\0b"])
@@ -118,7 +124,6 @@ def test_a_folder_that_cannot_be_used_is_named(path: str) -> None:
 
 
 def test_options_that_do_not_go_together_are_named() -> None:
-    pool = [torch.zeros(3, 4)]
-    assert install(Lists(), KVOffloadOptions(), pool, "model", enable_prefix_caching=False) is None
+    assert open_engine(KVOffloadOptions(), enable_prefix_caching=False)[1] is None
     with pytest.raises(InvalidConfig, match="enable_prefix_caching is False"):
-        install(Lists(), KVOffloadOptions(preemption_mode="swap"), pool, "model", enable_prefix_caching=False)
+        open_engine(KVOffloadOptions(preemption_mode="swap"), enable_prefix_caching=False)

@@ -146,7 +146,7 @@ def offload_engine(
     told: list[Any] = [offload, *listeners]
     engine = make_engine(blocks=blocks, model=model, extras=[offload], gates=gates, listeners=told, **options)
     if disk is not None:
-        gates.append(gate := FileGate(offload, disk, engine.scheduler))
+        gates.append(gate := FileGate(offload, disk, blocks))
         told.append(gate)
     return engine, offload
 
