@@ -15,6 +15,7 @@ from torch import Tensor
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.quants import SIZES
 from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native_weights import dequantized
 
 LARGE = 256
 IN_PLACE_OF_LARGE = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -33,9 +34,8 @@ def encode(values: Tensor, type: str) -> GGMLBlocks:
     size = SIZES[type][0]
     blocks = values.reshape(-1, size)
     data = torch.cat([FORMATS[type](part.float()) for part in blocks.split(AT_ONCE // size)])
-    return GGMLBlocks(
-        data.view(len(values), -1), type, native=unsupported_reason(torch.device("cpu"), torch.float32) is None
-    )
+    is_native = unsupported_reason(torch.device("cpu"), torch.float32) is None
+    return GGMLBlocks(data.view(len(values), -1), type, dequantized if is_native else None)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:

@@ -32,6 +32,9 @@ FILES = (
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
+LONG = 1000
+"""Tokens that take a millisecond, or longer, to decode."""
+
 SPECIAL_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that add nothing to tokenizer.json."""
@@ -67,10 +70,13 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if self.fast is not None:
-            return super()._ids(text, add_special_tokens)
+            # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile.
+            return list(self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
         return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        if self.fast is not None and len(token_ids) > LONG:  # as in `_ids`, others may run
+            return str(self.fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
         if self.fast is not None:
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}

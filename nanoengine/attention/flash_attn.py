@@ -44,8 +44,7 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
         self._version: int | None = None
         self._write = super().write_kv
         if triton_unsupported_reason(torch.device("cuda")) is None:
-            from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-            from nanoengine.kernels.triton.write_kv import write_kv
+            from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
 
             self.rotate_and_write, self._write = rotate_and_write, write_kv
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
+from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
-from nanoengine.kernels.native_operations import operation, unsupported_reason
+from nanoengine.kernels.native_operations import unsupported_reason
 
 TILE = 16
 """Tokens in a tile of K or V."""
@@ -18,24 +24,30 @@ COLUMNS = 32
 
 MAX_HEAD_DIM = 256
 
+CACHE_DTYPES = {**DTYPES, torch.int8: 2}
+"""Those of K/V caches, as kv_int8.h numbers them."""
+
 
 class NativeAttention(AttentionBackend):
-    """K/V are read once, from their blocks, for all query heads that share them; sums are float32."""
+    """K/V are read once, from their blocks, for all query heads that share them; sums are float32.
+
+    Args:
+        block_size: tokens in a block.
+        c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
+    """
 
     name = "native"
     description = "paged decode and prefill kernels"
     capturable = True
+    captures_prompts = False
     reads_shared_once = True
-    features = frozenset({"window", "sinks", "soft_cap"})
+    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
     block_major = True
     quantizes = True
 
-    def __init__(self, block_size: int):
+    def __init__(self, block_size: int, *, c: SimpleNamespace | None = None):
         self.block_size = block_size
-        names = ("rotate_and_write", "write", "prefill", "decode")
-        self._rotate_and_write, self._write, self._prefill, self._decode = (
-            operation(f"attention_{name}") for name in names
-        )
+        self.c = c_functions() if c is None else c
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
@@ -62,11 +74,40 @@ class NativeAttention(AttentionBackend):
         v_cache: Tensor,
         slot_mapping: Tensor,
     ) -> Tensor:
-        changes, where = (q_weight, k_weight, eps, cos, sin), (k_cache, v_cache, slot_mapping)
-        return self._rotate_and_write(qkv, *changes, *where, k_cache.shape[2], head_dim_of(k_cache), self.block_size)
+        qkv, dim, kv_heads = qkv.contiguous(), head_dim_of(k_cache), k_cache.shape[2]
+        norms = address_of_floats(q_weight), address_of_floats(k_weight)
+        angles: tuple[int | None, int | None, int] = (None, None, 0)
+        if cos is not None and sin is not None:
+            if cos.stride(-1) != 1 or cos.stride() != sin.stride():
+                cos, sin = cos.contiguous(), sin.contiguous()
+            angles = cos.data_ptr(), sin.data_ptr(), cos.stride(0)
+        tokens, width = qkv.shape
+        q = torch.empty(tokens, width // dim - 2 * kv_heads, dim, dtype=qkv.dtype)
+        q_at, head_bytes = qkv.data_ptr(), dim * qkv.itemsize
+        k_at = q_at + q.shape[1] * head_bytes
+        projected = q_at, width, k_at, width, k_at + kv_heads * head_bytes, width
+        self._write(qkv.dtype, (*projected, *norms, eps, *angles), slot_mapping, q, k_cache, v_cache)
+        return q
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        self._write(k, v, k_cache, v_cache, slot_mapping, self.block_size)
+        k, v = _heads_in_one_piece(k), _heads_in_one_piece(v)
+        projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+        unchanged = None, None, 0.0, None, None, 0
+        self._write(k.dtype, (*projected, *unchanged), slot_mapping, None, k_cache, v_cache)
+
+    def _write(
+        self,
+        dtype: torch.dtype,
+        inputs: Sequence[Any],
+        slots: Tensor,
+        q: Tensor | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+    ) -> None:
+        slots, q_heads = slots.contiguous(), 0 if q is None else q.shape[1]
+        outputs = slots.data_ptr(), address(q), k_cache.data_ptr(), v_cache.data_ptr()
+        dtypes = DTYPES[dtype], CACHE_DTYPES[k_cache.dtype]
+        self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(k_cache))
 
     def decode(
         self,
@@ -77,10 +118,7 @@ class NativeAttention(AttentionBackend):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        asked = spec.scale, spec.soft_cap, spec.window, sinks
-        sizes = k_cache.shape[2], self.block_size
-        return self._decode(q, k_cache, v_cache, tables, starts, lens, num_shared(runs, spec), *sizes, *asked)
+        return self._attend(self.c.attention_decode, q, k_cache, v_cache, runs, spec, sinks, num_shared(runs, spec))
 
     def prefill(
         self,
@@ -91,9 +129,32 @@ class NativeAttention(AttentionBackend):
         spec: AttentionSpec,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        asked = spec.scale, spec.soft_cap, spec.window, sinks
-        return self._prefill(q, k_cache, v_cache, tables, starts, lens, k_cache.shape[2], self.block_size, *asked)
+        return self._attend(self.c.attention_prefill, q, k_cache, v_cache, runs, spec, sinks)
+
+    def _attend(
+        self,
+        function: Callable[..., None],
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        runs: Runs,
+        spec: AttentionSpec,
+        sinks: Tensor | None,
+        *shared: int,
+    ) -> Tensor:
+        q, tables = q.contiguous(), runs.block_tables.contiguous()
+        starts, lens = runs.query_start_loc.contiguous(), runs.seq_lens.contiguous()
+        out = torch.empty_like(q)
+        inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
+        lengths = starts.data_ptr(), lens.data_ptr(), *shared
+        asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, address_of_floats(sinks)
+        dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]), (len(lens), q.shape[1], *self._sizes(k_cache))
+        function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)
+        return out
+
+    def _sizes(self, cache: Tensor) -> tuple[int, ...]:
+        """K/V heads, head_dim, tokens in a block, and elements between two blocks."""
+        return cache.shape[2], head_dim_of(cache), self.block_size, cache.stride(0)
 
 
 def head_dim_of(cache: Tensor) -> int:
@@ -104,3 +165,8 @@ def head_dim_of(cache: Tensor) -> int:
 def num_shared(runs: Runs, spec: AttentionSpec) -> int:
     """Leading tokens that decodes read once for all; none where they are out of sight sooner or later."""
     return runs.num_shared if spec.window is None else 0
+
+
+def _heads_in_one_piece(x: Tensor) -> Tensor:
+    """[tokens, heads, head_dim] as it is, or if the heads of a token have gaps between them, a copy without."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -42,8 +42,7 @@ class TritonAttention(AttentionBackend):
         from nanoengine.kernels.triton.kv_int8 import views
         from nanoengine.kernels.triton.paged_decode import Workspace, paged_decode
         from nanoengine.kernels.triton.paged_prefill import paged_prefill
-        from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-        from nanoengine.kernels.triton.write_kv import write_kv
+        from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
 
         self.block_size = block_size
         self.tuning = tuning or load_tuning()

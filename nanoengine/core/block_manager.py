@@ -79,7 +79,8 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        self.computing: dict[bytes, Sequence] = {}  # blocks that steps in flight compute or load -> for whom
+        # Hashes of blocks that steps in flight compute or load -> for whom first.
+        self.computing: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
         self.num_taken = 0  # blocks that were taken or published so far

@@ -43,6 +43,11 @@ class Capability:
     def groups(self, startup: Startup) -> list[list[int]] | None:
         """The layers of each KV group, for each of `startup.layouts`, which it sets."""
 
+    def before_pool(self, startup: Startup) -> None:
+        """The model and its groups are there, and the KV pool is not sized yet: load what takes memory beside them, and add to
+        `startup.block_bytes`.
+        """
+
     def runner(self, startup: Startup) -> None:
         """`startup.runner` is there: add parts to it, record its steps."""
 

@@ -12,7 +12,7 @@ from nanoengine.core import sampling
 from nanoengine.core.sampling import SamplingTable
 
 
-class Destination(Protocol):
+class WeightSlot(Protocol):
     """Where a tensor of a checkpoint goes: a tensor is one."""
 
     @property
@@ -27,7 +27,7 @@ class Weight(Protocol):
     @property
     def shape(self) -> torch.Size: ...
 
-    def rows(self, first: int, count: int) -> Destination:
+    def rows(self, first: int, count: int) -> WeightSlot:
         """Rows [first, first + count), to be filled from a checkpoint."""
         ...
 
@@ -39,7 +39,7 @@ class RowMajor:
         self.tensor = torch.empty(outputs, inputs, dtype=dtype, device=device)
         self.shape = self.tensor.shape
 
-    def rows(self, first: int, count: int) -> Destination:
+    def rows(self, first: int, count: int) -> WeightSlot:
         return self.tensor[first : first + count]
 
 

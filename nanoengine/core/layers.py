@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
-from nanoengine.core.kernels import Destination, Kernels, Weight
+from nanoengine.core.kernels import Kernels, Weight, WeightSlot
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
@@ -16,7 +16,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Factory:
-    """Makes the weights of layers, all in one dtype and on one device, in the order that the kernels read them."""
+    """Makes the weights of layers, as the kernels want them in memory."""
 
     kernels: Kernels
     dtype: torch.dtype
@@ -38,9 +38,9 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:  # [num_tokens, in_features] -> [num_tokens, sum(out_features)]
         return self.kernels.linear(x, self.weight, self.bias)
 
-    def slots(self, prefix: str, *names: str) -> dict[str, Destination]:
+    def slots(self, prefix: str, *names: str) -> dict[str, WeightSlot]:
         """Where the tensors `prefix.name` of a checkpoint go, one for each projection; a single name has them all."""
-        slots: dict[str, Destination] = {}
+        slots: dict[str, WeightSlot] = {}
         first = 0
         counts = self.out_features if len(names) > 1 else (sum(self.out_features),)
         for name, count in zip(names, counts, strict=True):
@@ -62,7 +62,7 @@ class RMSNorm:
         self.kernels, self.eps = factory.kernels, eps
         self.weight = torch.empty(size, dtype=torch.float32, device=factory.device)
 
-    def slot(self) -> Destination:
+    def slot(self) -> WeightSlot:
         return self.weight
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
@@ -92,7 +92,7 @@ class Embedding:
     def logits(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size] float32
         return self.kernels.logits(hidden, self.weight)
 
-    def slot(self) -> Destination:
+    def slot(self) -> WeightSlot:
         return self.weight.rows(0, self.weight.shape[0])
 
 
@@ -130,13 +130,9 @@ def apply_rotary(x: Tensor, angles: Angles) -> Tensor:
 
 
 class Attention:
-    """Causal self-attention of one layer over its part of the paged KV cache.
+    """Causal self-attention of layer `layer` over its K/V in the paged cache: `backend` computes what `spec` says.
 
-    Args:
-        layer: its number.
-        num_kv_heads, head_dim: heads of k and of v, and the size of every head.
-        spec, backend: what is computed, and what computes it.
-        norms: over each head of q and over each of k, with one eps; or none.
+    `norms` are those over each head of q and over each of k, with one eps; or there are none.
     """
 
     sinks: Tensor | None = None  # [num_heads] float32, if the spec asks for them

@@ -153,6 +153,8 @@ class ModelRunner:
             packed = pack(plan, self.rows)
             self.send(packed)
             batch = self.batch(packed.shape)
+            if plan.num_drafted and self.sampler.verifier is not None:
+                self.sampler.verifier.complete(plan, batch)
             hidden = self.model.forward(batch.input_ids, batch.positions, batch.metadata)
             reads = [part.after_forward(plan, batch, hidden) for part in self.parts]
             step.reads = [read for read in reads if read is not None]

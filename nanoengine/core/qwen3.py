@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
-from nanoengine.core.kernels import Destination, Kernels
+from nanoengine.core.kernels import Kernels, WeightSlot
 from nanoengine.core.layers import Angles, Attention, Embedding, Factory, Linear, RMSNorm, RotaryEmbedding
 from nanoengine.core.model_config import ModelConfig, Qwen3Config
 from nanoengine.core.weights import EMBEDDING, HEAD
@@ -56,7 +56,7 @@ class SelfAttention:
         qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
         return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
 
-    def slots(self, prefix: str) -> dict[str, Destination]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self.qkv_proj.slots(prefix, *self.qkv_names) | self.o_proj.slots(prefix, "o_proj")
         norms = zip(("q_norm", "k_norm"), self.norms, strict=False)
         return slots | {f"{prefix}.{name}.weight": norm.slot() for name, norm in norms}
@@ -74,7 +74,7 @@ class MLP:
         gated, residual = norm.then_gated_linear(hidden, residual, self.gate_up_proj)
         return self.down_proj(gated), residual
 
-    def slots(self, prefix: str) -> dict[str, Destination]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         prefix = f"{prefix}.mlp"
         return self.gate_up_proj.slots(prefix, *self.gate_up_names) | self.down_proj.slots(prefix, "down_proj")
 
@@ -102,7 +102,7 @@ class DecoderLayer:
     def norms(self) -> dict[str, RMSNorm]:
         return {"input_layernorm": self.attn_norm, "post_attention_layernorm": self.mlp_norm}
 
-    def slots(self, prefix: str) -> dict[str, Destination]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         norms = {f"{prefix}.{name}.weight": norm.slot() for name, norm in self.norms().items()}
         return norms | self.self_attn.slots(f"{prefix}.self_attn") | self.mlp.slots(prefix)
 
@@ -138,7 +138,7 @@ class Decoder:
         """[n, hidden_size] -> [n, vocab_size] in float32; call it with the rows that are sampled only."""
         return self.lm_head.logits(hidden)
 
-    def checkpoint_tensors(self) -> dict[str, Destination]:
+    def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
         slots = {EMBEDDING: self.embed_tokens.slot(), "model.norm.weight": self.norm.slot()}
         if not self.config.tie_word_embeddings:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
+from nanoengine.core.inputs import InputBatch
 from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
 
@@ -45,6 +46,10 @@ class LogitsProcessor(Protocol):
 
 class Verifier(Protocol):
     """The runner's part of speculation: which drafts of a step came true."""
+
+    def complete(self, plan: StepPlan, batch: InputBatch) -> None:
+        """A step with drafts is about to be computed: guess the drafts that the plan leaves open, in the tokens of the batch."""
+        ...
 
     def drafts(self, plan: StepPlan, num_samples: int) -> Any:
         """What stands before each sample."""

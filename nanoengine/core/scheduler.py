@@ -134,7 +134,7 @@ class Scheduler:
         """Sequences that are left out of this step until their last token is known, so that the next step verifies guesses."""
         decoding = [seq for seq in self.running if seq.phase is Phase.DECODING]
         unknown = (
-            Candidate(seq, most)
+            Candidate(seq, seq.num_tokens, most)
             for seq in decoding
             if not seq.is_known and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
         )
@@ -224,7 +224,7 @@ class Scheduler:
         """Give drafts to decodes. They take blocks that nobody uses; nobody is preempted for a draft."""
         num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
         candidates = (
-            Candidate(seq, most)
+            Candidate(seq, seq.num_computed, most)
             for seq in step.decodes
             if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
         )

@@ -61,29 +61,34 @@ class KVStore(Protocol):
 
 
 class Gate(Protocol):
-    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
+    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on. Who
+    inherits from it says only what it decides.
+    """
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
-        ...
+        return ()
 
-    def begin_step(self, budget: int) -> None: ...
+    def begin_step(self, budget: int) -> None:
+        return
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
         """Those that may start now, in their order; the scheduler takes one after the other."""
-        ...
+        return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         """At most `budget`; 0: none yet."""
-        ...
+        return budget
 
-    def took(self, seq: Sequence, count: int) -> None: ...
+    def took(self, seq: Sequence, count: int) -> None:
+        return
 
 
 class Candidate(NamedTuple):
     """A decode that may have drafts."""
 
     seq: Sequence
+    first: int  # the position of its first draft
     most: int  # drafts that it has room for, at least 1
 
 

@@ -57,7 +57,37 @@ class Startup:
     def build(self) -> LLMEngine:
         """All steps, in their order."""
         config = self.config
+        self.describe()
+        self.load()
+        self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
+        for capability in self.capabilities:
+            capability.before_pool(self)
+        self.block_bytes += self.bytes_of_block(self.groups)
+        free = self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
+        limit = self.model_config.max_position_embeddings
+        self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
+        self.runner = self.new_runner(self.num_blocks, self.max_model_len)
+        for capability in self.capabilities:
+            capability.runner(self)
+        self.blocks = BlockManager(
+            self.num_blocks,
+            config.block_size,
+            self.layouts,
+            self.stores,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        for capability in self.capabilities:
+            capability.policy(self)
+        logger.info("%s", self.description())
+        return self._new_engine()
+
+    def describe(self) -> None:
+        """What the model's files say of it."""
         self.model_config, self.tokenizer, self.eos_token_ids = self._first("describe", self._describe)
+
+    def load(self) -> None:
+        """The model with its weights, and what computes it."""
+        config = self.config
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.device = open_device(config.device)
@@ -65,24 +95,11 @@ class Startup:
         self.kernels: Kernels = self._first("kernels", Kernels)
         self.backend: AttentionBackend = self._first("backend", self._choose_backend)
         self.model: Decoder = self._first("model", self._load_model)
-        self.groups: list[list[int]] = self._first("groups", lambda: [list(range(self.model_config.num_layers))])
-        self.block_bytes += bytes_of_block(
-            self.model_config, self.backend, self.kv_dtype or self.dtype, max(map(len, self.groups))
-        )
-        free = self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
-        limit = self.model_config.max_position_embeddings
-        self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
-        self.runner = self.new_runner(self.num_blocks, self.max_model_len)
-        for capability in self.capabilities:
-            capability.runner(self)
-        caching = config.enable_prefix_caching
-        self.blocks = BlockManager(
-            self.num_blocks, config.block_size, self.layouts, self.stores, enable_prefix_caching=caching
-        )
-        for capability in self.capabilities:
-            capability.policy(self)
-        logger.info("%s", self.description())
-        return self._new_engine()
+
+    def bytes_of_block(self, groups: list[list[int]]) -> int:
+        """K and V of the model in a block."""
+        num_layers = max(map(len, groups))
+        return bytes_of_block(self.model_config, self.backend, self.kv_dtype or self.dtype, num_layers)
 
     def _first(self, step: str, default: Callable[[], Any], *args: Any) -> Any:
         """What the first capability that decides it says, or the core's own choice."""
@@ -152,12 +169,16 @@ class Startup:
         """A runner with a pool of its own."""
         config, device = self.config, self.device
         self.model.prepare(max_model_len)
-        where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, device.torch_device
-        kv_cache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+        kv_cache = self.new_kv_cache(num_blocks)
         rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // config.block_size), device)
         sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
         limits = config.block_size, config.max_num_batched_tokens
         return ModelRunner(device, self.kernels, self.model, kv_cache, rows, sampler, *limits)
+
+    def new_kv_cache(self, num_blocks: int) -> KVCache:
+        where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, self.device.torch_device
+        found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+        return found
 
     def _new_engine(self) -> LLMEngine:
         config = self.config

@@ -11,9 +11,6 @@ import tokenizers
 from nanoengine.core.errors import InvalidPrompt, ModelNotFound, UnsupportedModel, shown
 from nanoengine.core.model_config import read_json
 
-LONG = 1000
-"""Tokens that take a millisecond, or longer, to decode."""
-
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` (`fast`); `name` is what messages call it."""
@@ -37,13 +34,14 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; special tokens have none, or their own as the vocabulary writes it."""
-        if len(token_ids) > LONG:
-            return str(self.fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
         return str(self.fast.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    def token_ids(self) -> dict[str, int]:
+        """All tokens, as the vocabulary writes them."""
+        return dict(self.fast.get_vocab())
+
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        # A batch of one: unlike `encode`, it lets other threads of Python run meanwhile. So it is where much is decoded.
-        return list(self.fast.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
+        return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -59,8 +57,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def read_eos_token_ids(folder: Path, vocab_size: int) -> list[int]:
     """All tokens that config.json or generation_config.json call an end: they may differ, and each means it."""
-    files = [name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
-    return end_token_ids(vocab_size, *(read_json(folder, name).get("eos_token_id") for name in files))
+    names = [name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
+    return end_token_ids(vocab_size, *(read_json(folder, name).get("eos_token_id") for name in names))
 
 
 def end_token_ids(vocab_size: int, *stated: Any) -> list[int]:

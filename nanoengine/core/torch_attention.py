@@ -70,7 +70,9 @@ class TorchAttention(AttentionBackend):
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        """Those sequences at once that see about as much, padded to the one that sees most. Each has one query."""
+        """Those sequences at once that see about as much, padded to the one that sees most. With drafts, each by itself."""
+        if runs.longest > 1:
+            return self.prefill(q, k_cache, v_cache, runs, spec, sinks)
         if runs.plan is None:
             runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nanoengine.core.errors import InvalidWeights, ModelNotFound, shown
-from nanoengine.core.kernels import Destination
+from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.model_config import read_json
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -34,11 +34,7 @@ class TensorHeader:
 
 
 class SafetensorsFolder:
-    """The weights of a Hugging Face model folder.
-
-    Raises:
-        ModelNotFound, InvalidWeights: by all methods, for files that are missing or broken.
-    """
+    """The weights of a model folder. All methods raise ModelNotFound for missing files, and InvalidWeights for broken ones."""
 
     def __init__(self, folder: Path):
         self.folder, self.place = folder, str(folder)
@@ -102,12 +98,10 @@ def release_mapped(tensor: Tensor) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)
 
 
-def load_weights(slots: Mapping[str, Destination], folder: SafetensorsFolder) -> None:
+def load_weights(slots: Mapping[str, WeightSlot], folder: SafetensorsFolder) -> None:
     """Copy every tensor of a folder into its slot, converted to the dtype there.
 
-    Raises:
-        ModelNotFound: no weights, or a file of them is missing.
-        InvalidWeights: a broken file, or tensors that do not match the slots; then nothing was copied.
+    Raises InvalidWeights if the tensors do not match the slots; then nothing was copied.
     """
     check_headers({name: slot.shape for name, slot in slots.items()}, folder.headers(), folder.place)
     for name, tensor in folder.tensors():
@@ -116,10 +110,7 @@ def load_weights(slots: Mapping[str, Destination], folder: SafetensorsFolder) ->
 
 
 def check_headers(shapes: Mapping[str, Sequence[int]], headers: Iterable[TensorHeader], place: str) -> None:
-    """Raise InvalidWeights unless there are exactly these tensors, each once, of some float dtype.
-
-    A tied checkpoint may repeat the embedding as its head.
-    """
+    """Raise InvalidWeights unless there are exactly these tensors, each once, of some float dtype; and perhaps a tied head."""
     missing = dict.fromkeys(shapes)
     unexpected: list[str] = []
     repeated: list[str] = []

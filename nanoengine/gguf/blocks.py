@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,13 @@ class GGMLBlocks:
 
     Attributes:
         data: [outputs, bytes of a row] uint8; it may lie in a mapped file.
-        type: the name of its format, one of `kernels.native_operations.QUANTIZED`.
-        native: whether C++ dequantizes it, where that must be.
+        type: the name of its format, one of `quants.FUNCTIONS`.
+        fast: makes the numbers, in a dtype, in less time than torch does.
     """
 
     data: Tensor
     type: str
-    native: bool
+    fast: Callable[[GGMLBlocks, torch.dtype], Tensor] | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -34,7 +35,9 @@ class GGMLBlocks:
         return self.type
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        return dequantize(self.data, self.type, self.shape, dtype, native=self.native)
+        if self.fast is not None:
+            return self.fast(self, dtype)
+        return dequantize(self.data, self.type, self.shape, dtype)
 
     def __getitem__(self, rows: Tensor) -> GGMLBlocks:
-        return GGMLBlocks(self.data[rows], self.type, self.native)
+        return GGMLBlocks(self.data[rows], self.type, self.fast)

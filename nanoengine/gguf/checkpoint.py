@@ -19,6 +19,7 @@ from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native_weights import dequantized
 from nanoengine.models.checkpoint import StoredHeader
 
 
@@ -47,12 +48,12 @@ class GGUFCheckpoint:
         unmapped when the next is asked for.
 
         Args:
-            native: use the native kernels, if they can run here.
+            native: dequantize matrices by native kernels, if they can run here.
 
         Raises:
             InvalidWeights: rows that are not those of the heads.
         """
-        native = native and unsupported_reason(torch.device("cpu"), dtype) is None
+        fast = dequantized if native and unsupported_reason(torch.device("cpu"), dtype) is None else None
         for record, tensor in self._all():
             data = mapped = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:
@@ -61,10 +62,10 @@ class GGUFCheckpoint:
                 data = self._unpaired(data, record, tensor.paired_heads)
             shape = _shape(record, tensor)
             if record.type not in FLOATS and len(shape) == 2 and not tensor.offset:
-                yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, native)
+                yield tensor.name, GGMLBlocks(data.view(shape[0], -1), record.type, fast)
             else:
                 # What is stored as it is stays so: norms are float32 in the model, too.
-                numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype, native=native)
+                numbers = dequantize(data, record.type, shape, None if record.type in FLOATS else dtype)
                 yield tensor.name, numbers.float() + tensor.offset if tensor.offset else numbers
             release_mapped(mapped)
 

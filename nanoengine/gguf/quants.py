@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nanoengine.gguf.header import FORMATS
-from nanoengine.kernels.native_operations import operations
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that store numbers as they are."""
@@ -23,9 +22,7 @@ PIECE = 1 << 15
 share out every one of the small operations among its threads, which then wait for each other more than they work."""
 
 
-def dequantize(
-    data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None, *, native: bool = False
-) -> Tensor:
+def dequantize(data: Tensor, type: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """The numbers of a tensor.
 
     Args:
@@ -34,8 +31,6 @@ def dequantize(
         shape: of the result; rows are multiples of the format's block.
         dtype: of the result; None is what the format is by itself: F16 and BF16 as stored, float32 of all others. Numbers are
             rounded once.
-        native: compute in C++, with all threads and the same results; `native_operations.unsupported_reason`
-            must be None on the CPU in this dtype.
 
     Returns:
         A new tensor, or where nothing is to be converted a view of `data`.
@@ -45,9 +40,6 @@ def dequantize(
         return whole.view(FLOATS[type]).view(*shape).to(dtype or FLOATS[type])
     values, nbytes = SIZES[type]
     blocks = data.view(-1, nbytes)
-    if native:
-        operations()
-        return torch.ops.nanoengine.dequantize(blocks, type, values, dtype or torch.float32).view(*shape)
     out = torch.empty(math.prod(shape) // values, values, dtype=dtype or torch.float32)
     for part, result in zip(blocks.split(PIECE // values), out.split(PIECE // values), strict=True):
         result.copy_(FUNCTIONS[type](part))

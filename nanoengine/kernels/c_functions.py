@@ -1,82 +1,71 @@
-"""The C functions of the native kernels, with the types of their arguments."""
+"""The C functions of the native kernels, as their sources declare them."""
 
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, partial, wraps
+from pathlib import Path
 from threading import Lock, get_ident
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from nanoengine.kernels.compiler import SOURCES
 from nanoengine.kernels.libraries import load_library
 
-POINTER, SIZE, INT, FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
-INT64 = ctypes.c_int64
-
-ATTENTION_SPEC = [FLOAT, FLOAT, SIZE, POINTER]
-"""scale, soft_cap, window (0: none) and sinks, as attention_spec.h has them."""
-
-SIGNATURES: dict[str, list[type]] = {
-    "packed_size": [INT, SIZE, SIZE],
-    "pack": [INT, POINTER, POINTER, SIZE, SIZE, SIZE],
-    "linear": [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 3, *[SIZE] * 3],
-    "gated_linear": [INT, INT, *[POINTER] * 3, FLOAT, *[POINTER] * 2, *[SIZE] * 3],
-    "experts": [INT, INT, *[POINTER] * 10, *[SIZE] * 5],
-    "gate": [INT, INT, POINTER, POINTER, SIZE, SIZE],
-    "embed": [INT, POINTER, POINTER, POINTER, SIZE, SIZE],
-    "quantized_size": [INT64, SIZE, SIZE],
-    "quantized_pack_blocks": [INT, POINTER, POINTER, SIZE, SIZE],
-    "quantized_pack_groups": [INT64, *[POINTER] * 4, SIZE, SIZE],
-    "quantized_linear": [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, POINTER, *[SIZE] * 3],
-    "quantized_gated_linear": [INT, INT, INT, *[POINTER] * 3, FLOAT, POINTER, SIZE, POINTER, *[SIZE] * 3],
-    "quantized_instruction": [],
-    "quantized_embed": [INT, POINTER, POINTER, SIZE, POINTER, SIZE, SIZE],
-    "quantized_experts": [INT, INT, INT, *[POINTER] * 10, *[SIZE] * 5],
-    "dequantize": [INT, INT, POINTER, POINTER, SIZE],
-    "rms_norm": [INT, POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, FLOAT],
-    "draw_tokens": [*[POINTER] * 4, SIZE, SIZE],
-    "set_num_threads": [SIZE],
-    "log_sum_exp": [POINTER, POINTER, SIZE, SIZE],
-    "attention_write": [
-        INT,
-        INT,
-        *[POINTER, SIZE] * 3,
-        POINTER,
-        POINTER,
-        FLOAT,
-        POINTER,
-        POINTER,
-        SIZE,
-        *[POINTER] * 4,
-        *[SIZE] * 6,
-    ],
-    "attention_decode": [INT, INT, *[POINTER] * 4, SIZE, POINTER, POINTER, SIZE, POINTER, *[SIZE] * 6, *ATTENTION_SPEC],
-    "attention_prefill": [INT, INT, *[POINTER] * 4, SIZE, *[POINTER] * 3, *[SIZE] * 6, *ATTENTION_SPEC],
+TYPES = {
+    "void": None,
+    "int": ctypes.c_int,
+    "int64_t": ctypes.c_int64,
+    "size_t": ctypes.c_size_t,
+    "float": ctypes.c_float,
+    "const char*": ctypes.c_char_p,
 }
-"""Name of each C function -> the types of its arguments."""
+"""Types of results and arguments; all other pointers are addresses."""
+
+FUNCTION = re.compile(r"^ ?((?:const )?\w+\*?) (\w+)\(([^)]*)\) \{", re.MULTILINE)
+"""Result, name and arguments of a function, behind `extern "C"`."""
 
 
-RESULTS = {"packed_size": SIZE, "quantized_size": SIZE, "quantized_instruction": ctypes.c_char_p}
-"""The types of their results, where they have any."""
+@cache
+def signatures() -> dict[str, tuple[Any, list[Any]]]:
+    """Name of each C function -> the type of its result, and those of its arguments."""
+    found: dict[str, tuple[Any, list[Any]]] = {}
+    for path in SOURCES.glob("*.cpp"):
+        interface = path.read_text(encoding="utf-8").partition('extern "C"')[2]
+        for result, name, arguments in FUNCTION.findall(interface):
+            found[name] = TYPES[result], [_type_of(one) for one in arguments.split(",") if one]
+    return found
+
+
+def functions_of(library: Path | ctypes.CDLL) -> SimpleNamespace:
+    """The functions of a compiled library, with their types set; a library of some of the sources has some of them.
+
+    Torch's profiler sees each call as `nanoengine::name`.
+    """
+    loaded = ctypes.CDLL(str(library)) if isinstance(library, Path) else library
+    functions = SimpleNamespace()
+    for name, (result, arguments) in signatures().items():
+        if hasattr(loaded, name):
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(functions, name, _seen_by_profilers(function))
+    return functions
 
 
 @cache
 def c_functions() -> SimpleNamespace:
-    """The functions of the compiled library, with their argument types set.
+    """Those of the library for this CPU.
 
     Raises:
         CannotCompile: there is no compiler, or it failed.
     """
-    library = load_library().functions
-    functions = SimpleNamespace()
-    for name, arguments in SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes = arguments
-        function.restype = RESULTS.get(name)
-        setattr(functions, name, function)
-    return functions
+    return functions_of(load_library().functions)
 
 
 @contextmanager
@@ -89,6 +78,23 @@ def recorded_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[N
         yield from _reported_calls(report)
 
 
+def _type_of(argument: str) -> Any:
+    return ctypes.c_void_p if "*" in argument else TYPES[argument.split()[0]]
+
+
+def _seen_by_profilers(function: Callable[..., Any]) -> Callable[..., Any]:
+    is_profiled = torch.autograd._profiler_enabled
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        if not is_profiled():
+            return function(*arguments)
+        with torch.profiler.record_function(f"nanoengine::{function.__name__}"):
+            return function(*arguments)
+
+    return call
+
+
 @cache
 def _recording() -> Lock:
     return Lock()
@@ -99,9 +105,11 @@ def _reported_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[
     originals = dict(vars(functions))
 
     def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
+        again = inspect.unwrap(function)
+
         def call(*arguments: Any) -> Any:
             if get_ident() == thread:
-                report(partial(function, *arguments))
+                report(partial(again, *arguments))
             return function(*arguments)
 
         return call

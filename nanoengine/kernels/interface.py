@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import kernels as core
-from nanoengine.core.kernels import Destination, Weight
+from nanoengine.core.kernels import Weight, WeightSlot
 from nanoengine.errors import InvalidConfig
 from nanoengine.quantization.tensor import QuantizedTensor
 
 
 @runtime_checkable
-class QuantizedDestination(Destination, Protocol):
+class QuantizedSlot(WeightSlot, Protocol):
     """A place that takes quantized rows as they are; those that kernels would rather have as numbers, it dequantizes.
 
     All rows of a weight need not be of one format: of qkv_proj, v often has more bits than q and k.
@@ -32,7 +32,7 @@ class QuantizableWeight(Weight, Protocol):
         """Bytes that it takes, by the name of the format that they are in."""
         ...
 
-    def rows(self, first: int, count: int) -> QuantizedDestination:
+    def rows(self, first: int, count: int) -> QuantizedSlot:
         """Rows [first, first + count), to be filled from a checkpoint."""
         ...
 
@@ -49,7 +49,7 @@ class ExpertWeights(Protocol):
         """As of a `QuantizableWeight`."""
         ...
 
-    def expert(self, index: int) -> QuantizedDestination:
+    def expert(self, index: int) -> QuantizedSlot:
         """The matrix of one expert, to be filled from a checkpoint."""
         ...
 

@@ -21,6 +21,9 @@ KEPT_BYTES = 512 << 20
 LARGEST_REUSED = 32 << 20
 """Largest allocation that comes from it; glibc takes no higher value."""
 
+CACHE_LINE, HUGE_PAGE, CHUNK_BYTES = 64, 2 << 20, 64 << 20
+"""Of an arena: tensors begin a line, chunks a huge page."""
+
 
 def keep_freed_memory() -> None:
     """Let the C library keep what it frees: a step's tensors otherwise go back to the system, and come again page by page.
@@ -52,3 +55,28 @@ def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         with suppress(OSError):  # a kernel that was built without them
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(*shape)
+
+
+class Arena:
+    """Memory for many tensors that live about as long as each other, side by side in huge pages.
+
+    Linux gives no huge page to a mapping of less than one, nor to what lies before the first that begins in it. Each tensor keeps
+    the chunk that it is cut from.
+    """
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0, dtype=torch.uint8)
+
+    def zeros(self, size: int) -> Tensor:
+        """[size] uint8, from a multiple of 64 bytes on. Memory is taken when it is first written.
+
+        Raises:
+            OSError: the system has not so much memory.
+        """
+        room = -(-size // CACHE_LINE) * CACHE_LINE
+        if room > len(self._free):
+            size_of_chunk = max(room, CHUNK_BYTES)
+            chunk = zeros_in_huge_pages([size_of_chunk + HUGE_PAGE], torch.uint8)
+            self._free = chunk[-chunk.data_ptr() % HUGE_PAGE :][:size_of_chunk]
+        taken, self._free = self._free[:size], self._free[room:]
+        return taken

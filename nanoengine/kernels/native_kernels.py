@@ -1,61 +1,71 @@
-"""The Kernels protocol by the native operations."""
+"""The Kernels protocol by the native kernels: C sees addresses and sizes alone."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Weight
+from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Kernels
 from nanoengine.kernels.libraries import load_library
 from nanoengine.kernels.memory import keep_freed_memory
-from nanoengine.kernels.native_operations import operation
-from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
+from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, Packer
 
 
 class NativeKernels(Kernels):
-    """The native operations. Results are new tensors, except that a residual is overwritten.
+    """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:
         exact: do not round activations where they meet quantized weights.
+        c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
+
+    Raises:
+        CannotCompile: there is no compiler, or it failed.
     """
 
     name = "native"
     capturable = True
 
-    def __init__(self, *, exact: bool = False) -> None:
-        self.exact = exact
-        names = ("linear", "gated_linear", "experts", "embed")
-        self._linear, self._gated_linear, self._experts, self._embed = map(operation, names)
-        (
-            self._quantized_linear,
-            self._quantized_gated_linear,
-            self._quantized_experts,
-            self._quantized_embed,
-        ) = (operation(f"quantized_{name}") for name in names)
-        self._rms_norm, self._gate = operation("rms_norm"), operation("gate")
-        self._draw_tokens, self._log_sum_exp = operation("draw_tokens"), operation("log_sum_exp")
+    def __init__(self, *, exact: bool = False, c: SimpleNamespace | None = None) -> None:
+        self.c, self.exact = c_functions() if c is None else c, exact
+        self.packer = Packer(self.c)
         _, self.description, self.fingerprint = load_library()
-        c_functions().set_num_threads(torch.get_num_threads())  # as many as torch has, in a team of their own
-        instruction = c_functions().quantized_instruction().decode()
+        self.c.set_num_threads(torch.get_num_threads())  # as many as torch has, in a team of their own
+        instruction = self.c.quantized_instruction().decode()
         rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
 
+    # ---- weights
+
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
         assert device.type == "cpu"
-        return NativeWeight(outputs, inputs, dtype)
+        return NativeWeight(self.packer, outputs, inputs, dtype, exact=self.exact)
+
+    def new_experts(
+        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> NativeExperts:
+        assert device.type == "cpu"
+        return NativeExperts(self.packer, experts, outputs, inputs, dtype, exact=self.exact)
+
+    # ---- products
 
     def linear(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        return self._product(x, None, None, 0.0, weight, bias)
+        return self._product(x, None, None, 0.0, weight, bias, x.dtype)
+
+    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
+        return self._product(hidden, None, None, 0.0, weight, None, torch.float32)
 
     def norm_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        return self._product(x, residual, norm, eps, weight, bias), x if residual is None else residual
+        return self._product(x, residual, norm, eps, weight, bias, x.dtype), x if residual is None else residual
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: str = "silu") -> Tensor:
         return self._gated_product(x, None, None, 0.0, weight, activation)
@@ -73,14 +83,16 @@ class NativeKernels(Kernels):
         eps: float,
         weight: Weight,
         bias: Tensor | None,
-        to_float: bool = False,
+        dtype: torch.dtype,
     ) -> Tensor:
         assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
-        outputs = weight.shape[0]
-        if weight.is_quantized:
-            return self._quantized_linear(x, residual, norm, eps, weight.table, bias, outputs, to_float, self.exact)
-        return self._linear(x, residual, norm, eps, weight.numbers, bias, outputs, to_float)
+        x = x.contiguous()
+        out = torch.empty(len(x), weight.shape[0], dtype=dtype)
+        normed = x.data_ptr(), address(residual), address_of_floats(norm), eps
+        outputs = weight.address, address(bias), out.data_ptr()
+        self.c.linear(DTYPES[x.dtype], DTYPES[dtype], *normed, *outputs, len(x))
+        return out
 
     def _gated_product(
         self, x: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float, weight: Weight, activation: str
@@ -88,20 +100,21 @@ class NativeKernels(Kernels):
         assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
         if not weight.halves_match:
-            return self.gate(self._product(x, residual, norm, eps, weight, None), activation)
-        size, number = weight.shape[0] // 2, ACTIVATIONS.index(activation)
-        if weight.is_quantized:
-            return self._quantized_gated_linear(x, residual, norm, eps, weight.table, size, number, self.exact)
-        return self._gated_linear(x, residual, norm, eps, weight.numbers, size, number)
+            return self.gate(self._product(x, residual, norm, eps, weight, None, x.dtype), activation)
+        x = x.contiguous()
+        out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
+        normed = x.data_ptr(), address(residual), address_of_floats(norm), eps
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        self.c.gated_linear(*kinds, *normed, weight.address, out.data_ptr(), len(x))
+        return out
 
     def gate(self, both: Tensor, activation: str) -> Tensor:
-        return self._gate(both, ACTIVATIONS.index(activation))
-
-    def new_experts(
-        self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
-    ) -> NativeExperts:
-        assert device.type == "cpu"
-        return NativeExperts(experts, outputs, inputs, dtype)
+        both = both.contiguous()
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = torch.empty(rows, size, dtype=both.dtype)
+        kinds = DTYPES[both.dtype], ACTIVATIONS.index(activation)
+        self.c.gate(*kinds, both.data_ptr(), out.data_ptr(), rows, size)
+        return out
 
     def experts(
         self,
@@ -117,22 +130,28 @@ class NativeKernels(Kernels):
         assert isinstance(gate, NativeExperts)
         assert isinstance(up, NativeExperts)
         assert isinstance(down, NativeExperts)
-        count, size, _ = gate.shape
+        count = gate.shape[0]
         assert gate.shape == up.shape == (count, down.shape[2], x.shape[1])
-        matrices = gate.weight, up.weight, down.weight
-        around = *(biases or (None,) * 3), chosen, factors, count, size, ACTIVATIONS.index(activation)
-        if all(matrix.is_quantized for matrix in matrices):
-            return self._quantized_experts(x, *(matrix.table for matrix in matrices), *around, self.exact)
-        return self._experts(x, *(matrix.as_numbers() for matrix in matrices), *around)
+        x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
+        out = torch.empty_like(x)
+        kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
+        matrices = gate.weight.address, up.weight.address, down.weight.address
+        added = map(address_of_floats, biases or (None,) * 3)
+        choices = chosen.data_ptr(), address_of_floats(factors)
+        are_experts = self.c.experts(
+            *kinds, x.data_ptr(), *matrices, *added, *choices, out.data_ptr(), *chosen.shape, count
+        )
+        assert are_experts, f"a choice is none of {count} experts"
+        return out
 
-    def logits(self, hidden: Tensor, weight: Weight) -> Tensor:
-        return self._product(hidden, None, None, 0.0, weight, None, to_float=True)
+    # ---- everything else
 
     def embed(self, token_ids: Tensor, weight: Weight) -> Tensor:
         assert isinstance(weight, NativeWeight)
-        if weight.is_quantized:
-            return self._quantized_embed(token_ids, weight.table, weight.shape[1], weight.dtype)
-        return self._embed(token_ids, weight.numbers, weight.shape[1], weight.dtype)
+        token_ids = token_ids.contiguous()
+        out = torch.empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
+        self.c.embed(DTYPES[out.dtype], token_ids.data_ptr(), weight.address, out.data_ptr(), len(token_ids))
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._rms_norm(x, None, weight, eps)
@@ -140,8 +159,26 @@ class NativeKernels(Kernels):
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return self._rms_norm(x, residual, weight, eps), residual
 
+    def _rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
+        out, size = torch.empty_like(x), x.shape[-1]
+        inputs = x.data_ptr(), address(residual), address_of_floats(weight)
+        self.c.rms_norm(DTYPES[x.dtype], *inputs, out.data_ptr(), x.numel() // size, size, eps)
+        return out
+
     def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
-        return self._draw_tokens(logits, keys, temperature)
+        logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()
+        tokens = torch.empty_like(keys)
+        inputs = logits.data_ptr(), keys.data_ptr(), address_of_floats(temperature)
+        self.c.draw_tokens(*inputs, tokens.data_ptr(), *logits.shape)
+        return tokens
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        """[n, count] -> [n]: ln(sum of exp(logit))."""
+        logits = logits.contiguous()
+        out = torch.empty(len(logits))
+        self.c.log_sum_exp(logits.data_ptr(), out.data_ptr(), *logits.shape)
+        return out
 
     def keep_likeliest(self, logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> tuple[Tensor, Tensor]:
-        return keep_likeliest(logits, top_k, top_p, min_p, self._log_sum_exp)
+        return keep_likeliest(logits, top_k, top_p, min_p, self.log_sum_exp)

@@ -1,10 +1,11 @@
-"""Weights as the native kernels read them: numbers in panels (panels.h), or quantized panels (quantized_format.h)."""
+"""Weights as the native kernels read them: in panels of outputs, of numbers or quantized (panels.h, quantized_format.h)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cached_property
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -13,12 +14,8 @@ from torch import Tensor
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import c_functions
-from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.kernels.native_operations import QUANTIZED
+from nanoengine.kernels.memory import Arena
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
-
-PANEL = 32
-"""A multiple of the outputs that lie together, for any CPU."""
 
 CELL = 32
 """Inputs that lie together in a quantized weight."""
@@ -37,110 +34,162 @@ SPANS = {
     "Q5_K": (5, CELL_FACTORS, 256),
     "Q6_K": (6, HALF_CELL_FACTORS, 256),
 }
-"""Formats of ggml: bits of a number, what scales come with, and inputs that share one; all scales are float16."""
+"""Formats of ggml, in the order in which pack.cpp numbers them: bits of a number, what scales come with, and inputs that share
+one; all scales are float16."""
+
+OF_NUMBERS, ROUNDED, EXACT = 1, 2, 4
+"""How panels want rows of x, as panels.h numbers it."""
 
 
 class Segment(NamedTuple):
     """Some outputs of a weight in one format."""
 
-    memory: Tensor  # uint8
-    code: int  # of the format, for the kernels
+    memory: Tensor  # uint8, whole panels
+    code: int  # of the format, for the kernels: bits of a number | type of scales << 8 | what they come with << 16 | span << 32
     name: str  # of the format, for people
     outputs: int
 
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self.code >> 8)
 
-class NativeWeight:
-    """A matrix [outputs, inputs], filled part by part from a checkpoint.
 
-    Parts that come quantized stay so, each in its own format, if all do; otherwise all are numbers.
+class Packer:
+    """Puts matrices into panels.
 
     Args:
-        filled: outputs that are filled; None: all.
+        c: functions of the library whose kernels will read them.
     """
 
-    def __init__(self, outputs: int, inputs: int, dtype: torch.dtype, filled: int | None = None):
+    def __init__(self, c: SimpleNamespace):
+        self.c, self.panel_width = c, int(c.panel_width())
+        self.arena = Arena()
+
+    def numbers(self, outputs: int, inputs: int, dtype: torch.dtype) -> Segment:
+        """Room for numbers; all are zero."""
+        return self._segment(8 * dtype.itemsize, str(dtype).removeprefix("torch."), outputs, inputs)
+
+    def quantized(self, source: QuantizedTensor) -> Segment | None:
+        """A quantized matrix; None if the kernels do not know its format."""
+        if isinstance(source, GGMLBlocks):
+            return self._blocks(source)
+        if isinstance(source, Grouped) and (source.group % CELL == 0 or source.scales.shape[1] == 1):
+            return self._groups(source)
+        return None
+
+    def panels(self, segment: Segment, first: int, inputs: int) -> Tensor:
+        """Of each panel: address, format, first output and number of outputs, [panels, 4] int64."""
+        starts = torch.arange(0, segment.outputs, self.panel_width)
+        size = self.c.panels_size(segment.code, self.panel_width, inputs)
+        addresses = starts // self.panel_width * size + segment.memory.data_ptr()
+        columns = (segment.outputs - starts).clamp(max=self.panel_width)
+        return torch.stack((addresses, torch.full_like(starts, segment.code), starts + first, columns), 1)
+
+    def _blocks(self, source: GGMLBlocks) -> Segment:
+        bits, extra, span = SPANS[source.type]
+        segment = self._quantized_segment(source, bits, torch.float16, extra, span)
+        blocks, number = source.data.contiguous(), list(SPANS).index(source.type)
+        self.c.pack_blocks(number, blocks.data_ptr(), segment.memory.data_ptr(), *source.shape)
+        return segment
+
+    def _groups(self, source: Grouped) -> Segment:
+        extra, span = PLAIN if source.zeros is None else ZERO_POINT, -(-source.group // CELL) * CELL
+        segment = self._quantized_segment(source, source.bits, source.scales.dtype, extra, span)
+        numbers, scales = source.numbers.contiguous(), source.scales.contiguous()
+        zeros = None if source.zeros is None else source.zeros.contiguous()
+        groups = numbers.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr()
+        self.c.pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
+        return segment
+
+    def _quantized_segment(
+        self, source: QuantizedTensor, bits: int, scales: torch.dtype, extra: int, span: int
+    ) -> Segment:
+        return self._segment(bits | SCALES[scales] << 8 | extra << 16 | span << 32, source.format, *source.shape)
+
+    def _segment(self, code: int, name: str, outputs: int, inputs: int) -> Segment:
+        return Segment(self.arena.zeros(self.c.panels_size(code, outputs, inputs)), code, name, outputs)
+
+
+class NativeWeight:
+    """A matrix [outputs, inputs], filled part by part from a checkpoint; each part keeps its own format.
+
+    Args:
+        exact: do not round activations where they meet quantized parts.
+    """
+
+    def __init__(self, packer: Packer, outputs: int, inputs: int, dtype: torch.dtype, *, exact: bool):
         self.shape = torch.Size((outputs, inputs))
         self.dtype = dtype
         self.segments: dict[int, Segment] = {}
-        self._filled = outputs if filled is None else filled
-        self._numbers: Tensor | None = None
+        self._packer, self._exact = packer, exact
 
     def rows(self, first: int, count: int) -> NativeRows:
         assert first + count <= self.shape[0]
         return NativeRows(self, first, count)
 
-    @property
-    def is_quantized(self) -> bool:
-        return bool(self.segments)
-
     def formats(self) -> Mapping[str, int]:
-        if not self.is_quantized:
-            return {str(self.dtype).removeprefix("torch."): self.numbers.nbytes}
         total: Counter[str] = Counter()
         for segment in self.segments.values():
             total[segment.name] += segment.memory.nbytes
         return total
 
-    @property
-    def numbers(self) -> Tensor:
-        """Packed dwords, int32; those of rows that nobody filled are zero."""
-        if self._numbers is None:
-            size = c_functions().packed_size(DTYPES[self.dtype], *self.shape)
-            self._numbers = zeros_in_huge_pages([size], torch.int32)
-        return self._numbers
-
     @cached_property
-    def table(self) -> Tensor:
-        """Of all quantized panels: address, format, first output and number of outputs, [panels, 4] int64."""
-        assert sum(segment.outputs for segment in self.segments.values()) == self._filled, "rows were not filled"
-        return torch.cat([self._panels(first) for first in sorted(self.segments)])
+    def address(self) -> int:
+        """Of the weight as C has it (panels.h)."""
+        return self._table.data_ptr()
 
     @cached_property
     def halves_match(self) -> bool:
         """Whether the panels of the second half of the outputs are cut like those of the first."""
-        half = self.shape[0] // 2
-        if not self.is_quantized:
-            return half % PANEL == 0
-        firsts = self.table[:, 2]
+        firsts, half = self._table[1:, 2], self.shape[0] // 2
         count = len(firsts) // 2
         return len(firsts) == 2 * count and torch.equal(firsts[:count] + half, firsts[count:])
 
-    def as_numbers(self) -> Tensor:
-        """`numbers`, of what is quantized too: it is so no more."""
-        for start, segment in self.segments.items():
-            self._pack(start, self._dequantize(start, segment.outputs))
-        self.segments.clear()
-        return self.numbers
-
     def put_numbers(self, first: int, source: Tensor) -> None:
-        self.as_numbers()
-        self._pack(first, source)
+        source = source.to(self.dtype).contiguous()
+        start, segment = self._room_for_numbers(first, len(source))
+        numbers = DTYPES[self.dtype], source.data_ptr()
+        self._packer.c.pack_numbers(*numbers, segment.memory.data_ptr(), first - start, *source.shape)
 
     def put_quantized(self, first: int, source: QuantizedTensor) -> None:
-        segment = None if self._numbers is not None else new_segment(source)
+        segment = self._packer.quantized(source)
         if segment is None:
             self.put_numbers(first, source.dequantize(self.dtype))
         else:
-            self.segments[first] = segment
+            self._put(first, segment)
 
-    def _pack(self, first: int, source: Tensor) -> None:
-        source = source.to(self.dtype).contiguous()
-        c_functions().pack(DTYPES[self.dtype], source.data_ptr(), self.numbers.data_ptr(), first, *source.shape)
+    def _room_for_numbers(self, first: int, count: int) -> tuple[int, Segment]:
+        """The segment of numbers that these outputs belong to, and its first output; it is new if there was none."""
+        for start, segment in self.segments.items():
+            if start <= first and first + count <= start + segment.outputs and not segment.is_quantized:
+                return start, segment
+        return first, self._put(first, self._packer.numbers(count, self.shape[1], self.dtype))
 
-    def _dequantize(self, first: int, count: int) -> Tensor:
-        panels, ids = self._panels(first), torch.arange(first, first + count)
-        numbers = torch.empty(count, self.shape[1], dtype=self.dtype)
-        addresses = ids.data_ptr(), panels.data_ptr(), len(panels), numbers.data_ptr()
-        c_functions().quantized_embed(DTYPES[self.dtype], *addresses, count, self.shape[1])
-        return numbers
+    def _put(self, first: int, segment: Segment) -> Segment:
+        self.segments[first] = segment
+        for name in ("address", "halves_match", "_table"):
+            self.__dict__.pop(name, None)  # they are of the segments before
+        return segment
 
-    def _panels(self, first: int) -> Tensor:
-        segment, width = self.segments[first], panel_width()
-        starts = torch.arange(0, segment.outputs, width)
-        size = c_functions().quantized_size(segment.code, width, self.shape[1])
-        addresses = starts // width * size + segment.memory.data_ptr()
-        columns = (segment.outputs - starts).clamp(max=width)
-        return torch.stack((addresses, torch.full_like(starts, segment.code), starts + first, columns), 1)
+    @cached_property
+    def _table(self) -> Tensor:
+        """A row of outputs, inputs, number of panels and kinds, then all panels: [1 + panels, 4] int64."""
+        assert sum(segment.outputs for segment in self.segments.values()) == self.shape[0], "rows were not filled"
+        firsts = sorted(self.segments)
+        panels = torch.cat([self._packer.panels(self.segments[first], first, self.shape[1]) for first in firsts])
+        are_quantized = {segment.is_quantized for segment in self.segments.values()}
+        kinds = OF_NUMBERS * (False in are_quantized) | (EXACT if self._exact else ROUNDED) * (True in are_quantized)
+        return torch.cat((torch.tensor([[*self.shape, len(panels), kinds]]), panels))
+
+
+def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
+    """The numbers of a matrix, by all threads: [outputs, inputs]."""
+    outputs, inputs = source.shape
+    weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, exact=True)
+    out = torch.empty(outputs, inputs, dtype=dtype)
+    weight.put_quantized(0, source)
+    c_functions().unpack(DTYPES[dtype], weight.address, out.data_ptr())
+    return out
 
 
 class NativeRows:
@@ -160,50 +209,14 @@ class NativeRows:
 
 
 class NativeExperts:
-    """The matrices of experts, as one weight in which each begins with a panel of its own."""
+    """The matrices of experts, as one weight in which each is a part: it begins with a panel of its own."""
 
-    def __init__(self, experts: int, outputs: int, inputs: int, dtype: torch.dtype):
+    def __init__(self, packer: Packer, experts: int, outputs: int, inputs: int, dtype: torch.dtype, *, exact: bool):
         self.shape = torch.Size((experts, outputs, inputs))
-        self._step = -(-outputs // panel_width()) * panel_width()
-        self.weight = NativeWeight(experts * self._step, inputs, dtype, filled=experts * outputs)
+        self.weight = NativeWeight(packer, experts * outputs, inputs, dtype, exact=exact)
 
     def formats(self) -> Mapping[str, int]:
         return self.weight.formats()
 
     def expert(self, index: int) -> NativeRows:
-        return self.weight.rows(index * self._step, self.shape[1])
-
-
-def new_segment(source: QuantizedTensor) -> Segment | None:
-    """A quantized matrix in panels; None if the kernels know no such format."""
-    if isinstance(source, GGMLBlocks):
-        bits, extra, span = SPANS[source.type]
-        segment = _unset(source, bits, SCALES[torch.float16], extra, span)
-        blocks = source.data.contiguous()
-        addresses = blocks.data_ptr(), segment.memory.data_ptr()
-        c_functions().quantized_pack_blocks(QUANTIZED.index(source.type), *addresses, *source.shape)
-        return segment
-    if not isinstance(source, Grouped):
-        return None
-    one_group = source.scales.shape[1] == 1
-    if source.group % CELL and not one_group:
-        return None
-    extra = PLAIN if source.zeros is None else ZERO_POINT
-    segment = _unset(source, source.bits, SCALES[source.scales.dtype], extra, -(-source.group // CELL) * CELL)
-    numbers, scales = source.numbers.contiguous(), source.scales.contiguous()
-    zeros = None if source.zeros is None else source.zeros.contiguous()
-    groups = numbers.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr()
-    c_functions().quantized_pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
-    return segment
-
-
-@cache
-def panel_width() -> int:
-    """Outputs of a panel, on this CPU."""
-    return int(c_functions().packed_size(DTYPES[torch.float32], 1, 1))
-
-
-def _unset(source: QuantizedTensor, bits: int, scale: int, extra: int, span: int) -> Segment:
-    code = bits | scale << 8 | extra << 16 | span << 32
-    size = c_functions().quantized_size(code, *source.shape)
-    return Segment(zeros_in_huge_pages([size], torch.uint8), code, source.format, source.shape[0])
+        return self.weight.rows(index * self.shape[1], self.shape[1])

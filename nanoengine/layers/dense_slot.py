@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.core.kernels import Destination
+from nanoengine.core.kernels import WeightSlot
 
 
 class DenseSlot:
-    def __init__(self, slot: Destination):
+    def __init__(self, slot: WeightSlot):
         self.slot, self.shape = slot, slot.shape
 
     def copy_(self, source: Tensor) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.core.kernels import Destination
+from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Linear, RMSNorm
 from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.layers.dense_slot import DenseSlot
@@ -63,13 +63,13 @@ class Experts:
             factors = factors / factors.sum(-1, keepdim=True)
         return chosen, factors
 
-    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, Destination]:
+    def slots(self, prefix: str, router: str, names: Sequence[str]) -> dict[str, WeightSlot]:
         """Checkpoint name -> slot: of the router, and of the gate, up and down of each expert, `prefix.experts.i.name`.
 
         With two names, one tensor has the gates and ups of all experts, in turn, and another what goes down.
         """
         # A choice between experts is not worth the bytes of so small a matrix: it is never quantized.
-        slots: dict[str, Destination] = {
+        slots: dict[str, WeightSlot] = {
             name: DenseSlot(slot) for name, slot in self.router.slots(prefix, router).items()
         }
         if len(names) == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.core.kernels import Destination
+from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Factory, Linear, RMSNorm
 from nanoengine.layers.shifted import Shifted
 
@@ -16,7 +16,7 @@ class OffsetNorm(RMSNorm):
         super().__init__(factory, size, eps)
         self.offset = offset
 
-    def slot(self) -> Destination:
+    def slot(self) -> WeightSlot:
         return self.weight if self.offset == 0.0 else Shifted(self.weight, self.offset)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination, QuantizedDestination
+from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
 from nanoengine.quantization.tensor import QuantizedTensor
 
 
@@ -16,7 +16,7 @@ class Reordered:
     is copied; rows behind them stay where they are.
     """
 
-    def __init__(self, slot: Destination, order: Sequence[int], count: int):
+    def __init__(self, slot: WeightSlot, order: Sequence[int], count: int):
         self.slot, self.order, self.count = slot, order, count
         self.shape = slot.shape
 
@@ -24,7 +24,7 @@ class Reordered:
         self.slot.copy_(source[self._rows(source.device)])
 
     def copy_quantized(self, source: QuantizedTensor) -> None:
-        assert isinstance(self.slot, QuantizedDestination)  # of a matrix: nothing else is quantized
+        assert isinstance(self.slot, QuantizedSlot)  # of a matrix: nothing else is quantized
         self.slot.copy_quantized(source[self._rows(torch.device("cpu"))])
 
     def _rows(self, device: torch.device) -> Tensor:

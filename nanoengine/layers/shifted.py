@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanoengine.kernels.interface import Destination
+from nanoengine.kernels.interface import WeightSlot
 
 
 class Shifted:
     """What is copied to `slot` gets `offset` added, in float32."""
 
-    def __init__(self, slot: Destination, offset: float):
+    def __init__(self, slot: WeightSlot, offset: float):
         self.slot, self.offset = slot, offset
         self.shape = slot.shape
 

@@ -95,6 +95,7 @@ class Models(Capability):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
         model = build_model(self.model_config, kernels, backend, startup.dtype, device)
         startup.facts["matrices"] = model.matrices
+        startup.facts.setdefault("kv_depends_on", []).append(lambda: (self.checkpoint.fingerprint(), quantization))
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model

@@ -14,7 +14,7 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import qwen3 as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.core.kernels import Destination
+from nanoengine.core.kernels import WeightSlot
 from nanoengine.core.layers import Angles, Attention, RMSNorm
 from nanoengine.kernels.interface import Kernels
 from nanoengine.layers.attention import WideNormAttention
@@ -64,7 +64,7 @@ class SelfAttention(core.SelfAttention):
         self.config, self.rope, self.qkv_names, self.norms = config, config.layer(layer).rope, config.names.qkv, norms
         self.attention.sinks = factory.floats(config.num_heads) if config.has_sinks else None
 
-    def slots(self, prefix: str) -> dict[str, Destination]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = super().slots(prefix)
         if self.attention.sinks is not None:
             slots[f"{prefix}.sinks"] = self.attention.sinks
@@ -76,7 +76,7 @@ class SelfAttention(core.SelfAttention):
             for name, slot in slots.items()
         }
 
-    def _reordered(self, slot: Destination, order: list[int]) -> Destination:
+    def _reordered(self, slot: WeightSlot, order: list[int]) -> WeightSlot:
         """The heads of q and k in another order; those of v, behind them if all are one tensor, stay."""
         heads = self.config.num_heads + self.config.num_kv_heads
         return Reordered(slot, order, min(slot.shape[0] // self.config.head_dim, heads))
@@ -116,7 +116,7 @@ class SparseMLP(core.MLP):
         assert residual is not None
         return self.experts(norm, hidden, residual)
 
-    def slots(self, prefix: str) -> dict[str, Destination]:
+    def slots(self, prefix: str) -> dict[str, WeightSlot]:
         return self.experts.slots(f"{prefix}.{self.names.experts}", self.names.router, self.names.expert_gate_up_down)
 
 

@@ -14,7 +14,7 @@ from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import EMBEDDING, HEAD, check_headers
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
-from nanoengine.kernels.interface import Destination, QuantizedDestination
+from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import Checkpoint, StoredHeader
@@ -52,7 +52,7 @@ def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 
 def load_weights(
-    tensors: Mapping[str, Destination],
+    tensors: Mapping[str, WeightSlot],
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     *,
@@ -108,10 +108,8 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str |
     return int(total)
 
 
-def _place(
-    source: Tensor | QuantizedTensor, place: Destination, dtype: torch.dtype, quantize: Quantizer | None
-) -> None:
-    if isinstance(place, QuantizedDestination):
+def _place(source: Tensor | QuantizedTensor, place: WeightSlot, dtype: torch.dtype, quantize: Quantizer | None) -> None:
+    if isinstance(place, QuantizedSlot):
         if isinstance(source, Tensor) and source.dim() == 2 and quantize is not None:
             source = quantize(source)
         if not isinstance(source, Tensor):
@@ -124,7 +122,7 @@ def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     return source if isinstance(source, Tensor) else source.dequantize(dtype)
 
 
-def _compare(slots: Mapping[str, Destination], checkpoint: Checkpoint) -> None:
+def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
     """Raise InvalidWeights unless the headers of the files have exactly these tensors, of some float dtype."""
     headers = (
         header

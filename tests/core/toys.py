@@ -135,16 +135,16 @@ class ToyDrafter:
         self.num_drafts = self.num_accepted = 0
 
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> set[Sequence]:
-        return {seq for seq, _ in candidates if self.rng.random() < 0.3}
+        return {own.seq for own in candidates if self.rng.random() < 0.3}
 
     def choose(
         self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
     ) -> dict[Sequence, list[int]]:
         chosen: dict[Sequence, list[int]] = {}
-        for seq, most in candidates:
+        for seq, first, most in candidates:
             count = min(most, budget, self.rng.randint(0, 4))
-            start, truth = len(seq.token_ids), self.truth[seq.seq_id]
-            guess = [token if self.rng.random() < 0.8 else 3 for token in truth[start : start + count]]
+            truth = self.truth[seq.seq_id][first : first + count]
+            guess = [token if self.rng.random() < 0.8 else 3 for token in truth]
             if guess:
                 chosen[seq] = guess
                 budget -= len(guess)

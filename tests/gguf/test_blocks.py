@@ -8,6 +8,7 @@ import torch
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.quants import FUNCTIONS, SIZES, dequantize
 from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native_weights import dequantized
 from tests.gguf.test_quants import random_blocks
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
@@ -17,7 +18,9 @@ in_both_ways = pytest.mark.parametrize("native", [False, pytest.param(True, mark
 
 def matrix(kind: str, native: bool) -> GGMLBlocks:
     """[7, 3 blocks]"""
-    return GGMLBlocks(torch.from_numpy(random_blocks(kind, 21, seed=1)).view(7, -1), kind, native)
+    return GGMLBlocks(
+        torch.from_numpy(random_blocks(kind, 21, seed=1)).view(7, -1), kind, dequantized if native else None
+    )
 
 
 @in_both_ways

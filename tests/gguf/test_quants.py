@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -11,17 +13,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.header import FORMATS
 from nanoengine.gguf.quants import FLOATS, FUNCTIONS, PIECE, SIZES, dequantize
-from nanoengine.kernels.native_operations import QUANTIZED, operations, unsupported_reason
+from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native_weights import SPANS, dequantized
 
 HALVES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
+Numbers = Callable[..., torch.Tensor]
+
+
+def native(data: torch.Tensor, kind: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    blocks = GGMLBlocks(data.view(-1, shape[-1] // SIZES[kind][0] * SIZES[kind][1]), kind)
+    return dequantized(blocks, dtype).view(*shape)
+
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-in_both_ways = pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_kernels)])
+in_both_ways = pytest.mark.parametrize(
+    "numbers", [pytest.param(dequantize, id="torch"), pytest.param(native, id="native", marks=needs_kernels)]
+)
 
 
 def random_blocks(kind: str, count: int, seed: int) -> NDArray[np.uint8]:
@@ -48,30 +61,32 @@ def same_bits(ours: torch.Tensor, theirs: NDArray[np.float32]) -> bool:
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 300), seed=st.integers(0, 2**32))
-def test_random_blocks_are_those_of_the_reference_to_the_bit(kind: str, native: bool, count: int, seed: int) -> None:
+def test_random_blocks_are_those_of_the_reference_to_the_bit(
+    kind: str, numbers: Numbers, count: int, seed: int
+) -> None:
     blocks = random_blocks(kind, count, seed)
     shape = (count, SIZES[kind][0])
-    ours = dequantize(torch.from_numpy(blocks).flatten(), kind, shape, native=native)
+    ours = numbers(torch.from_numpy(blocks).flatten(), kind, shape)
     assert same_bits(ours, expected(kind, blocks))
 
 
 @in_both_ways
-def test_every_half_is_a_scale(native: bool) -> None:
+def test_every_half_is_a_scale(numbers: Numbers) -> None:
     halves = np.arange(0x10000, dtype=np.uint16)
     finite = halves[halves & 0x7C00 != 0x7C00]
     blocks = np.zeros((len(finite), 34), np.uint8)
     blocks[:, :2] = finite[:, None].view(np.uint8)
     blocks[:, 2:] = 1
-    ours = dequantize(torch.from_numpy(blocks).flatten(), "Q8_0", (len(finite), 32), native=native)
+    ours = numbers(torch.from_numpy(blocks).flatten(), "Q8_0", (len(finite), 32))
     assert same_bits(ours, expected("Q8_0", blocks))
 
 
 @in_both_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_scale_that_is_no_number_gives_none(native: bool, dtype: torch.dtype) -> None:
+def test_a_scale_that_is_no_number_gives_none(numbers: Numbers, dtype: torch.dtype) -> None:
     blocks = torch.full((2, 34), 1, dtype=torch.uint8)
     blocks[:, :2] = torch.tensor([float("inf"), float("nan")]).half()[:, None].view(torch.uint8)
-    ours = dequantize(blocks.flatten(), "Q8_0", (2, 32), dtype, native=native)
+    ours = numbers(blocks.flatten(), "Q8_0", (2, 32), dtype)
     assert (ours[0] == float("inf")).all()
     assert ours[1].isnan().all()
 
@@ -79,10 +94,10 @@ def test_a_scale_that_is_no_number_gives_none(native: bool, dtype: torch.dtype) 
 @in_both_ways
 @pytest.mark.parametrize("kind", FUNCTIONS)
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_pieces_join_without_a_seam(kind: str, more: int, native: bool) -> None:
+def test_pieces_join_without_a_seam(kind: str, more: int, numbers: Numbers) -> None:
     count = 2 * PIECE // SIZES[kind][0] + more
     blocks = random_blocks(kind, count, more + 1)
-    ours = dequantize(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]), native=native)
+    ours = numbers(torch.from_numpy(blocks).flatten(), kind, (1, count, SIZES[kind][0]))
     assert ours.shape == (1, count, SIZES[kind][0])
     assert same_bits(ours[0], expected(kind, blocks))
 
@@ -93,23 +108,6 @@ def test_other_dtypes_are_the_float32_rounded_once(kind: str, dtype: torch.dtype
     data = torch.from_numpy(random_blocks(kind, 64, 3)).flatten()
     shape = (64, SIZES[kind][0])
     assert torch.equal(dequantize(data, kind, shape, dtype), dequantize(data, kind, shape).to(dtype))
-
-
-@needs_kernels
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_native_kernels_round_once_to_bfloat16(kind: str) -> None:
-    data = torch.from_numpy(random_blocks(kind, 300, 4)).flatten()
-    arguments = data, kind, (300, SIZES[kind][0]), torch.bfloat16
-    ours, exact = dequantize(*arguments, native=True), dequantize(*arguments)
-    assert torch.equal(ours.view(torch.int16), exact.view(torch.int16))
-
-
-@needs_kernels
-def test_the_native_operation_overwrites_nothing() -> None:
-    operations()
-    blocks = torch.from_numpy(random_blocks("Q4_K", 3, 5))
-    operation = torch.ops.nanoengine.dequantize.default
-    torch.library.opcheck(operation, (blocks, "Q4_K", 256, torch.float32), test_utils="test_schema")
 
 
 @pytest.mark.parametrize("kind", FLOATS)
@@ -131,4 +129,4 @@ def test_what_needs_no_conversion_is_not_copied_unless_its_address_is_odd(kind: 
 
 
 def test_every_format_that_files_may_hold_is_read() -> None:
-    assert {known.name for known in FORMATS.values()} == {*FLOATS, *FUNCTIONS} == {*FLOATS, *QUANTIZED}
+    assert {known.name for known in FORMATS.values()} == {*FLOATS, *FUNCTIONS} == {*FLOATS, *SPANS}

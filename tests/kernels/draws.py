@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.core.sampling import draw_tokens, signed
-from nanoengine.kernels.native_operations import operations, unsupported_reason
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -26,8 +27,7 @@ def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) 
 
 
 def native_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:
-    operations()
-    return torch.ops.nanoengine.draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
+    return NativeKernels().draw_tokens(logits, keys, torch.ones(len(keys)) if temperature is None else temperature)
 
 
 class DrawingBy(TorchKernels):

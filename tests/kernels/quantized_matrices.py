@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.quants import FUNCTIONS, SIZES
-from nanoengine.kernels.interface import Kernels, Weight
-from nanoengine.kernels.native_weights import NativeWeight
+from nanoengine.kernels.interface import ExpertWeights, Kernels, Weight
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 from tests.kernels.formulas import SMALLEST
 
@@ -81,7 +81,7 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
     factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096}.get(form.name, 16)
     for at in HALVES.get(form.name, (0,)):
         data[:, :, at : at + 2] = (sizes(outputs, inputs // values, 1) / factors).half().view(torch.uint8)
-    return GGMLBlocks(data.flatten(1), form.name, native=False)
+    return GGMLBlocks(data.flatten(1), form.name)
 
 
 def weight_from(kernels: Kernels, *parts: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Weight:
@@ -92,9 +92,15 @@ def weight_from(kernels: Kernels, *parts: QuantizedTensor, dtype: torch.dtype = 
     for part in reversed(parts):
         first -= len_of(part)
         weight.rows(first, len_of(part)).copy_quantized(part)
-    assert isinstance(weight, NativeWeight)
-    assert weight.is_quantized
     return weight
+
+
+def experts_from(kernels: Kernels, values: Sequence[QuantizedTensor], dtype: torch.dtype) -> ExpertWeights:
+    """The matrices of experts, one for each."""
+    weights = kernels.new_experts(len(values), *values[0].shape, dtype, torch.device("cpu"))
+    for i, value in enumerate(values):
+        weights.expert(i).copy_quantized(value)
+    return weights
 
 
 def len_of(source: QuantizedTensor) -> int:

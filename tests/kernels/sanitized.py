@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from tests.attention.paged import Heads, Pool, Sequences
 from tests.attention.test_one_number import check_one_number
 from tests.kernels import shapes
-from tests.kernels.builds import Build, BuildAttention
+from tests.kernels.builds import Build
 from tests.kernels.formulas import DTYPES
 from tests.kernels.quantized_matrices import DIFFERENT
 
@@ -26,7 +25,7 @@ def write_some(build: Build) -> None:
             slots = [-1 if i % 3 == 1 else slot for i, slot in enumerate(sequences.slots(0, 0, tokens))]
             for norms, rotated, one_go, quantized in itertools.product((True, False), repeat=4):
                 options = {"norms": norms, "rotated": rotated, "one_go": one_go, "quantized": quantized}
-                pool = Pool(sequences, BuildAttention(build, 16), **options)
+                pool = Pool(sequences, build.attention(16), **options)
                 pool.write(sequences.qkv[0], torch.arange(tokens), torch.tensor(slots))
 
 
@@ -41,6 +40,7 @@ def main(vectors: Path, tiles: Path) -> None:
         check(build)
     shapes.check_experts(in_tiles)
     shapes.check_quantized(build)
+    shapes.check_mixed(build)
     shapes.check_quantized_experts(build, DIFFERENT[::3])
     write_some(build)
     shapes.check_decode(build)
@@ -48,7 +48,7 @@ def main(vectors: Path, tiles: Path) -> None:
         shapes.check_prefill(each, [Heads(1, 1, 32), Heads(1, 3, 96)])
         shapes.check_int8(each)
         for seed in range(3):
-            check_one_number(partial(BuildAttention, each), seed, ways=2, longest=100)
+            check_one_number(each.attention, seed, ways=2, longest=100)
     print("nothing was found")
 
 

@@ -12,10 +12,27 @@ from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.quantization.tensor import Grouped
 from tests.attention.int8_pools import assert_same, both_pools
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
-from tests.kernels.builds import Build, BuildAttention
-from tests.kernels.formulas import DTYPES, assert_drawn, assert_gated, assert_linear, assert_norm, gated, random
+from tests.kernels.builds import Build
+from tests.kernels.formulas import (
+    DTYPES,
+    assert_drawn,
+    assert_gated,
+    assert_linear,
+    assert_norm,
+    gated,
+    random,
+    weight_of,
+)
 from tests.kernels.mixtures import Mixture, assert_mixture, mixture
-from tests.kernels.quantized_matrices import DIFFERENT, Format, assert_numbers, assert_rounded, drawn
+from tests.kernels.quantized_matrices import (
+    DIFFERENT,
+    Format,
+    assert_numbers,
+    assert_rounded,
+    drawn,
+    experts_from,
+    weight_from,
+)
 
 EPS = 1e-6
 ROWS = [*range(1, 38), 47, 48, 49, 63, 64, 65, 70, 96, 97, 130]
@@ -25,26 +42,27 @@ def check_linear(build: Build, inputs: int, outputs: int = 40, rows: list[int] =
     """With a bias and without, in both dtypes, the logits too."""
     for dtype in DTYPES:
         weight, bias = random(outputs, inputs, dtype=dtype, seed=1), random(outputs, dtype=dtype, seed=2)
+        packed = weight_of(build, weight)
         for count in rows:
             x = random(count, inputs, dtype=dtype, seed=count)
-            assert_linear(build.linear(x, weight, bias), x, weight, bias)
-            assert_linear(build.linear(x, weight, None, torch.float32), x, weight, None)
+            assert_linear(build.linear(x, packed, bias), x, weight, bias)
+            assert_linear(build.logits(x, packed), x, weight, None)
 
 
 def check_batches(build: Build, inputs: int) -> None:
     """A row is the same in batches of every size."""
     for dtype in DTYPES:
-        weight, x = random(40, inputs, dtype=dtype, seed=1), random(70, inputs, dtype=dtype)
-        together = build.linear(x, weight)
+        weight, x = weight_of(build, random(40, inputs, dtype=dtype, seed=1)), random(70, inputs, dtype=dtype)
+        together = build.linear(x, weight, None)
         for count in range(1, 70):
-            assert torch.equal(build.linear(x[:count], weight), together[:count])
+            assert torch.equal(build.linear(x[:count], weight, None), together[:count])
 
 
 def check_embed(build: Build) -> None:
     for dtype in DTYPES:
         for inputs in (1, 16, 33):
             weight, ids = random(70, inputs, dtype=dtype), torch.tensor([0, 69, 31, 32, 33, 31] * 4)
-            assert torch.equal(build.embed(ids, weight), weight[ids])
+            assert torch.equal(build.embed(ids, weight_of(build, weight)), weight[ids])
 
 
 def check_norm(build: Build) -> None:
@@ -54,7 +72,7 @@ def check_norm(build: Build) -> None:
             assert_norm(build.rms_norm(x, weight, EPS), x, weight, EPS)
             residual = random(6, size, dtype=dtype, seed=2)
             total = x + residual
-            assert_norm(build.rms_norm(x, weight, EPS, residual), total, weight, EPS)
+            assert_norm(build.add_rms_norm(x, residual, weight, EPS)[0], total, weight, EPS)
             assert torch.equal(residual, total)
 
 
@@ -62,14 +80,15 @@ def check_gated(build: Build) -> None:
     for dtype in DTYPES:
         for inputs, size in ((1, 32), (33, 64), (64, 96)):
             weight = random(2 * size, inputs, dtype=dtype, seed=1)
+            packed = weight_of(build, weight)
             for rows in (1, 2, 13, 33, 97):
                 x = random(rows, inputs, dtype=dtype, seed=rows)
                 for activation in ACTIVATIONS:
-                    assert_gated(build.gated_linear(x, weight, activation), x, weight, activation)
+                    assert_gated(build.gated_linear(x, packed, activation), x, weight, activation)
         gates = torch.cat((torch.linspace(-120, 120, 1018), torch.logspace(-30, 30, 99), -torch.logspace(-30, 30, 99)))
         weight = torch.cat((gates.to(dtype), random(len(gates), dtype=dtype)))[:, None]
         for activation in ACTIVATIONS:
-            result = build.gated_linear(torch.ones(1, 1, dtype=dtype), weight, activation)
+            result = build.gated_linear(torch.ones(1, 1, dtype=dtype), weight_of(build, weight), activation)
             assert_gated(result, torch.ones(1, 1), weight, activation)
 
 
@@ -83,31 +102,48 @@ def check_experts(build: Build) -> None:
         ):
             for activation in ACTIVATIONS:
                 given = mixture(rows, experts, per_row, hidden, size, dtype, activation=activation)
-                assert_mixture(build.experts(given), given)
+                assert_mixture(given.by(build), given)
 
 
 def check_quantized(build: Build, formats: Sequence[Format] = DIFFERENT) -> None:
     """Exact and rounded products, numbers and gates; whole rows as a group may be of any length."""
+    rounding, exact = build.in_both_ways()
     for dtype, form in product(DTYPES, formats):
         for outputs, inputs in ((33, 512), (16, 256), (40, 256 if form.group or not form.bits else 75)):
             source = drawn(form, outputs, inputs)
-            weight, dense = build.quantized(source), source.dequantize(torch.float32)
-            ids = torch.tensor([outputs - 1, 0, 7, 0, 15])
-            assert_numbers(build.quantized_embed(ids, weight, dtype), form, source[ids])
-            together = build.quantized_linear(random(97, inputs, dtype=dtype), weight, False)
+            rounds, floats = (weight_from(kernels, source, dtype=dtype) for kernels in (rounding, exact))
+            ids, dense = torch.tensor([outputs - 1, 0, 7, 0, 15]), source.dequantize(torch.float32)
+            assert_numbers(build.embed(ids, rounds), form, source[ids])
+            together = rounding.logits(random(97, inputs, dtype=dtype), rounds)
             for rows in (1, 2, 3, 4, 5, 6, 13, 97):
                 x = random(97, inputs, dtype=dtype)[:rows]
-                assert_linear(build.quantized_linear(x, weight, True), x, dense, None)
-                result = build.quantized_linear(x, weight, False)
+                assert_linear(exact.logits(x, floats), x, dense, None)
+                result = rounding.logits(x, rounds)
                 assert_rounded(result, x, source)
                 assert torch.equal(result, together[:rows])
         source, x = drawn(form, 64, 256), random(7, 256, dtype=dtype) / 16
-        weight = build.quantized(source)
-        assert_gated(build.quantized_gated_linear(x, weight, True), x, source.dequantize(torch.float32))
-        rounded = build.quantized_linear(x, weight, False)
+        rounds, floats = (weight_from(kernels, source, dtype=dtype) for kernels in (rounding, exact))
+        assert_gated(exact.gated_linear(x, floats), x, source.dequantize(torch.float32))
+        gates_and_ups = rounding.logits(x, rounds).double().chunk(2, 1)
         tolerance = 1e-5 if dtype is torch.float32 else 2.0**-7
-        found = build.quantized_gated_linear(x, weight, False).double()
-        torch.testing.assert_close(found, gated(*rounded.double().chunk(2, 1)), rtol=tolerance, atol=tolerance)
+        found = rounding.gated_linear(x, rounds).double()
+        torch.testing.assert_close(found, gated(*gates_and_ups), rtol=tolerance, atol=tolerance)
+
+
+def check_mixed(build: Build) -> None:
+    """Parts of numbers beside quantized ones: each is what it is alone."""
+    for kernels, dtype in product(build.in_both_ways(), DTYPES):
+        parts = drawn(DIFFERENT[5], 33, 256), random(20, 256, dtype=dtype), drawn(DIFFERENT[8], 40, 256)
+        weight = kernels.new_weight(93, 256, dtype, torch.device("cpu"))
+        weight.rows(0, 33).copy_quantized(parts[0])
+        weight.rows(33, 20).copy_(parts[1])
+        weight.rows(53, 40).copy_quantized(parts[2])
+        alone = [weight_from(kernels, parts[0], dtype=dtype), weight_of(kernels, parts[1])]
+        alone.append(weight_from(kernels, parts[2], dtype=dtype))
+        for rows in (1, 5, 97):
+            x = random(rows, 256, dtype=dtype, seed=rows)
+            expected = torch.cat([kernels.linear(x, one, None) for one in alone], 1)
+            assert torch.equal(kernels.linear(x, weight, None), expected)
 
 
 def check_extremes(build: Build) -> None:
@@ -115,34 +151,32 @@ def check_extremes(build: Build) -> None:
     for number in (-128, 127):
         numbers = torch.full((16, 256), number + 128, dtype=torch.uint8)
         weights = Grouped(numbers, torch.ones(16, 1), None, 8), Grouped(numbers // 255 * 15, torch.ones(16, 1), None, 4)
-        for source, sign in product(weights, (-127.0, 127.0)):
+        for source, sign, kernels in product(weights, (-127.0, 127.0), build.in_both_ways()):
             x = torch.full((3, 256), sign)
             expected = x @ source.dequantize(torch.float32).T
-            for exact in (True, False):
-                torch.testing.assert_close(
-                    build.quantized_linear(x, build.quantized(source), exact), expected, rtol=1e-5, atol=0
-                )
+            torch.testing.assert_close(kernels.logits(x, weight_from(kernels, source)), expected, rtol=1e-5, atol=0)
 
 
 def check_quantized_experts(build: Build, formats: Sequence[Format] = DIFFERENT) -> None:
     """Rounded ones are near; they are as far off as their activations were rounded."""
+    rounding, exact = build.in_both_ways()
     for dtype, form in product(DTYPES, formats):
         given = mixture(19, 3, 3, 256, 256, dtype)
         sources = [[drawn(form, 256, 256, seed=10 * i + j) for j in range(3)] for i in range(3)]
         dense = [torch.stack([one.dequantize(torch.float32) for one in values]) for values in sources]
-        exact = Mixture(given.x / 16, *dense, given.chosen, given.factors)
-        weights = [[build.quantized(one) for one in values] for values in sources]
-        expected = exact.exact()
-        for flag, tolerance in ((True, 2e-6 if dtype is torch.float32 else 2.0**-7), (False, 0.05)):
-            error = build.quantized_experts(exact, weights, flag).double() - expected
+        scaled = Mixture(given.x / 16, *dense, given.chosen, given.factors)
+        expected = scaled.exact()
+        for kernels, tolerance in ((exact, 2e-6 if dtype is torch.float32 else 2.0**-7), (rounding, 0.05)):
+            weights = [experts_from(kernels, values, dtype) for values in sources]
+            error = kernels.experts(scaled.x, *weights, given.chosen, given.factors).double() - expected
             assert error.norm() <= tolerance * expected.norm()
 
 
 def check_draws(build: Build) -> None:
     for count in (1, 15, 16, 17, 1000, 20_000):
         logits, keys = random(6, count, dtype=torch.float32), (random(6, dtype=torch.float64) * 2**62).long()
-        assert_drawn(build.draw_tokens(logits, keys), logits, keys)
-        assert torch.equal(build.draw_tokens(logits, keys, 0.0), logits.argmax(-1))
+        assert_drawn(build.draw_tokens(logits, keys, torch.ones(6)), logits, keys)
+        assert torch.equal(build.draw_tokens(logits, keys, torch.zeros(6)), logits.argmax(-1))
         torch.testing.assert_close(build.log_sum_exp(logits), logits.logsumexp(-1), rtol=1e-6, atol=1e-6)
 
 
@@ -163,7 +197,7 @@ def check_prefill(build: Build, some_heads: list[Heads] = HEADS) -> None:
     for dtype in DTYPES:
         for heads, spec in [*((heads, PLAIN) for heads in some_heads), *product(HEADS_OF_SPECS, SPECS)]:
             sequences = Sequences(heads, 32, [1, 17, 33, 290], dtype)
-            native, exact = Pool(sequences, BuildAttention(build, 32), spec=spec), exact_pool(sequences, spec=spec)
+            native, exact = Pool(sequences, build.attention(32), spec=spec), exact_pool(sequences, spec=spec)
             for starts, ends in (([0, 0, 0, 0], [1, 15, 32, 250]), ([0, 15, 32, 250], [1, 17, 33, 290])):
                 results = [pool.prefill(starts, ends) for pool in (native, exact)]
                 assert_attended(*results, starts, ends, spec)
@@ -173,7 +207,7 @@ def check_decode(build: Build) -> None:
     for dtype in DTYPES:
         for heads, spec in [*((heads, PLAIN) for heads in HEADS), *product(HEADS_OF_SPECS, SPECS)]:
             sequences = Sequences(heads, 16, [1, 2, 17, 64, 65, 1080], dtype)
-            pools = Pool(sequences, BuildAttention(build, 16), spec=spec), exact_pool(sequences, spec=spec)
+            pools = Pool(sequences, build.attention(16), spec=spec), exact_pool(sequences, spec=spec)
             for pool in pools:
                 pool.fill()
             lens = sequences.lens
@@ -186,7 +220,7 @@ def check_int8(build: Build) -> None:
     for dtype in DTYPES:
         for heads in HEADS[:4]:
             sequences = Sequences(heads, 16, [1, 17, 33, 290], dtype)
-            pools = both_pools(BuildAttention(build, 16), sequences)
+            pools = both_pools(build.attention(16), sequences)
             for starts, ends in (([0, 0, 0, 0], [1, 15, 31, 250]), ([0, 15, 31, 250], [1, 17, 33, 290])):
                 assert_same(*(pool.prefill(starts, ends) for pool in pools))
             assert_same(*(pool.mixed(4, [0, 14, 32, 280], [1, 17, 33, 290]) for pool in pools))

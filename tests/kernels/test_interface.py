@@ -36,8 +36,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "/nowhere/c++")
     monkeypatch.delenv("NANOENGINE_CPU", raising=False)  # a target by name cannot do without
     monkeypatch.setattr(c_functions, "load_library", libraries.load_library.__wrapped__)
-    for name in ("c_functions", "_implementations", "operations"):
-        monkeypatch.setattr(native_operations, name, getattr(native_operations, name).__wrapped__)
+    monkeypatch.setattr(native_operations, "c_functions", c_functions.c_functions.__wrapped__)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

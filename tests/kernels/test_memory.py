@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from nanoengine.kernels.memory import zeros_in_huge_pages
+from nanoengine.kernels.memory import CHUNK_BYTES, HUGE_PAGE, Arena, zeros_in_huge_pages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
@@ -80,3 +80,33 @@ def test_a_system_without_huge_pages_gives_small_ones(monkeypatch: pytest.Monkey
     tensor = zeros_in_huge_pages((5, 1000), torch.float32)
     assert tensor.shape == (5, 1000)
     assert not tensor.any()
+
+
+# ---- arenas
+
+
+def test_tensors_of_an_arena_lie_side_by_side_from_a_huge_page_on() -> None:
+    """However small they are; each begins a cache line, and shares nothing."""
+    arena, sizes = Arena(), (1, 64, 100, 5000)
+    tensors = [arena.zeros(size).fill_(i + 1) for i, size in enumerate(sizes)]
+    assert [len(tensor) for tensor in tensors] == list(sizes)
+    assert tensors[0].data_ptr() % HUGE_PAGE == 0
+    assert [tensor.data_ptr() - tensors[0].data_ptr() for tensor in tensors] == [0, 64, 128, 256]
+    assert all((tensor == i + 1).all() for i, tensor in enumerate(tensors))
+
+
+def test_what_does_not_fit_begins_a_chunk_and_may_be_larger_than_one() -> None:
+    arena = Arena()
+    first = arena.zeros(CHUNK_BYTES - 64)
+    for size in (1000, CHUNK_BYTES + HUGE_PAGE):
+        tensor = arena.zeros(size)
+        assert len(tensor) == size
+        assert tensor.data_ptr() % HUGE_PAGE == 0
+        tensor[-1] = 1
+    assert first[-1] == 0
+
+
+def test_a_tensor_outlives_its_arena() -> None:
+    tensors = [Arena().zeros(1 << 20).fill_(i) for i in range(5)]
+    gc.collect()
+    assert all((tensor == i).all() for i, tensor in enumerate(tensors))

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
-from nanoengine.kernels import native_weights
+from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.native_weights import NativeExperts, NativeWeight, panel_width
+from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 from tests.engine.toys import FAST
-from tests.kernels.formulas import DTYPES, assert_linear, random
+from tests.kernels.formulas import DTYPES, assert_linear, new_weight, random, weight_of
 from tests.kernels.quantized_matrices import (
     DIFFERENT,
     FORMATS,
@@ -46,7 +47,7 @@ def fast() -> NativeKernels:
     return NativeKernels()
 
 
-def all_rows(kernels: NativeKernels, weight: NativeWeight) -> Tensor:
+def all_rows(kernels: NativeKernels, weight: Weight) -> Tensor:
     return kernels.embed(torch.arange(weight.shape[0]), weight)
 
 
@@ -68,11 +69,12 @@ def test_packed_numbers_come_back(exact: NativeKernels, form: Format, dtype: tor
 def test_products(exact: NativeKernels, fast: NativeKernels, form: Format) -> None:
     for (outputs, inputs), dtype in zip(SHAPES, (torch.float32, torch.bfloat16, torch.float32), strict=True):
         source = drawn(form, outputs, inputs)
-        weight, dense = weight_from(exact, source, dtype=dtype), source.dequantize(torch.float32)
+        floats, rounds = (weight_from(kernels, source, dtype=dtype) for kernels in (exact, fast))
+        dense = source.dequantize(torch.float32)
         for rows in (1, 3, 5, 13, 97):
             x = random(rows, inputs, dtype=dtype, seed=rows)
-            assert_linear(exact.logits(x, weight), x, dense, None)
-            assert_rounded(fast.logits(x, weight), x, source)
+            assert_linear(exact.logits(x, floats), x, dense, None)
+            assert_rounded(fast.logits(x, rounds), x, source)
 
 
 @FAST
@@ -109,7 +111,7 @@ def largest(form: Format, number: int) -> QuantizedTensor:
         data[:, :, 4:16] = 0xFF
     if form.name == "Q6_K":
         data[:, :, 192:208] = 0x80  # -128
-    return GGMLBlocks(data.flatten(1), form.name, native=False)
+    return GGMLBlocks(data.flatten(1), form.name)
 
 
 def drawn_bytes(form: Format) -> int:
@@ -178,37 +180,63 @@ def test_parts_of_different_formats_in_any_order(exact: NativeKernels, fast: Nat
     dense = torch.cat([part.dequantize(torch.float32) for part in parts])
     results = []
     for order in itertools.permutations(range(3)):
-        weight = exact.new_weight(119, 256, torch.float32, torch.device("cpu"))
-        for i in order:
+        floats, rounds = (new_weight(kernels, 119, 256, torch.float32) for kernels in (exact, fast))
+        for i, weight in itertools.product(order, (floats, rounds)):
             weight.rows(firsts[i], parts[i].shape[0]).copy_quantized(parts[i])
-        assert weight.is_quantized
-        assert torch.equal(all_rows(exact, weight), dense)
-        assert_linear(exact.linear(x, weight, None), x, dense, None)
-        results.append(fast.linear(x, weight, None))
+        assert torch.equal(all_rows(exact, floats), dense)
+        assert_linear(exact.linear(x, floats, None), x, dense, None)
+        results.append(fast.linear(x, rounds, None))
     assert all(torch.equal(result, results[0]) for result in results)
     assert torch.equal(results[0], torch.cat([fast.linear(x, weight_from(fast, part), None) for part in parts], 1))
 
 
 @both_dtypes
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_part_of_numbers_makes_numbers_of_all(
-    exact: NativeKernels, order: tuple[int, ...], dtype: torch.dtype
+def test_a_part_of_numbers_leaves_the_others_quantized(
+    exact: NativeKernels, fast: NativeKernels, order: tuple[int, ...], dtype: torch.dtype
 ) -> None:
+    """As where q and k are in 4 bits, and v is not: each part is what it would be alone, to the bit."""
     first, last = drawn(DIFFERENT[5], 33, 256), drawn(DIFFERENT[8], 40, 256)
     numbers = random(20, 256, dtype=dtype)
-    weight = NativeWeight(93, 256, dtype)
-    for i in order:
-        if i == 0:
-            weight.rows(0, 33).copy_quantized(first)
-        elif i == 1:
-            weight.rows(33, 20).copy_(numbers)
-        else:
-            weight.rows(53, 40).copy_quantized(last)
-    assert not weight.is_quantized
-    dense = torch.cat((first.dequantize(dtype), numbers, last.dequantize(dtype)))
-    assert torch.equal(all_rows(exact, weight), dense)
-    x = random(5, 256, dtype=dtype)
-    assert_linear(exact.linear(x, weight, None), x, dense, None)
+    for kernels in (exact, fast):
+        weight, norm = new_weight(kernels, 93, 256, dtype), random(256, dtype=torch.float32)
+        for i in order:
+            if i == 0:
+                weight.rows(0, 33).copy_quantized(first)
+            elif i == 1:
+                weight.rows(33, 20).copy_(numbers)
+            else:
+                weight.rows(53, 40).copy_quantized(last)
+        assert len(weight.formats()) == 3
+        dense = torch.cat((first.dequantize(dtype), numbers, last.dequantize(dtype)))
+        assert torch.equal(all_rows(kernels, weight), dense)
+        alone = [weight_from(kernels, part, dtype=dtype) for part in (first, last)]
+        alone.insert(1, weight_of(kernels, numbers))
+        for rows in (1, 5, 97):
+            x, residual = random(rows, 256, dtype=dtype), random(rows, 256, dtype=dtype, seed=1)
+            expected = torch.cat([kernels.linear(x, one, None) for one in alone], 1)
+            assert torch.equal(kernels.linear(x, weight, None), expected)
+            normed = [kernels.norm_linear(x, residual.clone(), norm, 1e-6, one, None)[0] for one in alone]
+            found, total = kernels.norm_linear(x, residual, norm, 1e-6, weight, None)
+            assert torch.equal(found, torch.cat(normed, 1))
+            assert torch.equal(total, residual), "the residual is added once"
+
+
+def test_rows_may_be_written_again(exact: NativeKernels) -> None:
+    """Numbers over numbers stay where they are; anything else takes the place of its part."""
+    weight, numbers = new_weight(exact, 60, 256, torch.float32), random(60, 256, dtype=torch.float32)
+    weight.rows(0, 60).copy_(torch.zeros(60, 256))
+    before = weight.address
+    weight.rows(0, 60).copy_(numbers)
+    weight.rows(7, 30).copy_(2 * numbers[7:37])
+    assert weight.address == before
+    numbers[7:37] *= 2
+    assert torch.equal(all_rows(exact, weight), numbers)
+    source = drawn(DIFFERENT[5], 60, 256)
+    weight.rows(0, 60).copy_quantized(source)
+    assert torch.equal(all_rows(exact, weight), source.dequantize(torch.float32))
+    weight.rows(0, 60).copy_(numbers)
+    assert torch.equal(all_rows(exact, weight), numbers)
 
 
 @pytest.mark.parametrize(
@@ -220,35 +248,41 @@ def test_a_part_of_numbers_makes_numbers_of_all(
     ids=["fp8", "groups of 16"],
 )
 def test_formats_that_no_kernel_knows_become_numbers(exact: NativeKernels, source: QuantizedTensor) -> None:
-    weight = NativeWeight(40, source.shape[1], torch.bfloat16)
+    weight = new_weight(exact, 40, source.shape[1], torch.bfloat16)
     weight.rows(0, 40).copy_quantized(source)
-    assert not weight.is_quantized
+    assert weight.formats().keys() == {"bfloat16"}
     assert torch.equal(all_rows(exact, weight), source.dequantize(torch.bfloat16))
 
 
-def test_a_table_of_rows_that_nobody_filled_is_refused() -> None:
-    weight = NativeWeight(80, 256, torch.float32)
+def test_a_weight_with_rows_that_nobody_filled_is_refused(exact: NativeKernels) -> None:
+    weight = new_weight(exact, 80, 256, torch.float32)
     weight.rows(0, 40).copy_quantized(drawn(DIFFERENT[0], 40, 256))
     with pytest.raises(AssertionError, match="not filled"):
-        weight.table.sum()
+        exact.linear(torch.ones(1, 256), weight, None)
 
 
-def test_shapes_that_do_not_match_are_refused() -> None:
+def test_shapes_that_do_not_match_are_refused(exact: NativeKernels) -> None:
+    weight = new_weight(exact, 40, 256, torch.float32)
     for outputs, inputs in ((39, 256), (40, 512)):
         with pytest.raises(AssertionError):
-            NativeWeight(40, 256, torch.float32).rows(0, 40).copy_quantized(drawn(DIFFERENT[0], outputs, inputs))
+            weight.rows(0, 40).copy_quantized(drawn(DIFFERENT[0], outputs, inputs))
     with pytest.raises(AssertionError):
-        NativeWeight(40, 256, torch.float32).rows(1, 40)
+        weight.rows(1, 40)
 
 
 def test_halves_match_where_both_begin_with_a_panel(exact: NativeKernels) -> None:
-    kind, other, width = DIFFERENT[5], DIFFERENT[7], panel_width()
-    assert weight_from(exact, drawn(kind, 4 * width, 256)).halves_match
-    assert weight_from(exact, drawn(kind, 33, 256), drawn(other, 33, 256)).halves_match
-    assert not weight_from(exact, drawn(kind, 2 * width + 2, 256)).halves_match
-    assert not weight_from(exact, drawn(kind, 10, 256), drawn(kind, 2 * width - 10, 256)).halves_match
+    kind, other, width = DIFFERENT[5], DIFFERENT[7], exact.packer.panel_width
+    assert halves_match(weight_from(exact, drawn(kind, 4 * width, 256)))
+    assert halves_match(weight_from(exact, drawn(kind, 33, 256), drawn(other, 33, 256)))
+    assert not halves_match(weight_from(exact, drawn(kind, 2 * width + 2, 256)))
+    assert not halves_match(weight_from(exact, drawn(kind, 10, 256), drawn(kind, 2 * width - 10, 256)))
     for size, matching in ((32, True), (33, False)):
-        assert NativeWeight(2 * size, 8, torch.float32).halves_match == matching
+        assert halves_match(weight_of(exact, torch.zeros(2 * size, 8))) == matching
+
+
+def halves_match(weight: Weight) -> bool:
+    assert isinstance(weight, NativeWeight)
+    return weight.halves_match
 
 
 # ---- memory
@@ -256,14 +290,14 @@ def test_halves_match_where_both_begin_with_a_panel(exact: NativeKernels) -> Non
 
 @every_format
 def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytest.MonkeyPatch, form: Format) -> None:
-    taken: list[Tensor] = []
-    take = native_weights.zeros_in_huge_pages
+    taken: list[int] = []
+    zeros = Arena.zeros
 
-    def watched(shape: list[int], dtype: torch.dtype) -> Tensor:
-        taken.append(take(shape, dtype))
-        return taken[-1]
+    def watched(arena: Arena, size: int) -> Tensor:
+        taken.append(size)
+        return zeros(arena, size)
 
-    monkeypatch.setattr(native_weights, "zeros_in_huge_pages", watched)
+    monkeypatch.setattr(Arena, "zeros", watched)
     source, kernels = drawn(form, 64, 1024), NativeKernels(exact=True)
     weight = weight_from(kernels, source, dtype=torch.bfloat16)
     for rows in (1, 9):
@@ -275,16 +309,15 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         assert isinstance(source, Grouped)
         size = source.numbers.numel() * form.bits // 8 + source.scales.nbytes
         size += 0 if source.zeros is None else source.zeros.nbytes
-    assert sum(tensor.nbytes for tensor in taken) <= 1.03 * size
+    assert sum(taken) <= 1.03 * size
 
 
-def test_matrices_of_experts_begin_with_a_panel_each() -> None:
-    experts = NativeExperts(3, 40, 256, torch.float32)
+def test_matrices_of_experts_begin_with_a_panel_each(exact: NativeKernels) -> None:
+    experts = exact.new_experts(3, 40, 256, torch.float32, torch.device("cpu"))
     assert experts.shape == (3, 40, 256)
     for i in (2, 0, 1):
         experts.expert(i).copy_quantized(drawn(DIFFERENT[i], 40, 256))
-    panels = -(-40 // panel_width())
-    assert experts.weight.table[:, 3].view(3, panels).sum(1).tolist() == [40] * 3
-    assert (experts.weight.table[::panels, 2] == torch.arange(3) * panels * panel_width()).all()
+    firsts = experts.weight._table[1:, 2]
+    assert (firsts[:: len(firsts) // 3] == 40 * torch.arange(3)).all()
     with pytest.raises(AssertionError):
         experts.expert(0).copy_quantized(drawn(DIFFERENT[0], 39, 256))

@@ -18,7 +18,7 @@ from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertWeights, Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import operation, unsupported_reason
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.model_config import ExpertsConfig
@@ -62,14 +62,17 @@ class Drawn:
         return numbers(*shape, dtype=dtype or self.dtype, seed=self.seed)
 
     def weight(self, *outputs: int) -> Weight:
-        """Numbers, or quantized, each part for itself; then there are as many inputs as the format needs."""
+        """Numbers; or each part quantized, of several perhaps not the first; then inputs are a multiple of its unit."""
         if self.rng.random() < 0.4:
             return weight_of(self.kernels, self.numbers(sum(outputs), self.inputs))
         form = self.rng.choice(FORMATS)
         self.inputs = max(form.unit, self.inputs // form.unit * form.unit)
         self.x = self.numbers(self.rows, self.inputs)
         parts = [drawn(form, count, self.inputs, seed=self.seed + i) for i, count in enumerate(outputs)]
-        return weight_from(self.kernels, *parts, dtype=self.dtype)
+        weight = weight_from(self.kernels, *parts, dtype=self.dtype)
+        if len(outputs) > 1 and self.rng.random() < 0.3:
+            weight.rows(0, outputs[0]).copy_(self.numbers(outputs[0], self.inputs))
+        return weight
 
     def norm(self) -> Tensor:
         return self.numbers(self.inputs, dtype=torch.float32)
@@ -158,12 +161,11 @@ def sample(case: Drawn) -> Operation:
         torch.tensor([rng.choice([0.0, 0.0, 0.05]) for _ in range(count)]),
         torch.arange(count) * 7919,
     )
-    log_sum_exp = operation("log_sum_exp")
 
     def call(rows: Tensor) -> tuple[Tensor, ...]:
         padded = torch.cat((logits[rows], torch.full((len(rows), rng.randint(0, 50)), -torch.inf)), dim=1)
         chosen = case.kernels.choose_tokens(logits[rows], table, rows.int(), rows + 3)
-        return chosen, log_sum_exp(padded)
+        return chosen, case.kernels.log_sum_exp(padded)
 
     return call
 

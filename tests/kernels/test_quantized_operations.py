@@ -11,15 +11,15 @@ from torch import Tensor
 
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.gates import gated as gated_in_torch
-from nanoengine.kernels.interface import ExpertBiases, ExpertWeights, Weight
+from nanoengine.kernels.interface import ExpertBiases, Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import operations, unsupported_reason
-from nanoengine.kernels.native_weights import NativeExperts, NativeWeight
+from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.quantization.tensor import QuantizedTensor
 from tests.kernels.formulas import DTYPES, assert_gated, random
 from tests.kernels.mixtures import Mixture, assert_mixture, mixture
-from tests.kernels.quantized_matrices import DIFFERENT, Format, drawn, weight_from
+from tests.kernels.quantized_matrices import DIFFERENT, Format, drawn, experts_from, weight_from
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -37,14 +37,6 @@ def kernels(request: pytest.FixtureRequest) -> NativeKernels:
 @pytest.fixture
 def exact() -> NativeKernels:
     return NativeKernels(exact=True)
-
-
-def placed(values: list[QuantizedTensor], dtype: torch.dtype, kernels: NativeKernels | TorchKernels) -> ExpertWeights:
-    outputs, inputs = values[0].shape
-    weights = kernels.new_experts(len(values), outputs, inputs, dtype, torch.device("cpu"))
-    for i, value in enumerate(values):
-        weights.expert(i).copy_quantized(value)
-    return weights
 
 
 def some_experts(form: Format, count: int, outputs: int, inputs: int, seed: int) -> list[QuantizedTensor]:
@@ -136,8 +128,7 @@ def test_experts(
         some_experts(form, count, *shape, seed)
         for shape, seed in (((size, hidden), 0), ((size, hidden), 10), ((hidden, size), 20))
     ]
-    weights = [placed(values, dtype, kernels) for values in sources]
-    assert all(isinstance(weight, NativeExperts) and weight.weight.is_quantized for weight in weights)
+    weights = [experts_from(kernels, values, dtype) for values in sources]
     choices = given.chosen, given.factors, activation, given.biases
     out = kernels.experts(given.x, *weights, *choices)
     if not kernels.exact:
@@ -152,7 +143,7 @@ def test_experts(
     dense = [torch.stack([value.dequantize(torch.float32) for value in values]) for values in sources]
     reference = TorchKernels()
     in_torch = reference.experts(
-        given.x.float(), *(placed(values, torch.float32, reference) for values in sources), *choices
+        given.x.float(), *(experts_from(reference, values, torch.float32) for values in sources), *choices
     )
     high = max(1.0, in_torch.abs().max().item())
     tolerance = 1e-5 if dtype is torch.float32 else 2.0**-6
@@ -176,37 +167,19 @@ def one_by_one(kernels: NativeKernels, given: Mixture, sources: list[list[Quanti
     return out
 
 
-def test_experts_of_which_some_are_numbers_are_all_numbers(exact: NativeKernels) -> None:
+def test_experts_of_which_some_are_numbers(exact: NativeKernels) -> None:
     given = mixture(9, 3, 2, 256, 256, torch.float32)
     sources = [some_experts(DIFFERENT[5], 3, 256, 256, seed) for seed in (0, 10, 20)]
-    weights = [placed(values, torch.float32, exact) for values in sources]
+    weights = [experts_from(exact, values, torch.float32) for values in sources]
     expected = exact.experts(given.x, *weights, given.chosen, given.factors)
-    weights[1].expert(1).copy_(sources[1][1].dequantize(torch.float32))
+    for i, expert in ((1, 1), (2, 0)):
+        weights[i].expert(expert).copy_(sources[i][expert].dequantize(torch.float32))
+        assert len(weights[i].formats()) == 2, "the others stay what they are"
     out = exact.experts(given.x, *weights, given.chosen, given.factors)
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
-# ---- what torch is told
-
-
-def test_operations_overwrite_what_they_say_and_nothing_else(kernels: NativeKernels) -> None:
-    operations()
-    ops, exact = torch.ops.nanoengine, kernels.exact
-    weight = weight_from(kernels, drawn(DIFFERENT[5], 32, 256), drawn(DIFFERENT[7], 32, 256))
-    experts = placed(some_experts(DIFFERENT[0], 2, 256, 256, 0), torch.float32, kernels)
-    assert isinstance(weight, NativeWeight)
-    assert isinstance(experts, NativeExperts)
-    x, residual, norm, table = torch.randn(3, 256), torch.randn(3, 256), torch.rand(256), experts.weight.table
-    choices = torch.tensor([[1, 0]] * 3), torch.rand(3, 2)
-    calls = [
-        (ops.quantized_linear, (x, residual, norm, EPS, weight.table, None, 64, False, exact)),
-        (ops.quantized_linear, (x, None, None, 0.0, weight.table, torch.rand(64), 64, True, exact)),
-        (ops.quantized_gated_linear, (x, residual, norm, EPS, weight.table, 32, 0, exact)),
-        (ops.quantized_experts, (x, table, table, table, None, None, None, *choices, 2, 256, 0, exact)),
-        (ops.quantized_embed, (torch.tensor([3, 63]), weight.table, 256, torch.bfloat16)),
-    ]
-    for called, arguments in calls:
-        torch.library.opcheck(called.default, arguments, test_utils="test_schema")
+# ---- what is given
 
 
 def test_inputs_may_have_gaps_and_norms_must_be_floats(kernels: NativeKernels) -> None:

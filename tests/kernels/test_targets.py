@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import pytest
 from nanoengine.kernels.compiler import SOURCES, cache_folder, compile_library
 from tests.attention.test_one_number import check_one_number
 from tests.kernels import shapes
-from tests.kernels.builds import Build, BuildAttention, accepts, compile_into, compiler, flags_for
+from tests.kernels.builds import Build, accepts, compile_into, compiler, flags_for
 from tests.kernels.machine_code import inner_loops
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,7 +41,16 @@ def compiled(target: str) -> Path:
 # ---- machine code
 
 
-MULTIPLYING = ("Dense<", "multiply_cells<", "Decode<", "prefill<", "_rotate<", "read_all<", "rms_norm", "sum_exp")
+MULTIPLYING = (
+    "Rows<",
+    "multiply_cells<",
+    "dequantize_cells<",
+    "Decode<",
+    "prefill<",
+    "_rotate<",
+    "rms_norm",
+    "sum_exp",
+)
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
 
 LIMITS = {"multiply_cells<": (1 / 16, 1 / 12), "::gate<": (0, 1 / 4)}
@@ -93,7 +101,7 @@ extern "C" void f(const F16* a, const float* b, F16* out, int n) {
 # ---- AMX
 
 
-EMULATED = ("linear", "attention_write", "attention_prefill", "attention_decode")
+EMULATED = ("linear", "pack", "attention_write", "attention_prefill", "attention_decode")
 """Sources that use tiles, or prepare what others do."""
 
 
@@ -146,7 +154,7 @@ def test_an_int8_cache_in_tiles(emulated: Build) -> None:
 def test_attention_in_tiles_is_the_same_in_every_way(emulated: Build) -> None:
     """A tile adds up 32 tokens before it adds them to a sum: wherever a token is computed, they must be the same 32."""
     for seed in range(30):
-        check_one_number(partial(BuildAttention, emulated), seed, ways=4)
+        check_one_number(emulated.attention, seed, ways=4)
 
 
 # ---- vectors
@@ -194,6 +202,7 @@ def test_experts_of_a_portable_build(portable: Build) -> None:
 
 def test_quantized_products_of_a_portable_build(portable: Build) -> None:
     shapes.check_quantized(portable)
+    shapes.check_mixed(portable)
     shapes.check_extremes(portable)
 
 
@@ -219,7 +228,7 @@ def test_an_int8_cache_of_a_portable_build(portable: Build) -> None:
 
 def test_attention_of_a_portable_build_is_the_same_in_every_way(portable: Build) -> None:
     for seed in range(20):
-        check_one_number(partial(BuildAttention, portable), seed, ways=4)
+        check_one_number(portable.attention, seed, ways=4)
 
 
 # ---- memory

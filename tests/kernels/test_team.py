@@ -7,13 +7,15 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.native_operations import operation, unsupported_reason
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.support import threads, use_threads
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
@@ -22,9 +24,13 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: 
 WEIGHT = torch.ones(64)
 
 
+@cache
+def kernels() -> NativeKernels:
+    return NativeKernels()
+
+
 def norm(x: Tensor) -> Tensor:
-    result: Tensor = operation("rms_norm")(x, None, WEIGHT, 0.0)
-    return result
+    return kernels().rms_norm(x, WEIGHT, 0.0)
 
 
 def draw(seed: int) -> tuple[Tensor, Tensor]:

@@ -55,8 +55,8 @@ def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], objec
 def test_calls_are_reported_while_they_are_recorded_and_not_after() -> None:
     reported: list[object] = []
     with recorded_calls(reported.append):
-        c_functions().packed_size(0, 32, 32)
-    c_functions().packed_size(0, 32, 32)
+        c_functions().panels_size(32, 32, 32)
+    c_functions().panels_size(32, 32, 32)
     assert len(reported) == 1
 
 

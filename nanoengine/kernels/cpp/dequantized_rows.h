@@ -23,7 +23,7 @@ static NOINLINE void dequantize_cells(Cells<BITS, true> cells, size_t count, con
 }
 
 // The values [input][output] of `count` cells of a panel from one on.
-static void dequantize_panel(const QuantizedPanel& panel, size_t inputs, size_t cell, size_t count, float* to) {
+static void dequantize_panel(const Panel& panel, size_t inputs, size_t cell, size_t count, float* to) {
     const Format format = Format::of(panel.code);
     Scales scales;
     scales.read(format, panel.at, cell, count);
@@ -39,16 +39,14 @@ template <class T> struct FloatRows {
     size_t inputs, rows, chunks = round_up(inputs, CHUNK) / CHUNK;
     Factors<f32> factors{chunks * rows};
 
-    void take(const Input<T>& input, size_t from, size_t to) {
-        const T* x = input.x + from * inputs;
-        const float scale = normalize(input, from, x);
+    void take(const Row<T>& row, size_t to) {
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t first = chunk * CHUNK, count = std::min(CHUNK, round_up(inputs - first, CELL));
-            take_floats(x, input.norm, scale, first, count, inputs, factors.row(chunk * rows + to));
+            take_floats(row, first, count, inputs, factors.row(chunk * rows + to));
         }
     }
 
-    void multiply(size_t first, size_t count, const QuantizedPanel& panel, float (*sums)[PANEL]) {
+    void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
             alignas(64) float values[CHUNK * COLUMNS];

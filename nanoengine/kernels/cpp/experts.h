@@ -1,8 +1,9 @@
 // A mixture of experts. Every choice of an expert by a row of x is a row of that expert's products: choices are sorted by expert,
 // and the rows of an expert are multiplied together, so that its weights are read once.
 #pragma once
-#include "panels.h"
+#include "rows.h"
 #include "team.h"
+#include <functional>
 #include <span>
 
 constexpr size_t WAVE = 256;  // rows that are copied as factors before some of them are multiplied, of all experts together
@@ -12,6 +13,10 @@ struct Choices {
     const int64_t* experts;
     const float* factors;
     size_t rows, per_row, count;
+
+    bool are_experts() const {
+        return std::all_of(experts, experts + rows * per_row, [&](int64_t e) { return e >= 0 && e < (int64_t)count; });
+    }
 };
 
 // [experts][size] twice and [experts][hidden], or null.
@@ -20,10 +25,9 @@ struct ExpertBiases {
 };
 
 // G and U [size][hidden], D [hidden][size] of each expert: those of all are one weight, each from a panel of its own on.
-template <class Weight> struct Experts {
-    Weight gate, up, down;
+struct Experts {
+    const Weight &gate, &up, &down;
     ExpertBiases biases;
-    size_t size, hidden;
 };
 
 // Some of the sorted choices, [first, first + count), all of one expert.
@@ -59,11 +63,11 @@ struct Sorted {
 
 // For each wave, by all threads: work(member, next, block, runs), where `next` is for Member::take, and the block holds row_of(i) of x
 // for each sorted choice i of the wave.
-template <class Rows, class T, class Row, class Work>
-static void for_waves(const Sorted& sorted, const T* x, size_t inputs, Row row_of, Work work) {
+template <class T, class RowOf, class Work>
+static void for_waves(const Sorted& sorted, int64_t kinds, const T* x, size_t inputs, RowOf row_of, Work work) {
     const size_t most = std::min(sorted.choices.size(), WAVE);
     const Input<T> input{x, nullptr, nullptr, 0.0f, 0, inputs};
-    Rows blocks[] = {{inputs, most}, {inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
+    Rows<T> blocks[] = {{kinds, inputs, most}, {kinds, inputs, sorted.waves.size() > 1 ? most : 0}};  // one is filled, the other read
     std::vector<std::atomic<size_t>> next(sorted.waves.size());
     together([&](Member member) {
         for (size_t i = 0; i < sorted.waves.size(); i++) {
@@ -83,39 +87,38 @@ template <class T> static void round_floats(const float* from, size_t count, T* 
     for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
 }
 
-template <class Weight, class T>
-static void experts(Activation activation, const Choices& all, const T* x, const Experts<Weight>& weights, T* out) {
-    typedef typename Weight::Rows Rows;
+template <class T> static void experts(Activation activation, const Choices& all, const T* x, const Experts& weights, T* out) {
     const ExpertBiases& biases = weights.biases;
-    const size_t size = weights.size, hidden = weights.hidden;
+    const size_t size = weights.down.inputs, hidden = weights.gate.inputs;
     const size_t size_panels = round_up(size, PANEL) / PANEL, hidden_panels = round_up(hidden, PANEL) / PANEL;
     const Sorted sorted(all);
 
     std::unique_ptr<T[]> gated(new T[sorted.choices.size() * size]);
-    for_waves<Rows>(sorted, x, hidden, [&](size_t i) { return sorted.choices[i] / all.per_row; },
-                    [&](Member member, std::atomic<size_t>& next, Rows& block, std::span<const Run> runs) {
-            member.take(next, runs.size() * size_panels, 1, [&](size_t i) {  // runs differ in length
-                const Run& run = runs[i / size_panels];
-                const size_t p = i % size_panels;
-                const size_t panel = run.expert * size_panels + p, column = p * PANEL, bias = run.expert * size + column;
-                const Gate gate = biases.gate ? Gate{activation, biases.gate + bias, biases.up + bias}
-                                              : Gate{activation, nullptr, nullptr};
-                multiply_gated(block, gate, run.first - runs[0].first, run.count, weights.gate.panel(panel), weights.up.panel(panel),
-                               gated.get() + run.first * size + column, size, std::min(PANEL, size - column));
-            });
+    const auto row_of_choice = [&](size_t i) { return sorted.choices[i] / all.per_row; };
+    for_waves(sorted, weights.gate.kinds | weights.up.kinds, x, hidden, row_of_choice,
+              [&](Member member, std::atomic<size_t>& next, Rows<T>& block, std::span<const Run> runs) {
+        member.take(next, runs.size() * size_panels, 1, [&](size_t i) {  // runs differ in length
+            const Run& run = runs[i / size_panels];
+            const size_t p = i % size_panels;
+            const size_t panel = run.expert * size_panels + p, column = p * PANEL, bias = run.expert * size + column;
+            const Gate gate = biases.gate ? Gate{activation, biases.gate + bias, biases.up + bias} : Gate{activation, nullptr, nullptr};
+            multiply_gated(block, gate, run.first - runs[0].first, run.count, weights.gate.panel(panel), weights.up.panel(panel),
+                           gated.get() + run.first * size + column, size);
+        });
     });
 
     // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
     const size_t width = hidden_panels * PANEL;
     std::vector<float> totals(all.rows * width);
-    const auto as_sorted = [](size_t i) { return i; };
-    for_waves<Rows>(sorted, gated.get(), size, as_sorted, [&](Member member, std::atomic<size_t>&, Rows& block, std::span<const Run> runs) {
+    for_waves(sorted, weights.down.kinds, gated.get(), size, std::identity(),
+              [&](Member member, std::atomic<size_t>&, Rows<T>& block, std::span<const Run> runs) {
         for (const Run& run : runs)
             member.share(hidden_panels, [&](size_t p) {
                 alignas(64) float sums[ROW_BLOCK][PANEL];
                 const size_t column = p * PANEL;
-                block.multiply(run.first - runs[0].first, run.count, weights.down.panel(run.expert * hidden_panels + p), sums);
-                if (biases.down) add_bias(sums, run.count, biases.down + run.expert * hidden + column, std::min(PANEL, hidden - column));
+                const Panel& panel = weights.down.panel(run.expert * hidden_panels + p);
+                block.multiply(run.first - runs[0].first, run.count, panel, sums);
+                if (biases.down) add_bias(sums, run.count, biases.down + run.expert * hidden + column, panel.columns);
                 for (size_t m = 0; m < run.count; m++) {
                     const size_t choice = sorted.choices[run.first + m];
                     float* total = totals.data() + choice / all.per_row * width + column;

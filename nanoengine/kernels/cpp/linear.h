@@ -1,16 +1,16 @@
-// Linear layers, with a norm before them and a gate behind them if asked for, over weights of any kind that say what their panels are.
+// Linear layers, with a norm before them and a gate behind them if asked for.
 #pragma once
-#include "panels.h"
+#include "rows.h"
 #include "team.h"
 
-// For each panel and block of rows: use(panel, block, first row, number of rows).
-template <class Rows, class T, class Use> static void for_panels(const Input<T>& input, size_t panels, Use use) {
+// For each of the first `panels` panels and each block of rows: use(panel, rows, first row, number of rows).
+template <class T, class Use> static void for_panels(const Input<T>& input, int64_t kinds, size_t panels, Use use) {
     const size_t block_count = round_up(input.rows, ROW_BLOCK) / ROW_BLOCK, most = std::min(input.rows, ROW_BLOCK);
-    Rows blocks[] = {{input.inputs, most}, {input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
+    Rows<T> blocks[] = {{kinds, input.inputs, most}, {kinds, input.inputs, block_count > 1 ? most : 0}};  // one is filled, the other read
     if (input.rows == 1) blocks[0].take(input, 0, 0);  // sooner done than shared out
     together([&](Member member) {
         for (size_t i = 0; i < block_count; i++) {
-            Rows& block = blocks[i % 2];
+            Rows<T>& block = blocks[i % 2];
             const size_t first = input.rows * i / block_count;  // blocks of about as many rows each
             const size_t count = input.rows * (i + 1) / block_count - first;
             if (input.rows > 1) {
@@ -22,25 +22,23 @@ template <class Rows, class T, class Use> static void for_panels(const Input<T>&
     });
 }
 
-template <class Weight, class T, class Out>
-static void linear(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
-    typedef typename Weight::Rows Rows;
-    for_panels<Rows>(input, weight.panels(), [&](size_t panel, Rows& block, size_t first, size_t count) {
-        const size_t column = weight.first(panel), columns = weight.columns(panel);
+template <class T, class Out> static void linear(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
+    for_panels(input, weight.kinds, weight.panels, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
+        const Panel& panel = weight.panel(i);
         alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
-        for (size_t c = 0; bias && c < columns; c++) biases[c] = to_float(bias[column + c]);
-        block.multiply(0, count, weight.panel(panel), sums);
-        store_panel(out + first * weight.outputs + column, weight.outputs, count, columns,
+        for (int64_t c = 0; bias && c < panel.columns; c++) biases[c] = to_float(bias[panel.first + c]);
+        block.multiply(0, count, panel, sums);
+        store_panel(out + first * weight.outputs + panel.first, weight.outputs, count, panel.columns,
                     [&](size_t m, int v) { return load<Floats>(sums[m] + v * LANES) + load<Floats>(biases + v * LANES); });
     });
 }
 
 // The first half of W makes gates, the second, in as many panels with as many outputs each, the values that they gate.
-template <class Weight, class T> static void gated_linear(Activation activation, const Input<T>& input, const Weight& weight, T* out) {
-    typedef typename Weight::Rows Rows;
-    const size_t size = weight.outputs / 2, half = weight.panels() / 2;
-    for_panels<Rows>(input, half, [&](size_t panel, Rows& block, size_t first, size_t count) {
-        multiply_gated(block, {activation, nullptr, nullptr}, 0, count, weight.panel(panel), weight.panel(half + panel),
-                       out + first * size + weight.first(panel), size, weight.columns(panel));
+template <class T> static void gated_linear(Activation activation, const Input<T>& input, const Weight& weight, T* out) {
+    const size_t size = weight.outputs / 2, half = weight.panels / 2;
+    for_panels(input, weight.kinds, half, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
+        const Panel& panel = weight.panel(i);
+        multiply_gated(block, {activation, nullptr, nullptr}, 0, count, panel, weight.panel(half + i), out + first * size + panel.first,
+                       size);
     });
 }

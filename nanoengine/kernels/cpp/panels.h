@@ -1,7 +1,8 @@
-// A packed weight, and how rows are multiplied with it.
+// Weights in panels, and how rows are multiplied with panels of numbers.
 //
-// W [outputs][inputs] is cut into panels of COLUMNS outputs. In a panel stands, for each dword of inputs, that dword of all its
-// outputs. One row of x reads a panel from memory in a single stream; more rows find it in the first-level cache, chunk by chunk.
+// W [outputs][inputs] is cut into panels of COLUMNS outputs, each in a format of its own. A panel of numbers has, for each dword of
+// inputs, that dword of all its outputs; quantized_format.h describes the others. One row of x reads a panel from memory in a single
+// stream; more rows find it in the first-level cache, chunk by chunk.
 #pragma once
 #include "norm.h"
 #include "product.h"
@@ -16,8 +17,29 @@ static size_t round_up(size_t value, size_t to) { return (value + to - 1) / to *
 // Dwords in a row of W.
 template <class T> static size_t depth_of(size_t inputs) { return round_up(inputs, Dot<T>::PER_DWORD) / Dot<T>::PER_DWORD; }
 
-// Where dword d of an output is.
-static size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
+// Outputs that lie together: where, in what format, the first of them, and how many there are.
+struct Panel {
+    const uint8_t* at;
+    int64_t code, first, columns;  // the code's lowest byte: bits of a number; those that are not quantized have 16 or 32
+
+    bool is_quantized() const { return (code & 0xff) < 16; }
+};
+
+// How the panels of a weight want rows of x: as factors for numbers, and for quantized panels in whole numbers or in float32.
+enum Kinds { OF_NUMBERS = 1, ROUNDED = 2, EXACT = 4 };  // as the callers number them
+
+// A weight as callers pass it; its panels follow it, in the order of their outputs.
+struct Weight {
+    int64_t outputs, inputs, panels, kinds;
+
+    const Panel& panel(size_t i) const { return reinterpret_cast<const Panel*>(this + 1)[i]; }
+};
+
+// f((T*)nullptr) for the type of a dtype.
+template <class F> static void with_type(int dtype, F f) {
+    if (dtype == FLOAT32) f((f32*)nullptr);
+    else f((bf16*)nullptr);
+}
 
 enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };  // as the callers number them
 
@@ -84,17 +106,24 @@ template <class T> struct Input {
     size_t rows, inputs;
 };
 
-// What row `row` of an input is scaled by before its norm's weights, 1 without a norm; x becomes the residual, if there is one.
-template <class T> static float normalize(const Input<T>& input, size_t row, const T*& x) {
-    if (!input.norm) return 1.0f;
+// A row of an input: x * scale * norm, or x where norm is null.
+template <class T> struct Row {
+    const T* x;
+    const float* norm;
+    float scale;
+};
+
+// Row `row` of an input. Its residual, if there is one, becomes the sum.
+template <class T> static Row<T> row_of(const Input<T>& input, size_t row) {
+    const T* x = input.x + row * input.inputs;
+    if (!input.norm) return {x, nullptr, 1.0f};
     T* residual = input.residual ? input.residual + row * input.inputs : nullptr;
     const float scale = inverse_rms(x, residual, input.inputs, input.eps);
-    if (residual) x = residual;
-    return scale;
+    return {residual ? residual : x, input.norm, scale};
 }
 
-// Some rows of an input as factors: [chunk of the inputs][row].
-template <class T> struct Block {
+// Some rows of an input as factors of numbers: [chunk of the inputs][row].
+template <class T> struct FactorRows {
     static constexpr size_t CHUNK = MAX_DEPTH / Dot<T>::STEPS;  // dwords
 
     size_t inputs, rows, depth = depth_of<T>(inputs);
@@ -102,50 +131,20 @@ template <class T> struct Block {
 
     auto* at(size_t row, size_t d) { return factors.row(d / CHUNK * rows + row); }
 
-    // Row `from` of the input becomes this block's row `to`.
-    void take(const Input<T>& input, size_t from, size_t to) {
-        const T* x = input.x + from * inputs;
-        const float scale = normalize(input, from, x);
+    void take(const Row<T>& row, size_t to) {
         for (size_t d = 0; d < depth; d += CHUNK) {
             const size_t first = d * Dot<T>::PER_DWORD, count = std::min(CHUNK * Dot<T>::PER_DWORD, inputs - first);
-            if (input.norm) scale_by(x + first, scale, input.norm + first, count, at(to, d));
-            else copy_elements(x + first, count, at(to, d));
+            if (row.norm) scale_by(row.x + first, row.scale, row.norm + first, count, at(to, d));
+            else copy_elements(row.x + first, count, at(to, d));
             for (size_t i = count; i % Dot<T>::PER_DWORD; i++) at(to, d)[i] = {};  // an odd end is half a dword
         }
     }
 
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
-    void multiply(size_t first, size_t count, const uint32_t* panel, float (*sums)[PANEL]) {
+    void multiply(size_t first, size_t count, const uint8_t* at_panel, float (*sums)[PANEL]) {
+        const uint32_t* panel = reinterpret_cast<const uint32_t*>(at_panel);
         for (size_t d = 0; d < depth; d += CHUNK)
             product<T, FROM_MEMORY>((int)count, at(first, d), columns_at(panel + d * PANEL), PANEL, std::min(CHUNK, depth - d), sums[0],
                                     PANEL, d > 0);
     }
 };
-
-// A packed weight of numbers.
-template <class T> struct Dense {
-    typedef Block<T> Rows;
-    typedef const uint32_t* Panel;
-    const uint32_t* packed;
-    size_t outputs, inputs;
-
-    size_t panels() const { return round_up(outputs, PANEL) / PANEL; }
-    Panel panel(size_t i) const { return packed + i * PANEL * depth_of<T>(inputs); }
-    size_t first(size_t i) const { return i * PANEL; }  // of the panel's outputs
-    size_t columns(size_t i) const { return std::min(PANEL, outputs - first(i)); }
-};
-
-// out [count][stride] = gated(x G^T + bias, x U^T + bias) of some rows and the outputs of a panel of G and one of U.
-template <class Rows, class Panel, class T>
-static void multiply_gated(Rows& rows, const Gate& gate, size_t first, size_t count, Panel panel, Panel up_panel, T* out, size_t stride,
-                           size_t columns) {
-    alignas(64) float gates[ROW_BLOCK][PANEL], ups[ROW_BLOCK][PANEL];
-    rows.multiply(first, count, panel, gates);
-    rows.multiply(first, count, up_panel, ups);
-    if (gate.bias) add_bias(gates, count, gate.bias, columns);
-    if (gate.up_bias) add_bias(ups, count, gate.up_bias, columns);
-    if (gate.activation == SILU) gate_rows<SILU>(gates, ups, count);
-    else if (gate.activation == GELU_TANH) gate_rows<GELU_TANH>(gates, ups, count);
-    else gate_rows<CLAMPED>(gates, ups, count);
-    store_panel(out, stride, count, columns, [&](size_t m, int v) { return load<Floats>(gates[m] + v * LANES); });
-}

@@ -55,17 +55,14 @@ struct Format {
     }
     // Where in a panel the cells begin, and where the panel ends.
     size_t cells_at(size_t inputs) const { return round_up(round_up(inputs, span) / span * STRIPS * header_bytes(), LINE_BYTES); }
-    size_t panel_bytes(size_t inputs) const { return cells_at(inputs) + round_up(inputs, CELL) / CELL * STRIPS * cell_bytes(); }
+    size_t panel_bytes(size_t inputs) const {
+        if (bits >= 16) return round_up(inputs, 32 / bits) / (32 / bits) * COLUMNS * 4;  // numbers as they are
+        return cells_at(inputs) + round_up(inputs, CELL) / CELL * STRIPS * cell_bytes();
+    }
     bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
     // What is subtracted from all numbers.
     int zero() const { return has_minimums() || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
     int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
-};
-
-// A panel as callers pass it: where it is, in what format, its first output, and how many outputs there are.
-struct QuantizedPanel {
-    const uint8_t* at;
-    int64_t code, first, columns;
 };
 
 // LANES numbers of 16 bits as floats.

@@ -242,12 +242,11 @@ template <int BITS> static NOINLINE void unpack(Cells<BITS, true> cells, size_t 
     }
 }
 
-// Floats of a row, [first, first + count) of x, or of its norm; those behind the row are zeros.
-template <class T>
-static INLINE void take_floats(const T* x, const float* norm, float scale, size_t first, size_t count, size_t inputs, float* to) {
+// Floats [first, first + count) of a row; those behind its end are zeros.
+template <class T> static INLINE void take_floats(const Row<T>& row, size_t first, size_t count, size_t inputs, float* to) {
     const size_t there = std::min(count, inputs - first);
-    if (norm) scale_by(x + first, scale, norm + first, there, to);
-    else copy_elements(x + first, there, to);
+    if (row.norm) scale_by(row.x + first, row.scale, row.norm + first, there, to);
+    else copy_elements(row.x + first, there, to);
     std::fill(to + there, to + count, 0.0f);
 }
 
@@ -256,20 +255,17 @@ template <class T> struct RoundedRows {
     size_t inputs, rows, chunks = round_up(inputs, CHUNK) / CHUNK;
     std::unique_ptr<RowChunk[]> data{new RowChunk[chunks * rows]};
 
-    // Row `from` of the input becomes this block's row `to`.
-    void take(const Input<T>& input, size_t from, size_t to) {
-        const T* x = input.x + from * inputs;
-        const float scale = normalize(input, from, x);
+    void take(const Row<T>& row, size_t to) {
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             alignas(64) float values[CHUNK];
             const size_t first = chunk * CHUNK, count = std::min(CHUNK, round_up(inputs - first, CELL));
-            take_floats(x, input.norm, scale, first, count, inputs, values);
+            take_floats(row, first, count, inputs, values);
             for (size_t i = 0; i < count; i += CELL) round_cell(values + i, data[chunk * rows + to], i / CELL);
         }
     }
 
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
-    void multiply(size_t first, size_t count, const QuantizedPanel& panel, float (*sums)[PANEL]) {
+    void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
         const Format format = Format::of(panel.code);
         with_bits(format.bits, [&]<int BITS>() { multiply_by<BITS>(first, count, format, panel.at, sums); });
     }
@@ -304,17 +300,4 @@ private:
             }
         }
     }
-};
-
-// A weight of quantized panels; of experts, all of them.
-template <template <class> class RowsOf, class T> struct Quantized {
-    typedef RowsOf<T> Rows;
-    typedef const QuantizedPanel& Panel;
-    const QuantizedPanel* table;
-    size_t count, outputs;
-
-    size_t panels() const { return count; }
-    Panel panel(size_t i) const { return table[i]; }
-    size_t first(size_t i) const { return table[i].first; }
-    size_t columns(size_t i) const { return table[i].columns; }
 };

@@ -107,12 +107,22 @@ Best best_of(const float* logits, float temperature, uint64_t key, size_t start,
 constexpr size_t PART = 1 << 14;  // tokens: one row is work for several threads
 enum { NOT_FINITE = -1, NONE_LEFT = -2 };  // as sampling.py has them
 
+// The largest of some logits, and the sum of exp(logit - largest).
+void sum_exp(const float* logits, size_t count, float& most, float& total) {
+    Floats highest = splat(-INFINITE), sums{};
+    for (size_t i = 0; i < count; i += LANES) highest = max(highest, logits_at(logits, i, count));
+    most = largest(highest);
+    for (size_t i = 0; i < count; i += LANES) sums += exp_negative(logits_at(logits, i, count) - most);
+    total = most == -INFINITE ? 0.0f : sum(sums);
+}
+
 }  // namespace
+
+extern "C" {
 
 // tokens[row] = the token drawn from softmax(logits[row][0..count) / temperatures[row]); the likeliest where that is 0. NOT_FINITE if a
 // logit is NaN or infinite, NONE_LEFT if all are -inf.
-extern "C" void draw_tokens(const float* logits, const int64_t* keys, const float* temperatures, int64_t* tokens, size_t rows,
-                            size_t count) {
+void draw_tokens(const float* logits, const int64_t* keys, const float* temperatures, int64_t* tokens, size_t rows, size_t count) {
     const size_t parts = (count + PART - 1) / PART;
     std::vector<Best> bests(rows * parts);
     for_each(rows * parts, rows * parts <= 1, [&](size_t i) {
@@ -126,21 +136,8 @@ extern "C" void draw_tokens(const float* logits, const int64_t* keys, const floa
     }
 }
 
-namespace {
-
-// The largest of some logits, and the sum of exp(logit - largest).
-void sum_exp(const float* logits, size_t count, float& most, float& total) {
-    Floats highest = splat(-INFINITE), sums{};
-    for (size_t i = 0; i < count; i += LANES) highest = max(highest, logits_at(logits, i, count));
-    most = largest(highest);
-    for (size_t i = 0; i < count; i += LANES) sums += exp_negative(logits_at(logits, i, count) - most);
-    total = most == -INFINITE ? 0.0f : sum(sums);
-}
-
-}  // namespace
-
 // out[row] = ln(sum of exp(logits[row][0..count))). Logits of -inf at the end of a row change nothing.
-extern "C" void log_sum_exp(const float* logits, float* out, size_t rows, size_t count) {
+void log_sum_exp(const float* logits, float* out, size_t rows, size_t count) {
     const size_t parts = (count + PART - 1) / PART;
     std::vector<float> most(rows * parts), totals(rows * parts);
     for_each(rows * parts, rows * parts <= 1, [&](size_t i) {
@@ -154,4 +151,5 @@ extern "C" void log_sum_exp(const float* logits, float* out, size_t rows, size_t
         for (size_t i = 0; i < parts; i++) total += totals[row * parts + i] * (own[i] == highest ? 1.0f : std::exp(own[i] - highest));
         out[row] = highest + std::log(total);
     }
+}
 }

@@ -1,6 +1,6 @@
 """All that happens to q, k and v between their projection and attention, in one kernel: the norms of the heads of q and k, the
-rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences. A model without norms or without
-rotation leaves them out.
+rotary embedding, and the writing of K and V to the paged cache. It knows slots, not sequences. Norms, rotation and q may each be
+missing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ from triton.language.extra import cuda
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
 from nanoengine.kernels.triton.launch import Launch
+
+Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
+"""Weights of the norms of q and k, their eps, cosines and sines: as `rotate_and_write` has them."""
+
+Caches = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+"""K and V, and the scales of an int8 cache."""
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
@@ -49,7 +55,9 @@ def _store(
 
 @triton.jit
 def _rotate_and_write_kernel(
-    qkv: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
     q_weight: tl.tensor,
     k_weight: tl.tensor,
     eps: tl.tensor,
@@ -63,7 +71,9 @@ def _rotate_and_write_kernel(
     v_scales: tl.tensor | None,
     num_heads: tl.tensor,
     num_kv_heads: tl.tensor,
-    qkv_stride: tl.tensor,
+    q_stride: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
     angle_stride: tl.tensor,
     k_block_stride: tl.tensor,
     k_slot_stride: tl.tensor,
@@ -90,14 +100,15 @@ def _rotate_and_write_kernel(
     is_q = group < q_groups
     is_v = group >= q_groups + kv_groups
 
-    # The group's heads among all of q, k or v, and where those start in the row.
+    # The group's heads among all of q, k or v.
     group_of_kind = tl.where(is_q, group, tl.where(is_v, group - q_groups - kv_groups, group - q_groups))
     count = tl.where(is_q, num_heads, num_kv_heads)
-    start = tl.where(is_q, 0, tl.where(is_v, num_heads + num_kv_heads, num_heads))
+    stride = tl.where(is_q, q_stride, tl.where(is_v, v_stride, k_stride))
     head = group_of_kind * HEADS + tl.arange(0, HEADS)
     pair = tl.arange(0, HALF)
     mask = (head < count)[:, None]
-    source = qkv + token * qkv_stride + ((start + head) * HEAD_DIM)[:, None] + pair[None, :]
+    heads = q if is_q else (v if is_v else k)
+    source = heads + token * stride + (head * HEAD_DIM)[:, None] + pair[None, :]
     first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
 
@@ -107,7 +118,7 @@ def _rotate_and_write_kernel(
     if is_v:
         _store(
             v_cache, v_scales, block, place, head, v_block_stride, v_slot_stride, v_head_stride, first, second, written,
-            qkv.dtype.element_ty, HALF,
+            v.dtype.element_ty, HALF,
         )  # fmt: skip
     else:
         if NORM:
@@ -127,7 +138,7 @@ def _rotate_and_write_kernel(
         else:
             _store(
                 k_cache, k_scales, block, place, head, k_block_stride, k_slot_stride, k_head_stride, first, second, written,
-                qkv.dtype.element_ty, HALF,
+                k.dtype.element_ty, HALF,
             )  # fmt: skip
 
 
@@ -164,11 +175,54 @@ def rotate_and_write(
     Returns:
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
     """
-    num_tokens, width = qkv.shape
-    _, block_size, num_kv_heads, head_dim = k_cache.shape
+    width = qkv.shape[1]
+    num_kv_heads, head_dim = k_cache.shape[2:]
     num_heads = width // head_dim - 2 * num_kv_heads
+    assert qkv.stride(1) == 1
+    q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    q_out = q.new_empty(q.shape)
+    caches, changes = (k_cache, v_cache, k_scales, v_scales), (q_weight, k_weight, eps, cos, sin)
+    _launch(q, k, v, changes, slot_mapping, q_out, caches, dependent)
+    return q_out
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
+    """Write k and v to the cache, as they are or in 8 bits.
+
+    Args:
+        k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
+        k_cache, v_cache, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
+    """
+    no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, (k_cache, v_cache, k_scales, v_scales), False)
+
+
+def _launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    changes: Changes,
+    slot_mapping: Tensor,
+    q_out: Tensor,
+    caches: Caches,
+    dependent: bool,
+) -> None:
+    """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
+    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache, k_scales, v_scales) = changes, caches
+    num_tokens, num_kv_heads, head_dim = k.shape
+    num_heads = q.shape[1]
     assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
-    assert qkv.stride(1) == k_cache.stride(3) == v_cache.stride(3) == 1
+    assert k.stride()[1:] == v.stride()[1:] == (head_dim, 1)
+    assert k_cache.stride(3) == v_cache.stride(3) == 1
     assert slot_mapping.is_contiguous()
     if k_scales is not None and v_scales is not None:
         check_scales(k_cache, k_scales)
@@ -178,52 +232,58 @@ def rotate_and_write(
         assert cos.stride(2) == sin.stride(2) == 1
         angle_stride = cos.stride(0)
         assert sin.stride(0) == angle_stride
-    q = qkv.new_empty(num_tokens, num_heads, head_dim)
     if not num_tokens:
-        return q
+        return
     heads = heads_of_a_group(head_dim)
     grid = (num_tokens, triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads))
     _rotate_and_write_kernel[grid](
-        qkv,
-        q_weight,
-        k_weight,
-        eps,
-        cos,
-        sin,
-        slot_mapping,
         q,
-        k_cache,
-        v_cache,
-        k_scales,
-        v_scales,
+        k,
+        v,
+        *changes,
+        slot_mapping,
+        q_out,
+        *caches,
         num_heads,
         num_kv_heads,
-        qkv.stride(0),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
         angle_stride,
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
-        BLOCK_SIZE=block_size,
+        BLOCK_SIZE=k_cache.shape[1],
         HEAD_DIM=head_dim,
         HEADS=heads,
         NORM=q_weight is not None and k_weight is not None,
         ROTATE=cos is not None and sin is not None,
         DEPENDENT=dependent,
-        num_warps=_num_warps(qkv.itemsize),
+        num_warps=_num_warps(k.itemsize),
         **({"launch_pdl": True} if dependent else {}),
     )
-    return q
 
 
 def launches() -> list[Launch]:
     """The configurations of the kernel."""
-    strides = ("k_block_stride", "k_slot_stride", "k_head_stride", "v_block_stride", "v_slot_stride", "v_head_stride")
+    strides = (
+        "q_stride",
+        "k_stride",
+        "v_stride",
+        "angle_stride",
+        "k_block_stride",
+        "k_slot_stride",
+        "k_head_stride",
+        "v_block_stride",
+        "v_slot_stride",
+        "v_head_stride",
+    )
     return [
         Launch(
             name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}"
             f"{', dependent' * dependent}{', int8' * int8}",
             kernel=_rotate_and_write_kernel,
             signature={
-                "qkv": f"*{dtype}",
+                **dict.fromkeys(("q", "k", "v"), f"*{dtype}"),
                 **dict.fromkeys(("q_weight", "k_weight"), "*fp32"),
                 "eps": "fp32",
                 **dict.fromkeys(("cos", "sin"), "*fp32"),
@@ -231,8 +291,7 @@ def launches() -> list[Launch]:
                 "q_out": f"*{dtype}",
                 **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{dtype}"),
                 **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-                **dict.fromkeys(("num_heads", "num_kv_heads", "qkv_stride", "angle_stride"), "i32"),
-                **dict.fromkeys(strides, "i32"),
+                **dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32"),
                 **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE", "DEPENDENT"), "constexpr"),
             },
             constants={
@@ -253,7 +312,13 @@ def launches() -> list[Launch]:
             (True, True, False, False),
             (True, True, False, True),
             *(
-                ((False, True, False, False), (True, False, False, False), (True, True, True, False))
+                (
+                    (False, True, False, False),
+                    (True, False, False, False),
+                    (False, False, False, False),
+                    (False, False, False, True),
+                    (True, True, True, False),
+                )
                 if (dtype, head_dim) == ("bf16", 128)
                 else ()
             ),

@@ -16,8 +16,7 @@ pytest.importorskip("triton", reason="Triton is not installed: it is made for Li
 
 from nanoengine.kernels.kv_int8 import SCALE_BYTES, quantize
 from nanoengine.kernels.triton.kv_int8 import check_scales, views
-from nanoengine.kernels.triton.rotate_and_write import rotate_and_write
-from nanoengine.kernels.triton.write_kv import write_kv
+from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

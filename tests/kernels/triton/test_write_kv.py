@@ -13,7 +13,7 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from nanoengine.kernels.triton.write_kv import write_kv
+from nanoengine.kernels.triton.rotate_and_write import write_kv
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

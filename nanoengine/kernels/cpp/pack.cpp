@@ -1,9 +1,45 @@
-// Putting quantized weights into panels (quantized_format.h): from the blocks of ggml, whose layouts are in its ggml-common.h, and
-// from numbers of a byte each with the scales beside them.
+// Putting weights into panels (quantized_format.h): numbers as they are; the blocks of ggml, whose layouts are in its ggml-common.h;
+// and numbers of a byte each with the scales beside them.
 #include "quantized_format.h"
 #include "team.h"
 
 namespace {
+
+constexpr size_t LINE = 16;  // dwords of a cache line
+
+// Where dword d of an output is.
+size_t place(size_t output, size_t d, size_t depth) { return output / PANEL * PANEL * depth + d * PANEL + output % PANEL; }
+
+// Dword d of a row, or what there is of it.
+template <class T> uint32_t dword_of(const T* row, size_t d, size_t inputs) {
+    const size_t first = d * Dot<T>::PER_DWORD;
+    uint32_t dword = 0;
+    std::memcpy(&dword, row + first, std::min<size_t>(Dot<T>::PER_DWORD, inputs - first) * sizeof(T));
+    return dword;
+}
+
+// Put rows into their places as outputs [first, first + rows) of panels.
+template <class T> void pack(const T* weight, uint32_t* packed, size_t first, size_t rows, size_t inputs) {
+    const size_t depth = depth_of<T>(inputs), whole = inputs / Dot<T>::PER_DWORD / LINE * LINE;
+    const size_t first_group = first / GROUP;
+    for_each(round_up(first + rows, GROUP) / GROUP - first_group, false, [&](size_t i) {
+        const size_t group = first_group + i;
+        const size_t from = std::max<size_t>(first, group * GROUP), to = std::min<size_t>(first + rows, (group + 1) * GROUP);
+        size_t d = 0;
+        if (to - from == GROUP)  // squares of known size: they are turned in the first-level cache
+            for (; d < whole; d += LINE) {
+                uint32_t square[GROUP][LINE];
+                for (size_t i = 0; i < GROUP; i++)
+                    std::memcpy(square[i], weight + (from - first + i) * inputs + d * Dot<T>::PER_DWORD, sizeof(square[i]));
+                uint32_t* turned = packed + place(from, d, depth);
+                for (size_t k = 0; k < LINE; k++)
+                    for (size_t i = 0; i < GROUP; i++) turned[k * PANEL + i] = square[i][k];
+            }
+        for (; d < depth; d++)
+            for (size_t output = from; output < to; output++)
+                packed[place(output, d, depth)] = dword_of(weight + (output - first) * inputs, d, inputs);
+    });
+}
 
 // What a block of each format has: numbers of 32 inputs (its `cell`), and its header. `at` is where output 0 of the strip has its scale.
 INLINE void put16(uint8_t* header, size_t index, size_t output, const uint8_t* half) {
@@ -123,13 +159,21 @@ template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size
 
 extern "C" {
 
+// Outputs of a panel.
+size_t panel_width() { return PANEL; }
+
 // Bytes that outputs take in a format; those of the padding must be zero.
-size_t quantized_size(int64_t code, size_t outputs, size_t inputs) {
-    return round_up(outputs, COLUMNS) / COLUMNS * Format::of(code).panel_bytes(inputs);
+size_t panels_size(int64_t code, size_t outputs, size_t inputs) {
+    return round_up(outputs, PANEL) / PANEL * Format::of(code).panel_bytes(inputs);
+}
+
+// Put the row-major rows of numbers at `weight` into their places as outputs [first, first + rows).
+void pack_numbers(int dtype, const void* weight, void* panels, size_t first, size_t rows, size_t inputs) {
+    with_type(dtype, [&]<class T>(T*) { pack((const T*)weight, (uint32_t*)panels, first, rows, inputs); });
 }
 
 // Put `rows` rows of blocks, of the format that the caller numbers so, into panels.
-void quantized_pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
+void pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     switch (format) {
         case 0: return pack_blocks<Q4_0>(blocks, panels, rows, inputs);
         case 1: return pack_blocks<Q4_1>(blocks, panels, rows, inputs);
@@ -143,7 +187,7 @@ void quantized_pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, s
 }
 
 // Put numbers [rows][inputs] of 4 or 8 bits, with a scale for each span [rows][inputs / span] and perhaps a zero point, into panels.
-void quantized_pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels, size_t rows,
+void pack_groups(int64_t code, const uint8_t* numbers, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels, size_t rows,
                            size_t inputs) {
     const Format format = Format::of(code);
     const size_t spans = round_up(inputs, format.span) / format.span, width = format.scale_bytes() / GROUP;

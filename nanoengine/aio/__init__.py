@@ -1,0 +1,1 @@
+"""The engine in a thread of its own, for callers on event loops."""

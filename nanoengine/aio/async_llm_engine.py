@@ -1,0 +1,356 @@
+"""AsyncLLMEngine: the loop in a thread of its own, for many callers on an event loop.
+
+Calls (submit, abort, functions of the engine) go into an inbox, which the thread empties between two steps: nothing in the engine
+needs a lock. The news of a step go back in one call for all its requests, so that a loop is woken once a step, however many
+streams there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from nanoengine.aio.request_stream import Delta, RequestStream, failure_of
+from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sequence import Request
+from nanoengine.errors import EngineDead
+
+logger = logging.getLogger("nanoengine")
+
+T = TypeVar("T")
+
+MOST_MESSAGES = 256
+"""Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
+
+News = tuple[RequestStream, list[Delta], bool, Exception | None]
+"""What a step brought a stream: its deltas, whether it is over, and what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    stream: RequestStream
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    stream: RequestStream | None = None  # its request is meant, and no other of the same id
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[LLMEngine], Any]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+Message = _Submit | _Abort | _Call | _Close
+
+
+class AsyncLLMEngine:
+    """An engine that steps in its own thread while callers await their results.
+
+    Args:
+        make: makes the engine; nobody else may use that. It is called in the thread that steps: torch keeps a team of threads for
+            every thread that it was used from, and two teams on the same cores disturb each other.
+
+    Raises:
+        Whatever `make` raises.
+    """
+
+    engine: LLMEngine
+
+    def __init__(self, make: Callable[[], LLMEngine]):
+        self.error: BaseException | None = None  # what the engine died of
+        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
+        self._num_unfinished: Counter[str] = (
+            Counter()
+        )  # sequences of the requests of each client that run; the thread's own
+        self._num_sent = 0  # sequences put into the inbox, counted by those who do
+        self._num_received = 0  # and taken out, counted by the thread
+        self._is_closing = False
+        self._is_over = False  # nobody empties the inbox any more
+        is_made = threading.Event()
+        self._thread = threading.Thread(target=self._live, args=(make, is_made), name="nanoengine", daemon=True)
+        self._thread.start()
+        is_made.wait()
+        if self.error is not None:
+            raise self.error
+
+    # ---- for callers on an event loop
+
+    def make_request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> Request:
+        """`LLMEngine.make_request`, from any thread: it encodes the prompt and checks all, and nothing runs before `submit`. The
+        request has arrived now: its times count from here.
+        """
+        self._check_alive()
+        now = time.perf_counter()
+        request = self.engine.make_request(prompt, params, request_id or f"request-{uuid.uuid4().hex}", **options)
+        request.arrival_time = now
+        return request
+
+    def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
+        """Queue a request; called on the event loop that will await its stream.
+
+        Args:
+            request: from `make_request`.
+            interval: see `RequestStream`.
+
+        Raises:
+            EngineDead, EngineClosed: nothing runs any more.
+        """
+        self._check_alive()
+        stream = RequestStream(request, asyncio.get_running_loop(), interval)
+        self._num_sent += request.params.num_sequences
+        self._put(_Submit(stream))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step, if it still runs; its stream ends with the finish reason "abort"."""
+        self._put(_Abort(request_id))
+
+    def cancel(self, stream: RequestStream) -> None:
+        """Abort the request of a stream, and no other of the same id."""
+        if not stream.is_over:
+            self._put(_Abort(stream.request.request_id, stream))
+
+    async def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Delta, None]:
+        """Complete one prompt, and yield what each step brings; closing the iterator early aborts the request.
+
+        Args:
+            prompt: text or token ids.
+            params: how to sample; all its completions come in one stream, each delta with its index.
+            options: see `LLMEngine.make_request`.
+
+        Raises:
+            InvalidPrompt, InvalidSamplingParams: as `LLM.generate`, or `best_of`, which is known only at the end.
+            StepFailed, EngineDead: see `RequestStream.end`.
+        """
+        if params is not None and params.num_sequences != params.n:
+            raise InvalidSamplingParams(
+                f"best_of is {params.num_sequences}: which completions are best is known only at the end"
+            )
+        loop = asyncio.get_running_loop()
+        request = await loop.run_in_executor(None, partial(self.make_request, prompt, params, **options))
+        stream = self.submit(request)
+        try:
+            async for deltas in stream:
+                for delta in deltas:
+                    yield delta
+        finally:
+            self.cancel(stream)
+
+    async def call(self, function: Callable[[LLMEngine], T]) -> T:
+        """The result of a function of the engine, called in its thread between two steps."""
+        self._check_alive()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._put(_Call(function, loop, answer))
+        return await answer
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that have not begun, or were preempted."""
+        return self._num_sent - self._num_received + len(self.engine.scheduler.waiting)
+
+    def num_unfinished_of(self, client: str) -> int:
+        """Sequences of the requests of a client that the engine works on."""
+        return self._num_unfinished[client]
+
+    def close(self) -> None:
+        """Abort what runs, give the memory back and end the thread. Waits for the step that runs; closing twice is allowed."""
+        self._is_closing = True
+        self._inbox.put(_Close())
+        self._thread.join()
+
+    def _put(self, message: Message) -> None:
+        self._inbox.put(message)
+        if self._is_over:  # it may have come too late
+            self._refuse_messages()
+
+    def _check_alive(self) -> None:
+        if self._is_closing or self.error is not None:
+            raise self._reason()
+
+    # ---- the thread
+
+    def _live(self, make: Callable[[], LLMEngine], is_made: threading.Event) -> None:
+        try:
+            self.engine = make()
+        except BaseException as error:  # it is the caller's
+            self.error = error
+            return
+        finally:
+            is_made.set()
+        self._run()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._empty_inbox()
+                if self.engine.has_unfinished:
+                    self._send([news for request in self.engine.step() if (news := self._news(request))])
+        except BaseException as error:  # whatever it was: nobody may wait for a thread that is gone
+            logger.exception("the engine died")
+            self.error = error
+        self._end()
+
+    def _empty_inbox(self) -> None:
+        """Do what was asked for, a bounded part of it while there are steps to make; with no other work, wait for it."""
+        for _ in range(MOST_MESSAGES):
+            if self._inbox.empty() and (self.engine.has_unfinished or self._is_closing):
+                break
+            self._handle(self._inbox.get())
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case _Submit(stream):
+                self._submit(stream)
+            case _Abort(request_id, stream):
+                own = self._streams.get(request_id)
+                if own is None or (stream is not None and stream is not own):
+                    return
+                if self.engine.abort(request_id) and (news := self._news(own.request)):
+                    self._send([news])
+            case _Call(function, loop, answer):
+                try:
+                    settle = partial(_settle, answer, function(self.engine), None)
+                except Exception as error:  # it is the caller's, who awaits it
+                    settle = partial(_settle, answer, None, error)
+                _call_soon(loop, settle)
+            case _Close():
+                pass  # it has woken the thread
+
+    def _submit(self, stream: RequestStream) -> None:
+        request = stream.request
+        self._num_received += request.params.num_sequences
+        try:
+            self.engine.submit(request)
+        except Exception as error:  # its id is in use, or a part of the engine raised in the middle
+            _call_soon(stream.loop, partial(stream.deliver, [], True, error))
+            if self.engine.requests.get(request.request_id) is request:
+                self.engine.abort(request.request_id)
+            return
+        self._streams[request.request_id] = stream
+        self._num_unfinished[request.client] += request.params.num_sequences
+
+    def _forget(self, request: Request) -> None:
+        """A request has ended."""
+        del self._streams[request.request_id]
+        self._num_unfinished[request.client] -= request.params.num_sequences
+        if not self._num_unfinished[request.client]:
+            del self._num_unfinished[request.client]
+
+    def _news(self, request: Request) -> News | None:
+        """What the stream of a request must be told; None if nothing is new."""
+        stream = self._streams.get(request.request_id)
+        if stream is None:
+            return None
+        deltas = stream.collect()
+        if request.finished:
+            self._forget(request)
+            return stream, deltas, True, failure_of(request)
+        return (stream, deltas, False, None) if deltas else None
+
+    def _send(self, news: list[News]) -> None:
+        """One call for all streams of a loop; there is hardly ever a second loop."""
+        for loop in {stream.loop for stream, *_ in news}:
+            items = [item for item in news if item[0].loop is loop]
+            if not _call_soon(loop, partial(_deliver, items)):
+                for stream, *_ in items:  # the loop is closed: nobody is there any more
+                    if self._streams.get(stream.request.request_id) is stream:
+                        self._forget(stream.request)
+                        self.engine.abort(stream.request.request_id)
+
+    def _end(self) -> None:
+        """Abort what runs, close the engine, and tell everybody who still waits."""
+        try:
+            if self.error is None:
+                for request_id in list(self._streams):
+                    self._handle(_Abort(request_id))
+        except BaseException as error:
+            self._note_broken_end(error)
+        try:
+            self.engine.close()
+        except BaseException as error:
+            self._note_broken_end(error)
+        self._is_over = True
+        for stream in self._streams.values():
+            _call_soon(stream.loop, partial(stream.deliver, [], True, self._reason()))
+        self._streams.clear()
+        self._num_unfinished.clear()
+        self._refuse_messages()
+
+    def _note_broken_end(self, error: BaseException) -> None:
+        """The engine may be broken already. Those who wait are told of its end all the same."""
+        logger.error("the engine could not be closed", exc_info=error)
+        self.error = self.error or error
+
+    def _refuse_messages(self) -> None:
+        """Messages that came too late are answered: nobody waits for them."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(message, _Submit):
+                stream = message.stream
+                _call_soon(stream.loop, partial(stream.deliver, [], True, self._reason()))
+            elif isinstance(message, _Call):
+                _call_soon(message.loop, partial(_settle, message.answer, None, self._reason()))
+
+    def _reason(self) -> EngineDead | EngineClosed:
+        """Why nothing runs any more."""
+        if self.error is None:
+            return EngineClosed("the engine is closed: make a new one")
+        reason = EngineDead(f"the engine died of {type(self.error).__name__}: {self.error}; start it anew")
+        reason.__cause__ = self.error
+        return reason
+
+
+def _deliver(news: list[News]) -> None:
+    for stream, deltas, is_over, error in news:
+        stream.deliver(deltas, is_over, error)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():  # nobody waits any more
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:
+    """Call a function on a loop; False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        return False
+    return True

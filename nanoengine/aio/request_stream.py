@@ -1,0 +1,139 @@
+"""RequestStream: the results of one request, carried from the engine's thread to a reader on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nanoengine.core.errors import StepFailed
+from nanoengine.core.outputs import FinishReason
+from nanoengine.core.sequence import Request, Sequence
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new of one completion: it goes on where the delta before ends. `finish_reason` comes with the last."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[Any] | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How much of one completion was handed out."""
+
+    seq: Sequence
+    num_tokens: int = 0
+    num_chars: int = 0
+    is_over: bool = False
+
+    def take(self, least: int) -> Delta | None:
+        """What is new; None if nothing is, or fewer than `least` tokens of a completion that goes on and has begun."""
+        seq, is_over = self.seq, self.seq.finished
+        assert seq.detokenizer is not None
+        num_tokens = len(seq.token_ids) - seq.num_prompt_tokens
+        num_new = num_tokens - self.num_tokens
+        if not is_over and (num_new == 0 or (num_new < least and self.num_tokens)):
+            return None
+        tokens = seq.token_ids[seq.num_prompt_tokens + self.num_tokens :]
+        logprobs = None if seq.logprobs is None else seq.logprobs[self.num_tokens : num_tokens]
+        text = seq.detokenizer.text_from(self.num_chars)
+        delta = Delta(
+            index=seq.index,
+            text=text,
+            token_ids=tokens,
+            logprobs=seq.params.shown_logprobs(logprobs, tokens)[0],
+            finish_reason=seq.finish_reason if is_over else None,
+            stop_reason=seq.stop_reason if is_over else None,
+        )
+        self.num_tokens, self.num_chars, self.is_over = num_tokens, self.num_chars + len(text), is_over
+        return delta
+
+
+class RequestStream:
+    """The deltas of one request, as an asynchronous iterator of lists: each list has all deltas since the one before.
+
+    A slow reader loses nothing and holds nobody up: deltas that it has not taken yet wait here.
+
+    Args:
+        request: not submitted yet.
+        loop: where it is awaited.
+        interval: tokens of a completion that are handed out together; its first one and its last ones come at once. None: only
+            the end is told.
+    """
+
+    def __init__(self, request: Request, loop: asyncio.AbstractEventLoop, interval: int | None = 1):
+        self.request = request
+        self.loop = loop
+        self.interval = interval
+        self._cursors: list[_Cursor] = []  # the engine's; the rest belongs to the loop
+        self._deltas: list[Delta] = []
+        self._is_over = False
+        self._error: BaseException | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it has arrived."""
+        return self._is_over
+
+    # ---- in the thread of the engine
+
+    def collect(self) -> list[Delta]:
+        """What is new since the last call."""
+        if self.interval is None:
+            return []
+        if not self._cursors:
+            self._cursors = [_Cursor(seq) for seq in self.request.sequences]
+        interval = self.interval
+        return [d for cursor in self._cursors if not cursor.is_over and (d := cursor.take(interval)) is not None]
+
+    # ---- on the loop
+
+    def deliver(self, deltas: Iterable[Delta], is_over: bool, error: BaseException | None = None) -> None:
+        """Take what has come, and wake the reader."""
+        if self._is_over:
+            return
+        self._deltas += deltas
+        self._is_over, self._error = is_over, error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def end(self) -> None:
+        """Wait until the request has ended; its result is `request.output()`.
+
+        Raises:
+            StepFailed: an exception inside a step ended it.
+            EngineDead: the engine can go on with no request.
+        """
+        async for _ in self:
+            pass
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if self._is_over:
+                raise StopAsyncIteration
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+
+def failure_of(request: Request) -> StepFailed | None:
+    """What the caller of a failed request is told; None if it has not failed."""
+    if request.error is None:
+        return None
+    failure = StepFailed(f"the request failed: {request.error}", [request.output()])
+    failure.__cause__ = request.error
+    return failure

@@ -1,0 +1,61 @@
+"""BeamSearchParams: how wide a search is, and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.core.sampling_params import MAX_INT32, integer, number
+
+MAX_CANDIDATES = 100
+"""Most next tokens of a beam that a search looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """How to search for the likeliest continuations. Names and meanings follow vLLM and transformers.
+
+    Args:
+        beam_width: continuations that are kept in each step, and returned at the end.
+        max_tokens: most new tokens.
+        length_penalty: the score of a beam is its log probability divided by its length to this power: above 0 favours
+            long beams, below 0 short ones.
+        early_stopping: when to stop once `beam_width` beams are finished. True: at once. False: when the best running
+            beam would not be among them if it ended now. "never": when it could not be at any length.
+        ignore_eos: treat the model's end-of-text tokens like any others.
+
+    Raises:
+        InvalidSamplingParams: a value outside its range.
+    """
+
+    beam_width: int
+    max_tokens: int = 64
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "beam_width", integer("beam_width", self.beam_width, 1))
+        object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, MAX_INT32))
+        object.__setattr__(self, "length_penalty", number("length_penalty", self.length_penalty, -10.0, 10.0))
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidSamplingParams(
+                f"early_stopping is {shown(self.early_stopping)}: it must be True, False or 'never'"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidSamplingParams(f"ignore_eos must be True or False, not {shown(self.ignore_eos)}")
+
+    def num_candidates(self, eos_token_ids: Collection[int]) -> int:
+        """Continuations that each step looks at: enough that `beam_width` go on even if all ends of text are among them.
+
+        Raises:
+            InvalidSamplingParams: more than `MAX_CANDIDATES`.
+        """
+        count = max(2, 1 + len(eos_token_ids)) * self.beam_width
+        if count > MAX_CANDIDATES:
+            raise InvalidSamplingParams(
+                f"beam_width is {self.beam_width}: its {count} candidates a step (beams x (1 + end-of-text tokens), at "
+                f"least 2 a beam) are more than {MAX_CANDIDATES}: lower it"
+            )
+        return count

@@ -1,0 +1,156 @@
+"""Events for cache-aware routers: which prefixes the KV pool of this engine has, and which it has lost.
+
+From them a router knows which engine has most of a prompt cached. Hashes are chained, so a block is found by its own hash; the
+token ids are there for routers that keep a tree of their own. Host memory and files are not told of: a block that comes back from
+there is stored again.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.messages import StepResult
+from nanoengine.core.scheduler import Step
+from nanoengine.core.sequence import Request, Sequence
+
+logger = logging.getLogger("nanoengine")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """A full block can be hit from now on.
+
+    Attributes:
+        hash: of the block and everything before it.
+        parent_hash: of the block before it; b"" for the first.
+        token_bytes: its tokens, int32.
+        group: of layers that it can be hit in. A prompt is hit as far as every group has what its next token sees.
+    """
+
+    hash: bytes
+    parent_hash: bytes
+    token_bytes: bytes
+    group: int = 0
+
+    def token_ids(self) -> list[int]:
+        return array("i", self.token_bytes).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """The pool has lost a block of a group."""
+
+    hash: bytes
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """Nothing is cached any more."""
+
+
+KVEvent = BlockStored | BlockRemoved | AllCleared
+
+KVEventListener = Callable[[KVEvent], object]
+
+
+class KVEventPublisher:
+    """A `KVStore` that keeps no block, and a `Listener`: events are collected inside the block manager, and told after each step.
+
+    Attributes:
+        num_evicted: blocks that were evicted from the pool.
+        num_errors: times that the listener raised, which changes nothing in the engine.
+    """
+
+    def __init__(self) -> None:
+        self.num_evicted = self.num_errors = 0
+        self.parents: dict[tuple[int, bytes], bytes] = {}  # of the blocks in the pool
+        self._listener: KVEventListener | None = None
+        self._events: list[KVEvent] = []
+
+    def attach(self, listener: KVEventListener | None, blocks: BlockManager) -> None:
+        """From now on tell this listener, and first all that is cached already, parents first; None ends it."""
+        self.publish()
+        self._listener = listener
+        if listener is None:
+            return
+        told: set[tuple[int, bytes]] = set()
+        for group, index in enumerate(blocks.index):
+            for hash in index:
+                chain = []
+                while (group, hash) in self.parents and (group, hash) not in told:
+                    told.add((group, hash))
+                    chain.append(hash)
+                    hash = self.parents[group, hash]
+                for own in reversed(chain):
+                    cached = blocks.contents[index[own]]
+                    assert cached is not None
+                    self._events.append(BlockStored(own, self.parents[group, own], cached.tokens, group))
+        self.publish()
+
+    def publish(self) -> None:
+        """Tell what has happened since the last time."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        for event in events:
+            try:
+                if self._listener is not None:
+                    self._listener(event)
+            except Exception as problem:
+                self.num_errors += 1
+                if self.num_errors == 1:
+                    logger.warning("the listener of KV events raised %r; more of this is counted, not logged", problem)
+
+    def _note(self, event: KVEvent) -> None:
+        if self._listener is not None:
+            self._events.append(event)
+
+    # ---- as a store
+
+    def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
+        self.parents[group, hash] = parent
+        self._note(BlockStored(hash, parent, tokens, group))
+
+    def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        self.num_evicted += 1
+        self._remove(group, hash)
+
+    def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
+        self._remove(group, hash)
+
+    def _remove(self, group: int, hash: bytes) -> None:
+        if self.parents.pop((group, hash), None) is not None:
+            self._note(BlockRemoved(hash, group))
+
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        return False
+
+    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
+        """It has nothing."""
+
+    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
+        """It has nothing."""
+
+    def clear(self) -> None:
+        self.parents.clear()
+        self._note(AllCleared())
+        self.publish()  # no step may follow
+
+    def closing(self) -> None:
+        """Nothing is kept."""
+
+    # ---- as a listener
+
+    def submitted(self, request: Request) -> None:
+        """Nothing of a request matters here."""
+
+    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
+        self.publish()
+
+    def finished(self, seq: Sequence) -> None:
+        self.publish()

@@ -1,0 +1,90 @@
+"""Speculative decoding as a capability of the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nanoengine.core.block_manager import FullLayout
+from nanoengine.core.capability import Capability
+from nanoengine.progress import stage
+from nanoengine.speculation.ngram import NgramProposer
+from nanoengine.speculation.options import NGRAM, SpeculationOptions
+from nanoengine.speculation.speculation import Speculation
+from nanoengine.speculation.step_costs import StepCosts
+from nanoengine.speculation.step_timing import StepTiming, time_steps
+from nanoengine.speculation.suffix import SuffixProposer
+
+if TYPE_CHECKING:
+    from nanoengine.core.startup import Startup
+
+
+class SpeculativeDecoding(Capability):
+    """Facts that it tells others: "draft_model", the `Startup` of the model whose K/V is in every block beside that of the large
+    one; "num_drafts"; "runs_eagerly", if no step can be recorded; its statistics under "metrics".
+    """
+
+    options = SpeculationOptions
+    speculation: Speculation | None = None
+    """Set by `policy`; None without speculation."""
+
+    def before_pool(self, startup: Startup) -> None:
+        name = startup.config.of(SpeculationOptions).draft_model
+        if name is not None:
+            from nanoengine.speculation.draft_loading import load_draft_model
+
+            draft = startup.facts["draft_model"] = load_draft_model(name, startup)
+            startup.block_bytes += draft.bytes_of_block(draft.groups)
+
+    def runner(self, startup: Startup) -> None:
+        options, runner = startup.config.of(SpeculationOptions), startup.runner
+        if options.speculation is None:
+            return
+        # Options are read before a model is loaded, and without torch.
+        from nanoengine.speculation.draft_model import DraftModel
+        from nanoengine.speculation.verification import DraftVerifier
+
+        startup.facts["num_drafts"] = options.num_drafts
+        model, draft = None, startup.facts.get("draft_model")
+        if draft is not None:
+            startup.facts["runs_eagerly"] = True  # what the draft model does in a step is not recorded
+            draft.model.prepare(startup.max_model_len)
+            group = next(i for i, layout in enumerate(startup.layouts) if isinstance(layout, FullLayout))
+            model = DraftModel(draft.model, draft.new_kv_cache(startup.num_blocks), group, runner)
+            runner.kv_cache.places += model.kv_cache.places  # what is done with a block is done with the K/V of both
+            runner.parts.append(model)
+        runner.sampler.verifier = DraftVerifier(startup.device, model)
+
+    def policy(self, startup: Startup) -> None:
+        options = startup.config.of(SpeculationOptions)
+        if options.speculation is None:
+            return
+        with stage("Measuring steps", shown=startup.use_tqdm):
+            timing = self._time_steps(startup)
+        proposer = NgramProposer() if options.speculation == NGRAM else SuffixProposer()
+        self.speculation = startup.drafter = Speculation(
+            None if options.draft_model is not None else proposer,
+            num_drafts=options.num_drafts,
+            vocab_size=startup.model_config.vocab_size,
+            costs=StepCosts(timing.seconds),
+            guess_share=timing.guess_share,
+        )
+        startup.facts.setdefault("metrics", {})["speculation"] = self.speculation.snapshot
+        startup.extras.append(self.speculation)
+        startup.listeners.append(self.speculation)
+
+    def _time_steps(self, startup: Startup) -> StepTiming:
+        """Steps as they will be: recorded, if steps are."""
+        return time_steps(
+            lambda plan: startup.runner.launch(plan).result(),
+            num_rows=startup.num_rows,
+            max_tokens=startup.config.max_num_batched_tokens,
+            max_len=startup.max_model_len,
+            num_blocks=startup.num_blocks,
+            block_size=startup.config.block_size,
+            num_groups=len(startup.layouts),
+            guesses="draft_model" in startup.facts,
+        )
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        name = startup.config.of(SpeculationOptions).speculation
+        return None if name is None else f"speculation: {name}"

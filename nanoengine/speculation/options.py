@@ -1,0 +1,47 @@
+"""The options of speculation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_count
+from nanoengine.core.errors import InvalidConfig, shown
+
+NGRAM, SUFFIX, MODEL = "ngram", "suffix", "model:"
+MAX_DRAFTS = 15
+"""Attention verifies 16 tokens of a sequence at once: its last token, and these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationOptions:
+    """Who guesses, and how far ahead.
+
+    Args:
+        speculation: guess tokens and verify several in one step, which changes no token: "ngram" (what followed the same tokens
+            earlier in the request), "suffix" (the same, and in recent outputs of this engine, as far as it is likely), or
+            "model:" and a model with the same tokenizer, of any kind that `model` may be. None: one token a step.
+        num_drafts: most tokens that are guessed ahead of a sequence; the engine finds out how many are worth verifying.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    speculation: str | None = None
+    num_drafts: int = MAX_DRAFTS
+
+    def __post_init__(self) -> None:
+        name = self.speculation
+        if name is not None and name not in (NGRAM, SUFFIX) and not _is_model(name):
+            raise InvalidConfig(
+                f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
+            )
+        check_count("num_drafts", self.num_drafts, MAX_DRAFTS)
+
+    @property
+    def draft_model(self) -> str | None:
+        """The model that guesses tokens, if one does."""
+        return self.speculation[len(MODEL) :] if _is_model(self.speculation) and self.speculation else None
+
+
+def _is_model(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(MODEL) and len(name) > len(MODEL)

@@ -1,0 +1,44 @@
+"""SpeculationStats: how guesses fared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """How guesses fared, over the engine's life. A sequence of a step counts once in one of the first four."""
+
+    num_runs: int = 0  # its drafts were verified
+    num_unknown: int = 0  # no guess was made
+    num_not_worth: int = 0  # there was a guess, but its drafts were expected to cost more than they bring
+    num_full: int = 0  # nobody was asked: with so many tokens in a step, or such slow guesses, no draft could pay
+    num_postponed: int = 0  # times that a sequence was left out of a step, so that the next could verify a guess
+    num_drafts: int = 0  # that were verified
+    num_accepted: int = 0  # of them: steps that their sequences were saved
+    num_errors: int = 0  # proposers that raised; their sequences go on without
+    tried_at: list[int] = field(default_factory=list)  # of each place in a run: drafts there, with all before accepted
+    accepted_at: list[int] = field(default_factory=list)
+    step_seconds: tuple[tuple[int, float], ...] = ()  # (tokens, seconds of such a step), as known by now
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Share of the verified drafts that were accepted."""
+        return self.num_accepted / self.num_drafts if self.num_drafts else 0.0
+
+    @property
+    def acceptance_by_place(self) -> list[float]:
+        """Of each place in a run, the share of the drafts that were accepted, where all before them were."""
+        pairs = zip(self.accepted_at, self.tried_at, strict=True)
+        return [accepted / tried for accepted, tried in pairs if tried]  # places that were tried are the first ones
+
+    def record(self, num_drafts: int, num_accepted: int) -> None:
+        """A run with so many drafts was verified."""
+        self.num_runs += 1
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+        for counts in (self.tried_at, self.accepted_at):
+            counts += [0] * (num_drafts - len(counts))
+        for place in range(min(num_accepted + 1, num_drafts)):
+            self.tried_at[place] += 1
+            self.accepted_at[place] += place < num_accepted

@@ -1,0 +1,193 @@
+"""The beams of one prompt against slow references."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoengine.beam_search.beams import Beams
+from nanoengine.beam_search.params import BeamSearchParams
+
+EOS = 0
+FAST = settings(max_examples=100, deadline=None)
+VOCAB = 6
+Tokens = tuple[int, ...]
+Language = Callable[[Tokens], list[float]]  # the log probability of every token after these
+
+
+def log_softmax(logits: list[float]) -> list[float]:
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+def random_language(seed: int, vocab_size: int = VOCAB) -> Language:
+    """One where end of text is about as likely as anything else."""
+
+    def next_logprobs(tokens: Tokens) -> list[float]:
+        source = random.Random(f"{seed} {tokens}")
+        return log_softmax([source.gauss(0, 1.5) for _ in range(vocab_size)])
+
+    return next_logprobs
+
+
+@dataclass(frozen=True)
+class Logprob:
+    logprob: float
+
+
+def likeliest(logprobs: list[float], count: int) -> dict[int, Logprob]:
+    """What a model reports: its `count` likeliest next tokens."""
+    ranked = sorted(range(len(logprobs)), key=lambda token: -logprobs[token])[:count]
+    return {token: Logprob(logprobs[token]) for token in ranked}
+
+
+def search_through(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> Beams:
+    """Search a language to the end."""
+    search = Beams(params, eos, params.max_tokens)
+    for _ in range(params.max_tokens):
+        found = [likeliest(language(tuple(beam.token_ids)), search.num_candidates) for beam in search.running]
+        search.advance(found)
+        if not search.running:
+            return search
+    raise AssertionError("the search goes on behind its last token")
+
+
+def reference(language: Language, params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> list[tuple[Tokens, float]]:
+    """Tokens and log probabilities of the finished beams, best first: every continuation of every beam is looked at."""
+    width, penalty = params.beam_width, params.length_penalty
+    eos = () if params.ignore_eos else eos
+    running: list[tuple[Tokens, float]] = [((), 0.0)]
+    finished: list[tuple[float, Tokens, float]] = []
+    for length in range(1, params.max_tokens + 1):
+        longer = [((*old, t), score + p) for old, score in running for t, p in enumerate(language(old))]
+        longer.sort(key=lambda pair: -pair[1])
+        longer = longer[: max(2, 1 + len(eos)) * width]
+        ends = [tokens[-1] in eos or length == params.max_tokens for tokens, _ in longer]
+        finished += [
+            (p / length**penalty, tokens, p)
+            for (tokens, p), is_end in zip(longer[:width], ends, strict=False)
+            if is_end
+        ]
+        finished = sorted(finished, key=lambda beam: -beam[0])[:width]
+        running = [pair for pair, is_end in zip(longer, ends, strict=True) if not is_end][:width]
+        if not running:
+            break
+        if len(finished) == width:
+            can_grow = params.early_stopping == "never" and penalty > 0
+            attainable = running[0][1] / (params.max_tokens if can_grow else length) ** penalty
+            if params.early_stopping is True or attainable <= finished[-1][0]:
+                break
+    return [(tokens, logprob) for _, tokens, logprob in finished]
+
+
+def found(search: Beams) -> list[tuple[Tokens, float]]:
+    return [(tuple(beam.token_ids), beam.logprob) for beam in search.finished]
+
+
+# ---- the search alone
+
+PENALTIES = [1.0, 0.0, -1.5, 2.0]
+WAYS_TO_STOP = [True, False, "never"]
+
+
+@pytest.mark.parametrize("early_stopping", WAYS_TO_STOP)
+@pytest.mark.parametrize("length_penalty", PENALTIES)
+def test_it_finds_what_looking_at_every_continuation_finds(length_penalty: float, early_stopping: bool | str) -> None:
+    for seed, width, max_tokens in itertools.product(range(12), (1, 2, 3, 5), (1, 2, 7)):
+        params = BeamSearchParams(
+            beam_width=width, max_tokens=max_tokens, length_penalty=length_penalty, early_stopping=early_stopping
+        )
+        for eos in ((), (EOS,), (EOS, 3), (EOS, 3, 5)):
+            expected = reference(random_language(seed), params, eos)
+            assert found(search_through(random_language(seed), params, eos)) == expected, (seed, params, eos)
+
+
+@pytest.mark.parametrize("length_penalty", PENALTIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_with_room_for_all_beams_it_finds_the_best_texts_that_there_are(seed: int, length_penalty: float) -> None:
+    language = random_language(seed, vocab_size=3)
+    texts: list[tuple[float, Tokens]] = []
+
+    def explore(tokens: Tokens, logprob: float) -> None:
+        for token, more in enumerate(language(tokens)):
+            text = (*tokens, token)
+            if token == EOS or len(text) == 3:
+                texts.append(((logprob + more) / len(text) ** length_penalty, text))
+            else:
+                explore(text, logprob + more)
+
+    explore((), 0.0)
+    texts.sort(reverse=True)
+    params = BeamSearchParams(beam_width=12, max_tokens=3, length_penalty=length_penalty)
+    search = search_through(language, params)
+    assert [tuple(beam.token_ids) for beam in search.finished] == [text for _, text in texts[:12]]
+    assert [beam.score for beam in search.finished] == pytest.approx([score for score, _ in texts[:12]])
+
+
+@FAST
+@given(
+    seed=st.integers(0, 10**6),
+    width=st.integers(1, 6),
+    max_tokens=st.integers(1, 9),
+    length_penalty=st.sampled_from([-2.0, 0.0, 0.3, 1.0, 3.0]),
+    early_stopping=st.sampled_from(WAYS_TO_STOP),
+    ignore_eos=st.booleans(),
+)
+def test_finished_beams_are_few_different_and_scored_right(seed: int, width: int, max_tokens: int, **how: Any) -> None:
+    params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, **how)
+    language = random_language(seed)
+    search = search_through(language, params)
+    assert found(search) == reference(language, params)
+    beams = search.finished
+    assert 1 <= len(beams) <= width
+    assert len({tuple(beam.token_ids) for beam in beams}) == len(beams)
+    assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
+    for beam in beams:
+        tokens = tuple(beam.token_ids)
+        logprob = sum(language(tokens[:i])[token] for i, token in enumerate(tokens))
+        assert beam.logprob == pytest.approx(logprob)
+        assert beam.score == pytest.approx(logprob / len(tokens) ** params.length_penalty)
+        assert beam.stopped == (not params.ignore_eos and tokens[-1] == EOS)
+        assert beam.stopped or len(tokens) == max_tokens
+        assert params.ignore_eos or EOS not in tokens[:-1]
+
+
+def test_ends_of_text_among_the_candidates_take_no_ones_place() -> None:
+    search = Beams(BeamSearchParams(beam_width=2, max_tokens=5, early_stopping="never"), (0, 1), 5)
+    logprobs = likeliest(log_softmax([5.0, 4.0, 3.0, 2.0]), search.num_candidates)
+    search.advance([logprobs])
+    assert [beam.token_ids for beam in search.running] == [[2], [3]]
+    assert [beam.token_ids for beam in search.finished] == [[0], [1]]
+
+
+def test_an_end_of_text_behind_the_first_places_does_not_finish_a_beam() -> None:
+    search = Beams(BeamSearchParams(beam_width=2, max_tokens=5), (EOS,), 5)
+    logprobs = likeliest(log_softmax([2.0, 5.0, 4.0, 1.0]), search.num_candidates)
+    search.advance([logprobs])
+    assert [beam.token_ids for beam in search.running] == [[1], [2]]
+    assert not search.finished
+
+
+def test_the_ways_to_stop_differ() -> None:
+    """Two sure ends at once: is a long text still worth the search?"""
+
+    def language(tokens: Tokens) -> list[float]:
+        return log_softmax([3.0, 2.0, 2.9, 1.0] if len(tokens) < 2 else [-9.0, 9.0, 0.0, 0.0])
+
+    lengths = {
+        how: search_through(
+            language, BeamSearchParams(beam_width=2, max_tokens=30, length_penalty=1.0, early_stopping=how)
+        ).finished
+        for how in WAYS_TO_STOP
+    }
+    assert max(len(beam.token_ids) for beam in lengths[True]) < 30
+    assert max(len(beam.token_ids) for beam in lengths["never"]) == 30

@@ -1,0 +1,97 @@
+"""An observed engine whose clock passes only in steps and where a test says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanoengine.core.block_manager import BlockManager, FullLayout
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sequence import Request
+from nanoengine.observability.kv_events import KVEventPublisher
+from nanoengine.observability.metrics import EngineMetrics, Metrics
+from nanoengine.observability.observer import Observer
+from nanoengine.observability.request_times import RequestTimes
+from tests.core.toys import Done, ToyModel, make_engine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SlowModel(ToyModel):
+    """Each step takes a quarter of a second."""
+
+    def __init__(self, block_size: int = 4, **options: Any):
+        super().__init__(block_size, **options)
+        self.clock: Clock | None = None
+
+    def launch(self, plan: StepPlan) -> Done:
+        if self.clock is not None and plan.epoch > self.failed_epoch:
+            self.clock.now += 0.25
+        return super().launch(plan)
+
+
+class Observed:
+    """An engine and what observes it."""
+
+    def __init__(
+        self,
+        *,
+        model: ToyModel | None = None,
+        num_blocks: int = 400,
+        block_size: int = 4,
+        max_model_len: int = 60,
+        enable_prefix_caching: bool = True,
+        num_groups: int = 1,
+        listeners: tuple[Any, ...] = (),
+        blocks_of_longest: int | None = None,
+        **options: Any,
+    ):
+        self.clock = Clock()
+        self.model = SlowModel(block_size) if model is None else model
+        if isinstance(self.model, SlowModel):
+            self.model.clock = self.clock
+        self.observer = Observer(max_model_len, enable_prefix_caching=enable_prefix_caching, clock=self.clock)
+        self.events = KVEventPublisher()
+        self.sources: dict[str, Any] = {}
+        longest = {"blocks_of_longest": blocks_of_longest}
+        self.metrics = Metrics(max_model_len, self.observer, self.events, sources=self.sources, **longest)
+        layouts = [FullLayout() for _ in range(num_groups)]
+        self.model.layouts = layouts
+        blocks = BlockManager(
+            num_blocks, block_size, layouts, [self.events], enable_prefix_caching=enable_prefix_caching
+        )
+        self.engine: LLMEngine = make_engine(
+            model=self.model,
+            blocks=blocks,
+            max_model_len=max_model_len,
+            listeners=[*listeners, self.observer, self.events],
+            extras=[self.observer],
+            **options,
+        )
+
+    def add(
+        self, prompt: list[int], max_tokens: int | None = 5, request_id: str | None = None, **params: Any
+    ) -> Request:
+        values = {"ignore_eos": True, "seed": 0} | params
+        request = self.engine.make_request(prompt, SamplingParams(max_tokens=max_tokens, **values), request_id)
+        self.engine.submit(request)
+        return request
+
+    def snapshot(self) -> EngineMetrics:
+        return self.metrics.snapshot(self.engine)
+
+    @property
+    def times(self) -> RequestTimes:
+        return self.snapshot().times
+
+    def shown(self, *names: str) -> dict[str, tuple[int, float]]:
+        """How many values some histograms have, and their sum."""
+        times = self.times
+        return {name: (getattr(times, name).count, getattr(times, name).sum) for name in names}

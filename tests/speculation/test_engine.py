@@ -1,0 +1,189 @@
+"""The whole engine with drafts, on models with tensors: the tokens of an engine without, whoever guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import InvalidConfig, UnknownOption
+from nanoengine.core.llm import LLM
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.startup import Startup
+from nanoengine.speculation.capability import SpeculativeDecoding
+from nanoengine.speculation.options import SpeculationOptions
+from nanoengine.speculation.speculation import Speculation
+from nanoengine.speculation.step_costs import StepCosts
+from tests.speculation.scripted import HARM, Scripted
+from tests.speculation.test_every_way import Free, knowing
+from tests.support import tiny_checkpoint
+
+PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(4)]
+PARAMS = [
+    SamplingParams(temperature=0.9, top_k=40, seed=4, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.0, max_tokens=30),
+    SamplingParams(temperature=1.0, top_p=0.9, n=3, seed=2, max_tokens=20, ignore_eos=True),
+    SamplingParams(temperature=0.7, seed=9, max_tokens=24, stop_token_ids=range(0, 250, 9)),
+]
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"async_scheduling": True},
+    {"scheduling_policy": "mixed", "max_num_batched_tokens": 24},
+    {"num_kv_blocks": 22, "block_size": 8, "async_scheduling": True, "scheduling_policy": "mixed"},
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of another shape and other weights, for drafts."""
+    folder = tmp_path_factory.mktemp("small")
+    shape = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return tiny_checkpoint(folder, seed=1, **shape)
+
+
+@contextmanager
+def opened(model: Path, **options: Any) -> Iterator[tuple[LLM, Speculation]]:
+    """An engine that takes drafts for free. K/V that nothing was written to is NaN."""
+    common = {"device": "cpu", "dtype": "float32", "num_kv_blocks": 60, "max_model_len": 128}
+    llm, capability = LLM.__new__(LLM), SpeculativeDecoding()
+    llm.config = EngineConfig.from_options(str(model), common | options, (SpeculationOptions,))
+    llm.engine = Startup(llm.config, [capability]).build()
+    for place in llm.engine.executor.kv_cache.places:
+        for tensor in place:
+            tensor.fill_(float("nan"))
+    own = capability.speculation
+    if own is not None:
+        own.costs, own.guess_share = Free(), 0.0
+    with llm:
+        yield llm, own
+
+
+def run(llm: LLM, prompts: list[list[int]] = PROMPTS, params: Any = PARAMS) -> list[Any]:
+    outputs = llm.generate(prompts, params)
+    return [[(own.token_ids, own.text, own.finish_reason) for own in output.outputs] for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def right(tiny: Path) -> list[Any]:
+    with opened(tiny) as (llm, own):
+        assert own is None
+        return run(llm)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("who", ["ngram", "suffix", "knowing", "erring", "wrong"])
+def test_guesses_change_no_token(tiny: Path, right: list[Any], who: str, way: dict[str, Any]) -> None:
+    name = who if who in ("ngram", "suffix") else "suffix"
+    with opened(tiny, speculation=name, num_drafts=6, **way) as (llm, own):
+        if who in HARM:
+            made = [llm.engine.make_request(*pair) for pair in zip(PROMPTS, PARAMS, strict=True)]
+            own.proposer = Scripted(lambda *_: [])
+            llm.run(made)
+            own.proposer = Scripted(HARM[who](knowing(made)))
+        assert run(llm) == right
+        assert own.stats.num_drafts > 0
+        assert bool(own.stats.num_accepted) or who == "wrong"
+        assert bool(llm.engine.scheduler.num_preemptions) == ("num_kv_blocks" in way)
+        assert bool(own.stats.num_postponed) == bool(way.get("async_scheduling"))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_draft_model_that_is_the_model_itself_is_always_right(
+    tiny: Path, right: list[Any], way: dict[str, Any]
+) -> None:
+    """Wherever its K/V has come from: computed, found, or computed again after preemption."""
+    with opened(tiny, speculation=f"model:{tiny}", num_drafts=5, **way) as (llm, own):
+        assert run(llm) == right
+        assert run(llm) == right, "with prefixes that are found"
+        assert llm.generate(PROMPTS[3], PARAMS[1])[0].num_cached_tokens > 0
+        stats = own.stats
+        assert stats.num_drafts == stats.num_accepted > 0
+
+
+def test_one_of_another_mind_changes_no_token(small: Path, tiny: Path, right: list[Any]) -> None:
+    with opened(tiny, speculation=f"model:{small}", num_drafts=5) as (llm, own):
+        assert run(llm) == right
+        assert 0 < own.stats.num_accepted < own.stats.num_drafts / 2
+
+
+def test_it_may_know_fewer_tokens(tiny: Path, right: list[Any], tmp_path: Path) -> None:
+    """Vocabularies of one family are filled up to different sizes."""
+    draft = tiny_checkpoint(tmp_path, seed=0, vocab_size=270)
+    with opened(tiny, speculation=f"model:{draft}") as (llm, own):
+        assert run(llm) == right
+        assert own.stats.num_drafts > 0
+
+
+def test_blocks_hold_the_kv_of_both(small: Path, tiny: Path) -> None:
+    """They are sized for both, and what is done with a block is done with both."""
+    memory = 1 << 20
+    with opened(tiny, num_kv_blocks=None, kv_cache_memory=memory, max_num_seqs=256, max_model_len=64) as (llm, _):
+        alone = llm.engine.executor.kv_cache.places
+    with opened(tiny, speculation=f"model:{small}", num_kv_blocks=None, kv_cache_memory=memory, max_model_len=64) as (
+        llm,
+        _,
+    ):
+        places, num_blocks = llm.engine.executor.kv_cache.places, llm.engine.scheduler.blocks.num_blocks
+        assert len(places) == len(alone) + 1
+        block_bytes = sum(tensor[0].nbytes for place in places for tensor in place)
+        assert num_blocks == memory // block_bytes
+        llm.engine.executor.kv_cache.zero([3])
+        assert not any(tensor[3].any() for place in places for tensor in place)
+
+
+def test_steps_are_timed_at_start_up(tiny: Path) -> None:
+    capability = SpeculativeDecoding()
+    options = {"dtype": "float32", "num_kv_blocks": 40, "max_model_len": 64, "max_num_batched_tokens": 20}
+    config = EngineConfig.from_options(str(tiny), {"speculation": f"model:{tiny}"} | options, (SpeculationOptions,))
+    startup = Startup(config, [capability])
+    engine = startup.build()
+    own = capability.speculation
+    assert own is not None
+    assert own.costs.sizes == [1, 2, 4, 8, 16]
+    assert own.guess_share > 0
+    assert "speculation: model:" in startup.description()
+    assert startup.facts["num_drafts"] == 15
+    assert startup.facts["runs_eagerly"]
+    assert startup.facts["metrics"]["speculation"]().step_seconds == own.costs.curve
+    engine.close()
+
+
+@pytest.mark.parametrize("value", ["", "model:", "bigram", 3, True], ids=repr)
+def test_speculation_names_somebody_who_guesses(value: Any) -> None:
+    with pytest.raises(InvalidConfig, match=r"it must be 'ngram', 'suffix', 'model:' and a model, or None"):
+        SpeculationOptions(speculation=value)
+
+
+def test_other_mistakes_are_named(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="num_drafts is 16: it must be at most 15; lower it"):
+        SpeculationOptions(num_drafts=16)
+    with pytest.raises(UnknownOption, match="did you mean 'num_drafts'"):
+        EngineConfig.from_options("x", {"num_draft": 3}, (SpeculationOptions,))
+    short = tiny_checkpoint(tmp_path / "short", max_position_embeddings=64)
+    with (
+        pytest.raises(InvalidConfig, match=r"at most 64 positions, and max_model_len is 128: lower it"),
+        opened(tiny, speculation=f"model:{short}"),
+    ):
+        pass
+    other = tiny_checkpoint(tmp_path / "other")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(other)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    with (
+        pytest.raises(InvalidConfig, match=r"has other tokens than the model's: choose a model of the same family"),
+        opened(tiny, speculation=f"model:{other}"),
+    ):
+        pass
+
+
+def test_costs_are_learned_from_steps(tiny: Path) -> None:
+    with opened(tiny, speculation="ngram") as (llm, own):
+        own.costs = StepCosts([(1, 1e3), (64, 1e3)])
+        run(llm)
+        assert own.costs.curve[0][1] < 1e3
+        assert not own._starts

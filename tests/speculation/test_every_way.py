@@ -1,0 +1,267 @@
+"""Drafts change nothing but the number of steps: an engine with any proposer says what an engine without says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sequence import Request
+from nanoengine.speculation.ngram import NgramProposer
+from nanoengine.speculation.proposer import Proposer
+from nanoengine.speculation.speculation import Speculation
+from nanoengine.speculation.step_costs import StepCosts
+from nanoengine.speculation.suffix import SuffixProposer
+from tests.core.test_policy_every_way import answers, draw_requests, draw_way
+from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
+from tests.speculation.scripted import HARM, Say, Scripted, silent
+
+NUM_WAYS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params(SamplingParams):
+    speculate: bool = True
+
+
+class Free(StepCosts):
+    """Drafts cost nothing, however long steps take: it is the same drafts that are verified each time."""
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+
+class Watched(ToyModel):
+    """Notes the plans."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.plans: list[StepPlan] = []
+
+    def launch(self, plan: StepPlan) -> Done:
+        self.plans.append(plan)
+        return super().launch(plan)
+
+
+def knowing(requests: Seq[Request]) -> Say:
+    """Says what was said behind these very tokens; completions of one prompt differ, and then it is wrong at first."""
+    texts: dict[tuple[int, ...], list[int]] = {}
+    for request in requests:
+        for seq in request.sequences:
+            for end in range(seq.num_prompt_tokens, len(seq.token_ids)):
+                texts.setdefault(tuple(seq.token_ids[:end]), seq.token_ids)
+    return lambda tokens, most: texts.get(tuple(tokens), [])[len(tokens) :][:most]
+
+
+def make(proposer: Proposer, *, num_drafts: int = 4, **options: Any) -> tuple[LLMEngine, Speculation]:
+    own = Speculation(proposer, num_drafts=num_drafts, vocab_size=VOCAB, costs=Free())
+    return make_engine(drafter=own, extras=[own], listeners=[own], **options), own
+
+
+def truth(*requests: tuple[list[int], SamplingParams]) -> tuple[Say, list[Any]]:
+    """What an engine without drafts says."""
+    engine = make_engine()
+    made = [engine.make_request(*request) for request in requests]
+    run(engine, made)
+    return knowing(made), answers(made)
+
+
+@pytest.mark.parametrize("who", [*HARM, "ngram", "suffix"])
+def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(2):
+        plain = make_engine()
+        requests = draw_requests(plain, seed)
+        run(plain, requests)
+        expected, rng = answers(requests), random.Random(seed)
+        proposers: dict[str, Any] = {"ngram": NgramProposer(1, 3), "suffix": SuffixProposer(0.01)}
+        for _ in range(NUM_WAYS):
+            way, fails = draw_way(rng), rng.random() < 0.2
+            proposer = proposers.get(who) or Scripted(HARM[who](knowing(requests)))
+            model = ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
+            engine, own = make(proposer, num_drafts=rng.randint(1, 15), model=model, **way)
+            again = draw_requests(engine, seed)
+            run(engine, again)
+            for want, got in zip(expected, answers(again), strict=True):
+                if got[1] == "error":
+                    assert fails, way
+                    assert got[0] == want[0][: len(got[0])], way
+                else:
+                    assert got == want, way
+            assert not own._states, "nothing is kept of sequences that have ended"
+            assert not own._prompts
+            assert own.stats.num_accepted == sum(own.stats.accepted_at)
+            seen.update(accepted=own.stats.num_accepted, preemptions=engine.scheduler.num_preemptions)
+            seen.update(rejected=own.stats.num_drafts - own.stats.num_accepted, postponed=own.stats.num_postponed)
+            seen.update(failed=fails)
+    assert seen["preemptions"]
+    assert seen["failed"]
+    assert bool(seen["postponed"]) == (who != "silent")
+    assert seen["accepted"] or who in ("silent", "wrong")
+    if who in ("ngram", "suffix", "erring", "mostly wrong", "wrong"):
+        assert seen["rejected"]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+def test_right_drafts_save_steps(policy: str, depth: int) -> None:
+    requests = [
+        ([1, 2, 3], Params(max_tokens=41, seed=5, ignore_eos=True)),
+        ([4], Params(max_tokens=41, ignore_eos=True, seed=6)),
+    ]
+    say, expected = truth(*requests)
+    counts = {}
+    for name, own in (("none", silent(say)), ("right", say)):
+        engine, _ = make(Scripted(own), num_drafts=7, policy=policy, depth=depth, model=Watched(4))
+        made = [engine.make_request(*request) for request in requests]
+        run(engine, made)
+        assert answers(made) == expected
+        counts[name] = len(engine.executor.plans)
+    assert counts["none"] >= 41
+    assert counts["right"] <= 41 / 8 + 4 + 3 * (depth - 1), "eight tokens a step"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_prompt_that_finds_no_room_does_not_end_speculation(depth: int) -> None:
+    """Under the policy "mixed", drafts take what prompts leave of a step."""
+    first, second = ([1, 2, 3], Params(max_tokens=40, ignore_eos=True)), ([5] * 40, Params(max_tokens=2))
+    say, expected = truth(first, second)
+    engine, own = make(Scripted(say), policy="mixed", num_blocks=16, depth=depth, model=Watched(4))
+    made = [engine.make_request(*first), engine.make_request(*second)]
+    run(engine, made)
+    assert answers(made) == expected
+    assert own.stats.num_accepted >= 28
+    assert len(engine.executor.plans) < 25
+
+
+def test_prompts_come_before_drafts() -> None:
+    """In a mixed step with a prompt, what decodes leave of the budget is the prompt's; drafts have the rest."""
+    first = ([1, 2, 3], Params(max_tokens=40, ignore_eos=True))
+    say, _ = truth(first)
+    engine, _ = make(Scripted(say), policy="mixed", max_num_batched_tokens=8, model=Watched(4))
+    engine.submit(engine.make_request(*first))
+    for _ in range(2):
+        engine.step()
+    assert engine.executor.plans[-1].num_drafted == 1
+    engine.submit(engine.make_request([9] * 10, Params(max_tokens=2)))
+    engine.step()
+    assert (engine.executor.plans[-1].num_drafted, engine.executor.plans[-1].num_tokens) == (0, 8)
+    engine.step()
+    assert (engine.executor.plans[-1].num_drafted, engine.executor.plans[-1].num_tokens) == (1, 8)
+
+
+def test_drafts_end_where_the_sequence_must() -> None:
+    """With all accepted, the last sample is the last token: none is computed in vain."""
+    for max_tokens in range(1, 9):
+        request = ([1, 2, 3, 4, 5], Params(max_tokens=max_tokens, ignore_eos=True, seed=1))
+        say, expected = truth(request)
+        engine, _ = make(Scripted(say), num_drafts=15, model=Watched(4))
+        made = [engine.make_request(*request)]
+        run(engine, made)
+        assert answers(made) == expected
+        assert engine.executor.num_computed <= 5 + max_tokens - 1
+        assert len(engine.executor.plans) <= 2
+
+
+@pytest.mark.parametrize("num_blocks", [16, 14])
+def test_nobody_is_preempted_for_drafts_and_they_use_the_slots_that_are_there(num_blocks: int) -> None:
+    """Each needs 8 blocks for all its tokens, and begins with 7."""
+    requests = [([seed] * 25, Params(max_tokens=7, ignore_eos=True, seed=seed)) for seed in (1, 2)]
+    say, expected = truth(*requests)
+    engine, own = make(Scripted(say), num_drafts=15, num_blocks=num_blocks)
+    made = [engine.make_request(*request) for request in requests]
+    for request in made:
+        engine.submit(request)
+    for _ in range(2):
+        engine.step()
+    assert engine.scheduler.num_preemptions == 0
+    assert own.stats.num_accepted == (10 if num_blocks == 16 else 4), "5 drafts each, or 2 in the block that is there"
+    run(engine, [])
+    assert answers(made) == expected
+    assert bool(engine.scheduler.num_preemptions) == (num_blocks == 14)
+
+
+def test_a_request_may_go_without_drafts() -> None:
+    requests = [([1] * 5, Params(max_tokens=20, speculate=speculate, seed=1)) for speculate in (True, False)]
+    say, expected = truth(*requests)
+    model = Watched(4)
+    engine, own = make(Scripted(say), model=model)
+    made = [engine.make_request(*request) for request in requests]
+    run(engine, made)
+    assert answers(made) == expected
+    assert len({run.row for plan in model.plans for run in plan.runs if run.drafts}) == 1
+    assert own.stats.num_accepted > 0
+
+
+def test_only_accepted_tokens_can_be_found() -> None:
+    request = ([1, 2, 3, 4], Params(max_tokens=9, ignore_eos=True))
+    say, _ = truth(request)
+    engine, _ = make(Scripted(HARM["wrong"](say)), num_drafts=8, blocks=BlockManager(60, 2), model=ToyModel(2))
+    made = engine.make_request(*request)
+    run(engine, [made])
+    found = {cached.tokens for cached in engine.scheduler.blocks.contents if cached is not None}
+    tokens = made.sequences[0].block_hashes
+    assert found <= {own for _, own in tokens}
+    assert found
+
+
+def test_blocks_of_a_rejected_draft_without_finite_logits_are_cleared_before_their_next_use() -> None:
+    request = ([1, 2, 3, 4], Params(max_tokens=9, ignore_eos=True))
+    say, expected = truth(request)
+    odd = next(token for token in range(VOCAB) if token not in expected[0][0])
+    model = ToyModel(4, broken=[(odd, position) for position in range(60)])
+
+    def propose(tokens: Seq[int], most: int) -> list[int]:
+        return [*say(tokens, 1), *[odd] * (most - 1)]
+
+    engine, own = make(Scripted(propose), num_drafts=6, model=model)
+    made = [engine.make_request(*request)]
+    engine.submit(made[0])
+    for _ in range(2):
+        engine.step()
+    assert set(made[0].sequences[0].block_tables[0]) <= engine.scheduler.blocks.dirty
+    run(engine, [])
+    assert answers(made) == expected
+    assert own.stats.num_drafts > own.stats.num_accepted > 0
+    assert engine.scheduler.blocks.index[0], "what was sound can be found"
+
+
+def test_an_end_in_the_middle_of_a_run_is_the_end() -> None:
+    """A stop string is found only when the tokens have come. Those behind it in the run are dropped."""
+    prompt = [1, 1, 1]
+    say, [(tokens, _, text)] = truth((prompt, Params(max_tokens=14, ignore_eos=True)))
+    for end in range(2, 12):
+        params = Params(max_tokens=14, ignore_eos=True, stop=text[end - 1 : end + 1])
+        _, expected = truth((prompt, params))
+        engine, own = make(Scripted(say), num_drafts=15)
+        made = [engine.make_request(prompt, params)]
+        run(engine, made)
+        assert answers(made) == expected
+        assert expected[0][0] == tokens[: len(expected[0][0])]
+        assert proposer_of(own).ended == [made[0].sequences[0].token_ids]
+
+
+def proposer_of(own: Speculation) -> Scripted:
+    assert isinstance(own.proposer, Scripted)
+    return own.proposer
+
+
+def test_statistics_say_how_guesses_fared() -> None:
+    requests = [([number], Params(max_tokens=30, ignore_eos=True, seed=number)) for number in (3, 4, 5)]
+    say, _ = truth(*requests)
+    engine, own = make(Scripted(HARM["erring"](say)), num_drafts=6)
+    run(engine, [engine.make_request(*request) for request in requests])
+    stats = own.snapshot()
+    assert stats.num_runs > 0
+    assert stats.num_accepted == sum(stats.accepted_at) < stats.num_drafts
+    assert stats.tried_at[0] == stats.num_runs
+    assert 0.5 < stats.acceptance_by_place[0] < 1
+    assert 0 < stats.acceptance_rate < 1
