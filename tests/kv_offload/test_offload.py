@@ -11,6 +11,8 @@ from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Phase, Request
+from nanoengine.kv_offload.disk_tier import DiskTier
+from nanoengine.kv_offload.messages import Orders
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import KVOffloadOptions
 from tests.core.toys import ToyModel, make_engine, run
@@ -93,17 +95,31 @@ def test_a_copy_of_a_step_that_failed_is_dropped() -> None:
     assert again.sequences[0].output_token_ids == right([1] * 20, 1)
 
 
+def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    engine, offload = offload_engine(model, num_blocks=8, max_staged=40)
+    finish(engine, offload, request := engine.make_request([1] * 20, params(1)))
+    model.failing, model.rng.random = {model.num_launched + 1}, lambda: 0.0  # type: ignore[method-assign]
+    finish(engine, offload, engine.make_request([2] * 20, params(1)))
+    assert not model.files, "the step did not get as far as its orders"
+    finish(engine, offload, engine.make_request([1] * 20, params(1)))
+    engine.close()
+    assert {f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes} <= set(model.files)
+
+
+@pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_wrong_kv_is_forgotten_in_every_tier(depth: int) -> None:
+def test_wrong_kv_is_forgotten_in_every_tier(depth: int, tiers: dict[str, int]) -> None:
     """A prompt whose last token breaks it takes its prefix out of the pool, host memory and files."""
     files, prompt = Files(), [*FILED, 33]
     model = OffloadToy(files, random.Random(0), broken=[(33, 25)])
     model.is_quick = True
-    engine, offload = offload_engine(model, num_blocks=12, num_slots=2, max_staged=40, depth=depth)
+    engine, offload = offload_engine(model, num_blocks=12, depth=depth, **tiers)
     finish(engine, offload, engine.make_request(FILED, params(1)))
     finish(engine, offload, *[engine.make_request([number] * 40, params(1)) for number in range(2)])
-    assert offload.disk is not None
-    before = offload.disk.files.copy()
+    assert offload.host is not None
+    before = {f"{hash.hex()}-{group}" for group, hash in offload.host.entries}
+    before |= offload.disk.files if offload.disk else set()
     hashes = engine.make_request(FILED, params(1))
     finish(engine, offload, broken := engine.make_request(prompt, params(4)))
     assert "NotFiniteLogits" in repr(broken.error)
@@ -263,3 +279,15 @@ def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_a
 def test_the_plain_toy_is_what_answers_are_compared_with() -> None:
     assert right(FILED) != right([*FILED[:-1], 3])
     assert isinstance(make_engine().executor, ToyModel)
+
+
+def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
+    disk, failed, orders = DiskTier(["1" * 32 + "-0"], "model", 5), Orders(), Orders()
+    disk.want(failed, (0, b"\x11" * 16), b"tokens")
+    disk.invalidate(failed, (0, b"\x22" * 16))
+    disk.step_failed(failed, orders)
+    assert (orders.reads, orders.deletes, orders.clears) == (failed.reads, ["22" * 16 + "-0"], False)
+    disk.clear(failed)
+    disk.step_failed(failed, orders)
+    assert orders.clears
+    assert not orders.reads
