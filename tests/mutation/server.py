@@ -47,6 +47,7 @@ MUTANTS = (
         "return False",
         "A page of another site can have the server compute.",
         (TESTS + "test_middleware.py",),
+        "No test sends a POST that has the Origin of another site and the content type of JSON.",
     ),
     Mutant(
         "request-id-forges-log-lines",
@@ -70,7 +71,7 @@ MUTANTS = (
         'if content_type != "application/json":',
         "if False:",
         "A form that another site's page sends is taken for a request.",
-        (TESTS + "test_reading.py",),
+        (TESTS + "test_middleware.py",),
     ),
     Mutant(
         "unsupported-field-is-dropped",
@@ -86,7 +87,7 @@ MUTANTS = (
         "if self.top_logprobs and not self.logprobs:",
         "if False:",
         "top_logprobs is ignored where logprobs is false.",
-        (TESTS + "test_protocol.py",),
+        (TESTS + "test_chat.py",),
     ),
     Mutant(
         "seed-of-minus-one-is-a-seed",
