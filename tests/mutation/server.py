@@ -128,6 +128,7 @@ MUTANTS = (
         "if True:",
         "A full queue of one client keeps all others out.",
         (TESTS + "test_serving.py",),
+        "Its test looks at no answer of the newcomer, and at a number of waiting sequences that is reached without it.",
     ),
     Mutant(
         "other-models-are-answered",
@@ -215,7 +216,10 @@ MUTANTS = (
         "accumulate((len(name) for name in names[:-1]), initial=offset)",
         "accumulate((len(name) for name in names[1:]), initial=offset)",
         "text_offset counts the characters of the token that follows.",
-        (TESTS + "test_logprobs.py",),
+        (
+            TESTS + "test_logprobs.py",
+            TESTS + "test_completions.py",
+        ),
     ),
     Mutant(
         "minus-infinity-breaks-json",
@@ -256,6 +260,7 @@ MUTANTS = (
         "if highest > vocab_size:",
         "The first id behind the vocabulary is decoded and not refused.",
         (TESTS + "test_tokens.py",),
+        "No test asks for the text of an id outside the vocabulary.",
     ),
     Mutant(
         "draining-server-is-healthy",
