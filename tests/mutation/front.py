@@ -148,7 +148,7 @@ MUTANTS = (
         "if num_candidates > MAX_CANDIDATES:",
         "if False:",
         "A beam search looks at more candidates than are computed.",
-        ("tests/engine/test_beam_search.py",),
+        (TEST_PARAMS,),
     ),
     Mutant(
         "template-reaches-objects",
