@@ -111,6 +111,7 @@ MUTANTS = (
         "begun = 0\n                begun +=",
         "A stop string that begins within its own beginning is released too early.",
         (TEST_TEXT,),
+        "No case checks the text so far where a stop string begins within its own beginning; drawn ones hardly have any.",
     ),
     Mutant(
         "tokens-are-decoded-without-context",
