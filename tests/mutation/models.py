@@ -63,12 +63,12 @@ MUTANTS = (
         logits_of("Llama, rope llama3"),
     ),
     Mutant(
-        "longrope-takes-short-factors",
+        "longrope-begins-a-position-early",
         ROTARY,
         'is_long = rope.kind == "factors" or max_len > rope.trained_positions',
-        'is_long = rope.kind == "factors" or max_len > 2 * rope.trained_positions',
-        "A context somewhat longer than trained is rotated by the short factors.",
-        logits_of("Phi3, partial, long factors"),
+        'is_long = rope.kind == "factors" or max_len >= rope.trained_positions',
+        "A context of exactly the trained length is rotated by the long factors.",
+        logits_of("Phi3, partial, short factors"),
     ),
     Mutant(
         "router-factors-are-not-normalized",
