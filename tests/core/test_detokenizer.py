@@ -257,6 +257,7 @@ def test_a_stop_that_begins_inside_another_beginning_is_found() -> None:
     assert (texts[-1], met) == ("E", "END")
     texts, met = stream(list("xababac"), ["abac"])
     assert (texts[-1], met) == ("xab", "abac")
+    assert all("xab".startswith(text) for text in texts)
 
 
 def test_text_held_at_the_end_is_released() -> None:

@@ -221,9 +221,10 @@ def test_text_held_back_for_a_stop_is_released_at_the_end() -> None:
     assert output.outputs[0].text == "hello"
 
 
-def test_min_tokens_holds_for_stop_strings() -> None:
+@pytest.mark.parametrize("min_tokens", [3, 4])
+def test_min_tokens_holds_for_stop_strings(min_tokens: int) -> None:
     engine = make_engine(Script("xaxaxa"))
-    [output] = run(engine, engine.add_request("a", SamplingParams(stop="a", min_tokens=3)))
+    [output] = run(engine, engine.add_request("a", SamplingParams(stop="a", min_tokens=min_tokens)))
     assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("xax", "a")
 
 

@@ -111,7 +111,6 @@ MUTANTS = (
         "begun = 0\n                begun +=",
         "A stop string that begins within its own beginning is released too early.",
         (TEST_TEXT,),
-        "No case checks the text so far where a stop string begins within its own beginning; drawn ones hardly have any.",
     ),
     Mutant(
         "tokens-are-decoded-without-context",
@@ -170,7 +169,6 @@ MUTANTS = (
         "match_stop = completion.num_taken > seq.params.min_tokens",
         "A stop string that ends with token number min_tokens is not heeded.",
         (TEST_ENGINE,),
-        "In no test does a stop string end with token number min_tokens.",
     ),
     Mutant(
         "text-of-a-stop-token-is-shown",

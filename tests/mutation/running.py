@@ -23,6 +23,9 @@ MOST_SECONDS = 200
 COMPILING = 600
 """Seconds more, where kernels are compiled for them."""
 
+LARGE = ("torch", "transformers.models.qwen3.modeling_qwen3", "triton.language", "hypothesis", "pytest")
+"""What nearly all tests import."""
+
 
 class Outcome(NamedTuple):
     """What became of a mutant, or of tests without one."""
@@ -47,12 +50,13 @@ class Workplace:
 
     Args:
         tree: the copy.
+        imported: what the process imports before it runs any tests.
     """
 
-    def __init__(self, tree: Path):
+    def __init__(self, tree: Path, imported: Sequence[str] = LARGE):
         self.tree = tree
         self._num_runs = 0
-        command = [sys.executable, "-m", "tests.mutation.zygote"]
+        command = [sys.executable, "-m", "tests.mutation.zygote", *imported]
         root = Path(__file__).parent.parent.parent
         self._zygote = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -37,7 +37,7 @@ def test_names_differ_and_tests_exist() -> None:
 def test_a_mutant_is_caught_or_survives_or_does_not_apply(tmp_path: Path) -> None:
     (tmp_path / "limits.py").write_text("LIMIT = 3\n")
     (tmp_path / "test_limits.py").write_text("from limits import LIMIT\n\n\ndef test_limit():\n    assert LIMIT < 5\n")
-    with Workplace(tmp_path) as workplace:
+    with Workplace(tmp_path, ("pytest", "hypothesis")) as workplace:
 
         def verdict(old: str, new: str, test: str = "test_limits.py") -> str:
             return workplace.run_mutant(Mutant("name", "limits.py", old, new, "It breaks.", (test,))).verdict

@@ -1,4 +1,6 @@
-"""A process that forks for each run of pytest. It has imported the large packages before: that takes longer than most tests.
+"""A process that forks for each run of pytest. It has imported large packages before, which takes longer than most tests.
+
+Its arguments are the names of these packages.
 
 It reads a line of JSON for each run: [folder, log file, most seconds, variables of the environment, arguments of pytest]. Its
 answer is the exit status, or a number below 0 if a signal has ended the run, as one does after so many seconds.
@@ -21,14 +23,12 @@ ENVIRONMENT = {
 }
 """As in tests/conftest.py, which is imported too late for that. No mutant needs a GPU."""
 
-IMPORTED = ("torch", "transformers.models.qwen3.modeling_qwen3", "triton.language", "hypothesis", "pytest")
-
 PROFILE = "mutants"
 
 
 def serve() -> None:
     os.environ |= ENVIRONMENT
-    for name in IMPORTED:
+    for name in sys.argv[1:]:
         import_module(name)
     from hypothesis import Phase, settings
 

@@ -208,3 +208,9 @@ def test_what_a_page_may_send_unasked_is_not_read(parrot: Server, kind: str) -> 
     assert answer.status == 400
     assert "application/json" in answer.error["message"]
     assert parrot.metrics().num_requests == before
+
+
+def test_a_page_of_another_site_may_not_send_json_either(parrot: Server) -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    assert parrot.post("/v1/completions", body, {"origin": "http://a.example"}).status == 403
+    assert parrot.post("/v1/completions", body, {"origin": parrot.url}).status == 200

@@ -40,6 +40,11 @@ def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
     assert parrot.post("/detokenize", {"tokens": named["tokens"]}).json["prompt"].endswith("critic\n")
 
 
+def test_a_token_outside_the_vocabulary_has_no_text(parrot: Server) -> None:
+    answer = parrot.post("/detokenize", {"tokens": [1, parrot.serving.engine.engine.vocab_size]})
+    assert (answer.status, answer.error["param"]) == (400, "tokens")
+
+
 @pytest.mark.parametrize(
     "body",
     [
