@@ -42,7 +42,7 @@ def bad_word_tokens(words: Iterable[str], encode: Encode, vocab_size: int) -> tu
     unique = tuple(dict.fromkeys(found))
     if len(unique) > MAX_BAD_WORDS:
         raise InvalidSamplingParams(
-            f"bad_words holds words that are {len(unique)} with and without a space before them: at most {MAX_BAD_WORDS} can be"
+            f"bad_words holds words which are {len(unique)} with and without a space before them: at most {MAX_BAD_WORDS} can be"
         )
     num_tokens = sum(map(len, unique))
     if num_tokens > MAX_BAD_WORD_TOKENS:

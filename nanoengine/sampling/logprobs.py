@@ -32,9 +32,9 @@ class LogprobColumns:
             token_ids: the tokens that stand there.
             counts: how many of the likeliest ones are wanted.
         """
-        columns = (column.tolist() for column in (self.own, self.ranks, self.top_ids, self.top))
-        return [
-            TokenLogprobs(token, own, rank, top_ids[:count], top[:count])
+        columns = self.own.tolist(), self.ranks.tolist(), self.top_ids.numpy(), self.top.numpy()
+        return [  # copies: one that is kept for long must not hold the memory of all
+            TokenLogprobs(token, own, rank, top_ids[:count].copy(), top[:count].copy())
             for token, count, own, rank, top_ids, top in zip(token_ids, counts, *columns, strict=True)
         ]
 

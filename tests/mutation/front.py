@@ -28,7 +28,7 @@ MUTANTS = (
         "                for request in requests:\n                    self.engine.abort(request.request_id)\n",
         "                pass\n",
         "After Ctrl-C in generate, its requests stay in the engine.",
-        (TEST_LLM,),
+        ("tests/e2e/test_endings.py",),
     ),
     Mutant(
         "closed-stream-runs-on",
@@ -52,7 +52,7 @@ MUTANTS = (
         "if len(params) != count:",
         "if len(params) < count:",
         "More sampling parameters than prompts are taken, and the rest is dropped.",
-        (TEST_LLM,),
+        ("tests/e2e/test_bad_input.py",),
     ),
     Mutant(
         "stream-takes-several-completions",
@@ -140,7 +140,7 @@ MUTANTS = (
         '_optional("best_of", self.best_of, self.n, MAX_COMPLETIONS)',
         '_optional("best_of", self.best_of, 1, MAX_COMPLETIONS)',
         "Fewer completions are made than n asks for.",
-        (TEST_PARAMS,),
+        ("tests/test_beam_search_params.py",),
     ),
     Mutant(
         "beams-have-no-upper-end",
@@ -148,7 +148,7 @@ MUTANTS = (
         "if num_candidates > MAX_CANDIDATES:",
         "if False:",
         "A beam search looks at more candidates than are computed.",
-        ("tests/test_beam_search_params.py",),
+        (TEST_PARAMS,),
     ),
     Mutant(
         "template-reaches-objects",

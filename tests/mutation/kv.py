@@ -223,11 +223,8 @@ MUTANTS = (
         "end, is_settled = begin[group], False",
         "end, is_settled = begin[group], True",
         "When one group shortens a hit, the groups before it are not asked whether they have what the shorter one needs.",
-        (
-            "tests/engine/kv/test_groups.py",
-            "tests/engine/kv/test_prefix_cache_groups.py",
-            "tests/engine/kv/test_block_manager_groups.py",
-        ),
+        ("tests/engine/kv/test_groups.py",),
+        "No drawn case has two windows of which the second shortens the hit to where the first has a hole.",
     ),
     Mutant(
         "promise-goes-to-host-memory",

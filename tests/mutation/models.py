@@ -13,6 +13,13 @@ FOLDER = "nanoengine/models/safetensors_folder.py"
 TEST_ROTARY = "tests/layers/test_rotary.py"
 TEST_FAMILIES = "tests/models/test_architectures.py"
 TEST_LOADER = "tests/models/test_loader.py"
+MEANING = f"{TEST_FAMILIES}::test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers"
+
+
+def logits_of(shape: str) -> tuple[str, ...]:
+    """The test that compares a model of this name, one of tests/models/families.py, with transformers."""
+    return (f"{TEST_FAMILIES}::test_logits_at_every_position_are_those_of_transformers[{shape}]",)
+
 
 MUTANTS = (
     Mutant(
@@ -37,7 +44,7 @@ MUTANTS = (
         "return [*range(half), *first, *range(half, rotary_dim), *second]",
         "return [*range(rotary_dim), *first, *second]",
         "A head that rotates in part rotates the wrong pairs.",
-        (TEST_ROTARY, TEST_FAMILIES),
+        logits_of("Phi3, half rotated"),
     ),
     Mutant(
         "yarn-mixes-the-wrong-way",
@@ -45,7 +52,7 @@ MUTANTS = (
         "kept = 1 - slowed",
         "kept = slowed",
         "YaRN slows the fast frequencies down, and keeps the slow ones.",
-        (TEST_ROTARY,),
+        logits_of("Llama, rope yarn"),
     ),
     Mutant(
         "llama3-leaves-slow-frequencies",
@@ -53,15 +60,15 @@ MUTANTS = (
         "torch.where(wavelengths > slow, plain / rope.factor, torch.where(wavelengths < fast, plain, mixed))",
         "torch.where(wavelengths < fast, plain, mixed)",
         "Llama 3's slowest frequencies are mixed beyond the factor.",
-        (TEST_ROTARY,),
+        logits_of("Llama, rope llama3"),
     ),
     Mutant(
-        "longrope-takes-short-factors",
+        "longrope-begins-a-position-early",
         ROTARY,
         'is_long = rope.kind == "factors" or max_len > rope.trained_positions',
-        'is_long = rope.kind == "factors" or max_len > 2 * rope.trained_positions',
-        "A context somewhat longer than trained is rotated by the short factors.",
-        (TEST_ROTARY,),
+        'is_long = rope.kind == "factors" or max_len >= rope.trained_positions',
+        "A context of exactly the trained length is rotated by the long factors.",
+        logits_of("Phi3, partial, short factors"),
     ),
     Mutant(
         "router-factors-are-not-normalized",
@@ -101,7 +108,7 @@ MUTANTS = (
         "if config.embedding_scale_is_rounded:",
         "if False:",
         "Gemma's embedding scale is not rounded to the dtype of the model.",
-        ("tests/models/test_decoder.py", TEST_FAMILIES),
+        ("tests/models/test_decoder.py",),
     ),
     Mutant(
         "residual-scale-is-skipped",
@@ -109,7 +116,7 @@ MUTANTS = (
         "return hidden if self.residual_scale == 1.0 else hidden * self.residual_scale",
         "return hidden",
         "Granite's parts are added to the residual unscaled.",
-        (TEST_FAMILIES,),
+        logits_of("Granite"),
     ),
     Mutant(
         "logits-are-not-divided",
@@ -117,7 +124,7 @@ MUTANTS = (
         "            logits.div_(self.config.logits_divisor)\n",
         "            pass\n",
         "Granite's logits are not divided.",
-        (TEST_FAMILIES,),
+        logits_of("Granite"),
     ),
     Mutant(
         "gemma-slides-in-every-layer-but-the-first",
@@ -125,7 +132,7 @@ MUTANTS = (
         "[FULL if (i + 1) % period == 0 else SLIDING for i in range(count)]",
         "[FULL if i % period == 0 else SLIDING for i in range(count)]",
         "The layers without a window are others than those of the model.",
-        (TEST_FAMILIES,),
+        (MEANING,),
     ),
     Mutant(
         "qwen-window-begins-a-layer-late",
@@ -133,7 +140,7 @@ MUTANTS = (
         "[SLIDING if i >= first else FULL for i in range(count)]",
         "[SLIDING if i > first else FULL for i in range(count)]",
         "Qwen's window begins one layer behind max_window_layers.",
-        (TEST_FAMILIES, "tests/models/test_description.py"),
+        (MEANING,),
     ),
     Mutant(
         "mixtral-gate-and-up-are-swapped",
@@ -141,7 +148,7 @@ MUTANTS = (
         '("w1", "w3", "w2")',
         '("w3", "w1", "w2")',
         "Mixtral's tensors for gate and up are swapped.",
-        (TEST_FAMILIES,),
+        logits_of("Mixtral"),
     ),
     Mutant(
         "smollm3-rotates-the-wrong-layers",
@@ -149,7 +156,7 @@ MUTANTS = (
         "[int((i + 1) % interval != 0) for i in range(count)]",
         "[int(i % interval != 0) for i in range(count)]",
         "SmolLM3 leaves out the rotation of other layers than the model does.",
-        (TEST_FAMILIES,),
+        logits_of("SmolLM3"),
     ),
     Mutant(
         "qwen3-moe-is-sparse-everywhere",
@@ -157,7 +164,7 @@ MUTANTS = (
         "has_experts=i not in without and (i + 1) % step == 0)",
         "has_experts=i not in without)",
         "Qwen3-MoE has experts in layers that decoder_sparse_step leaves dense.",
-        (TEST_FAMILIES,),
+        logits_of("Qwen3-MoE, some layers dense"),
     ),
     Mutant(
         "olmo-norms-each-head",
@@ -165,7 +172,7 @@ MUTANTS = (
         'qk_norm="full"',
         'qk_norm="head"',
         "OLMo's norms of q and k are over single heads.",
-        (TEST_FAMILIES,),
+        logits_of("OLMo2"),
     ),
     Mutant(
         "null-cap-counts-as-missing",
@@ -173,7 +180,7 @@ MUTANTS = (
         "return None if fields.get(key) is None else fields.number(key)",
         "return default if fields.get(key) is None else fields.number(key)",
         "A soft cap that the file switches off by null is on.",
-        (TEST_FAMILIES, "tests/models/test_description.py"),
+        logits_of("Gemma2, no caps, biases"),
     ),
     Mutant(
         "unknown-field-passes",
@@ -189,7 +196,7 @@ MUTANTS = (
         "return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0",
         "return 1.0",
         "YaRN does not scale cosines and sines up.",
-        ("tests/models/test_rope_config.py",),
+        logits_of("Llama, rope yarn"),
     ),
     Mutant(
         "head-that-differs-passes",

@@ -155,7 +155,11 @@ MUTANTS = (
         "self.block_manager.discard(seq, wipe=True)",
         "self.block_manager.discard(seq)",
         "Blocks of a sequence whose step failed are given to others without being zeroed.",
-        ("tests/e2e/test_fault_matrix.py",),
+        (
+            "tests/engine/test_fault_matrix.py",
+            STRESS,
+        ),
+        "In no test does a step that raises leave NaN in a block.",
     ),
     Mutant(
         "failure-leaves-tokens-of-the-preempted-in-flight",
@@ -204,9 +208,10 @@ MUTANTS = (
         "return counts",
         "After a newcomer, more blocks count as common to all decodes than those before had in common.",
         (
+            "tests/engine/test_common_blocks.py",
             "tests/engine/test_plans.py",
-            "tests/engine/speculation/test_drafted_runs.py",
         ),
+        "In the tests, those who stayed never have less in common than the newcomer has with the first of them.",
     ),
     Mutant(
         "common-blocks-with-drafts-count-a-block-too-many",

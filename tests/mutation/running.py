@@ -20,6 +20,9 @@ CAUGHT, SURVIVED, STALE, NOT_RUN = "caught", "survived", "does not apply", "test
 MOST_SECONDS = 200
 """Of the tests of one mutant: if they take longer, they hang, which counts as caught."""
 
+COMPILING = 600
+"""Seconds more, where kernels are compiled for them."""
+
 
 class Outcome(NamedTuple):
     """What became of a mutant, or of tests without one."""
@@ -71,7 +74,8 @@ class Workplace:
             path.write_text(changed)
             # Python sees by a file's time and size that compiled code is out of date: no two mutants have the same time.
             os.utime(path, (self._num_runs + 1,) * 2)
-            return self.run_tests(mutant.tests, compiles=path.suffix in (".cpp", ".h"))
+            compiles = path.suffix in (".cpp", ".h")
+            return self.run_tests(mutant.tests, most_seconds=MOST_SECONDS + COMPILING * compiles, compiles=compiles)
         finally:
             path.write_text(original)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -47,6 +47,7 @@ MUTANTS = (
         "return False",
         "A page of another site can have the server compute.",
         (TESTS + "test_middleware.py",),
+        "No test sends a POST that has the Origin of another site and the content type of JSON.",
     ),
     Mutant(
         "request-id-forges-log-lines",
@@ -70,7 +71,7 @@ MUTANTS = (
         'if content_type != "application/json":',
         "if False:",
         "A form that another site's page sends is taken for a request.",
-        (TESTS + "test_reading.py",),
+        (TESTS + "test_middleware.py",),
     ),
     Mutant(
         "unsupported-field-is-dropped",
@@ -86,7 +87,7 @@ MUTANTS = (
         "if self.top_logprobs and not self.logprobs:",
         "if False:",
         "top_logprobs is ignored where logprobs is false.",
-        (TESTS + "test_protocol.py",),
+        (TESTS + "test_chat.py",),
     ),
     Mutant(
         "seed-of-minus-one-is-a-seed",
@@ -127,6 +128,7 @@ MUTANTS = (
         "if True:",
         "A full queue of one client keeps all others out.",
         (TESTS + "test_serving.py",),
+        "Its test looks at no answer of the newcomer, and at a number of waiting sequences that is reached without it.",
     ),
     Mutant(
         "other-models-are-answered",
@@ -214,7 +216,10 @@ MUTANTS = (
         "accumulate((len(name) for name in names[:-1]), initial=offset)",
         "accumulate((len(name) for name in names[1:]), initial=offset)",
         "text_offset counts the characters of the token that follows.",
-        (TESTS + "test_logprobs.py",),
+        (
+            TESTS + "test_logprobs.py",
+            TESTS + "test_completions.py",
+        ),
     ),
     Mutant(
         "minus-infinity-breaks-json",
@@ -255,6 +260,7 @@ MUTANTS = (
         "if highest > vocab_size:",
         "The first id behind the vocabulary is decoded and not refused.",
         (TESTS + "test_tokens.py",),
+        "No test asks for the text of an id outside the vocabulary.",
     ),
     Mutant(
         "draining-server-is-healthy",

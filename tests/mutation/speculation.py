@@ -4,102 +4,154 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-RUNS = "nanoengine/engine/speculation/drafted_runs.py"
-SPECULATION = "nanoengine/engine/speculation/speculation.py"
-NGRAM = "nanoengine/engine/speculation/ngram.py"
-SUFFIX = "nanoengine/engine/speculation/suffix.py"
-COSTS = "nanoengine/engine/speculation/step_costs.py"
-TEST_RUNS = "tests/engine/speculation/test_drafted_runs.py"
-TEST_SPECULATION = "tests/engine/speculation/test_speculation.py"
+SPECULATION = "nanoengine/speculation/speculation.py"
+VERIFICATION = "nanoengine/speculation/verification.py"
+DRAFT_MODEL = "nanoengine/speculation/draft_model.py"
+NGRAM = "nanoengine/speculation/ngram.py"
+SUFFIX = "nanoengine/speculation/suffix.py"
+AUTOMATON = "nanoengine/speculation/suffix_automaton.py"
+COSTS = "nanoengine/speculation/step_costs.py"
+SCHEDULER = "nanoengine/core/scheduler.py"
+TEST_CHOOSING = "tests/speculation/test_choosing.py"
+TEST_EVERY_WAY = "tests/speculation/test_every_way.py"
+TEST_ENGINE = "tests/speculation/test_engine.py"
 
 MUTANTS = (
     Mutant(
         "token-behind-the-last-draft-is-lost",
-        RUNS,
-        "count = next(ends, num_accepted + 1)",
-        "count = next(ends, num_accepted)",
+        SCHEDULER,
+        "enumerate(sampled[: num_accepted + 1])",
+        "enumerate(sampled[: max(num_accepted, 1)])",
         "The token that was sampled behind the last accepted draft is dropped.",
-        (TEST_RUNS,),
+        (TEST_EVERY_WAY,),
     ),
     Mutant(
         "tokens-behind-a-stop-are-kept",
-        RUNS,
-        "count = next(ends, num_accepted + 1)",
-        "count = num_accepted + 1",
+        SCHEDULER,
+        "                self._end(seq, token)\n                return\n",
+        "                self._end(seq, token)\n",
         "Accepted drafts behind a stop token become tokens of the sequence.",
-        (TEST_RUNS,),
+        ("tests/core/test_policy_every_way.py",),
     ),
     Mutant(
         "drafts-outgrow-their-slots",
-        RUNS,
-        "                del drafts[seq.num_slots - seq.num_tokens :]\n",
-        "",
+        SCHEDULER,
+        "drafts = drafts[: seq.num_slots - seq.num_computed]",
+        "drafts = drafts[:]",
         "Drafts for which there is no block are computed all the same.",
-        ("tests/e2e/test_speculation_every_way.py",),
-    ),
-    Mutant(
-        "drafts-pass-the-length-limit",
-        RUNS,
-        "most = min(seq.max_num_tokens - seq.num_tokens, self.most_new) - 1",
-        "most = min(seq.max_num_tokens - seq.num_tokens, self.most_new)",
-        "With all drafts accepted, a sequence has one token more than it may have.",
-        (TEST_RUNS,),
+        (TEST_EVERY_WAY,),
     ),
     Mutant(
         "masked-sequence-is-drafted",
-        RUNS,
-        "and not seq.in_lockstep and seq not in self._outbox.masks:",
-        "and not seq.in_lockstep:",
+        SPECULATION,
+        " or MASK in seq.state:",
+        ":",
         "A sequence whose mask is made token by token gets drafts, to which the mask of the first applies.",
-        (TEST_RUNS, "tests/engine/test_masks.py"),
+        (TEST_CHOOSING,),
     ),
     Mutant(
         "rejected-nan-stays-in-its-block",
-        RUNS,
-        "self._block_manager.trim(seq, wipe=UNKNOWN in samples)",
-        "self._block_manager.trim(seq)",
-        "A block with the NaN of a rejected draft is given to others without being zeroed.",
-        (TEST_RUNS,),
+        SCHEDULER,
+        "            if UNKNOWN in sampled:  # ",
+        "            if False:  # ",
+        "A block with the NaN of a rejected draft is given to others without being cleared.",
+        (TEST_EVERY_WAY,),
+    ),
+    Mutant(
+        "postponed-for-a-step-full-of-prompts",
+        SPECULATION,
+        "num_tokens = num_decodes + self._num_prompt_tokens",
+        "num_tokens = num_decodes",
+        "A sequence waits for a step in which prompts leave no room for drafts.",
+        (TEST_CHOOSING,),
+    ),
+    Mutant(
+        "prompt-is-read-by-each-completion",
+        SPECULATION,
+        "prompt = self._prompts[request] = proposer.begin",
+        "prompt = proposer.begin",
+        "Each completion of a request reads the prompt anew.",
+        (TEST_CHOOSING,),
+    ),
+    Mutant(
+        "fork-changes-the-edges-of-its-prompt",
+        AUTOMATON,
+        "            self.edges[state] = self.edges[state].copy()\n",
+        "",
+        "What one completion says shows in the guesses of another.",
+        ("tests/speculation/test_suffix_automaton.py",),
+    ),
+    Mutant(
+        "row-ends-with-a-rejected-sample",
+        VERIFICATION,
+        "last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))",
+        "last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, drafts.starts))",
+        "The next step of a row begins with another token than its last one.",
+        ("tests/speculation/test_verification.py",),
+    ),
+    Mutant(
+        "draft-model-does-not-follow",
+        DRAFT_MODEL,
+        "        self._forward(batch.input_ids, batch.positions, replace",
+        "        (batch.input_ids, batch.positions, replace",
+        "The draft model has no K/V of the tokens before its guesses.",
+        (TEST_ENGINE,),
+    ),
+    Mutant(
+        "guesses-come-back-in-another-order",
+        DRAFT_MODEL,
+        "return guesses.index_select(0, original)",
+        "return guesses",
+        "Drafts of one sequence are compared with the samples of another.",
+        (TEST_ENGINE,),
+    ),
+    Mutant(
+        "kv-of-the-draft-model-is-not-in-the-blocks",
+        "nanoengine/speculation/capability.py",
+        "            runner.kv_cache.places += model.kv_cache.places",
+        "            _ = model.kv_cache.places",
+        "What is done with a block is not done with the K/V of the draft model.",
+        (TEST_ENGINE,),
     ),
     Mutant(
         "rejection-is-not-learned",
-        "nanoengine/engine/speculation/acceptance.py",
+        "nanoengine/speculation/acceptance.py",
         "for place in range(min(num_accepted + 1, num_drafts)):",
         "for place in range(min(num_accepted, num_drafts)):",
         "Only accepted drafts change what is known of a sequence, so that bad guesses are tried forever.",
-        ("tests/engine/speculation/test_acceptance.py",),
+        ("tests/speculation/test_acceptance.py",),
     ),
     Mutant(
         "chances-are-not-multiplied",
-        "nanoengine/engine/speculation/acceptance.py",
+        "nanoengine/speculation/acceptance.py",
         "return list(accumulate(self._rates[:num_drafts], mul))",
         "return self._rates[:num_drafts]",
         "A later draft counts as likely although all before it must be accepted too.",
-        ("tests/engine/speculation/test_acceptance.py",),
+        ("tests/speculation/test_acceptance.py",),
     ),
     Mutant(
         "guess-does-not-skip-tokens-in-flight",
         SPECULATION,
-        "for token in list(guess)[skip : skip + most]:",
-        "for token in list(guess)[:most]:",
+        "guess[num_in_flight : num_in_flight + most]",
+        "guess[:most]",
         "While a token is on its way, drafts stand one place too early.",
-        (TEST_SPECULATION,),
+        (TEST_CHOOSING,),
     ),
     Mutant(
         "draft-of-an-end-is-verified",
         SPECULATION,
-        "or not 0 <= token < self.vocab_size or token in ends:",
+        "or not 0 <= token < self.vocab_size or token in seq.stop_token_ids:",
         "or not 0 <= token < self.vocab_size:",
         "Tokens behind a guessed end of text are verified in vain.",
-        (TEST_SPECULATION,),
+        (TEST_CHOOSING,),
     ),
     Mutant(
         "guess-outside-the-vocabulary-is-computed",
         SPECULATION,
-        "or not 0 <= token < self.vocab_size or token in ends:",
-        "or token in ends:",
+        "or not 0 <= token < self.vocab_size or token in seq.stop_token_ids:",
+        "or token in seq.stop_token_ids:",
         "A guesser's token outside the vocabulary reaches the model.",
-        (TEST_SPECULATION,),
+        (TEST_CHOOSING,),
     ),
     Mutant(
         "drafts-pass-the-budget",
@@ -107,7 +159,7 @@ MUTANTS = (
         "enumerate(chances[:budget], start=1)",
         "enumerate(chances, start=1)",
         "A step gets more drafts than its budget has tokens left.",
-        (TEST_SPECULATION,),
+        (TEST_CHOOSING,),
     ),
     Mutant(
         "ngram-follows-the-first-occurrence",
@@ -115,7 +167,7 @@ MUTANTS = (
         "latest[window[-size:]] = position + 1",
         "latest.setdefault(window[-size:], position + 1)",
         "A guess follows the earliest occurrence of its context, and not the latest.",
-        ("tests/engine/speculation/test_ngram.py",),
+        ("tests/speculation/test_ngram.py",),
     ),
     Mutant(
         "ngram-guess-begins-a-token-late",
@@ -123,7 +175,7 @@ MUTANTS = (
         "guess = list(token_ids[source : source + most])",
         "guess = list(token_ids[source + 1 : source + 1 + most])",
         "A guess leaves out the token that comes next.",
-        ("tests/engine/speculation/test_ngram.py",),
+        ("tests/speculation/test_ngram.py",),
     ),
     Mutant(
         "outputs-help-across-salts",
@@ -131,7 +183,7 @@ MUTANTS = (
         "outputs = self._outputs.get(cache_salt)",
         "outputs = next(iter(self._outputs.values()), None)",
         "Outputs of one cache salt show in the guesses, and so in the times, of another.",
-        ("tests/engine/speculation/test_suffix.py",),
+        ("tests/speculation/test_suffix.py",),
     ),
     Mutant(
         "guess-goes-on-into-the-next-output",
@@ -139,15 +191,15 @@ MUTANTS = (
         "if token == SEPARATOR or likelihood < least_likelihood:",
         "if likelihood < least_likelihood:",
         "The mark between two outputs is guessed as a token.",
-        ("tests/engine/speculation/test_suffix.py",),
+        ("tests/speculation/test_suffix.py",),
     ),
     Mutant(
         "split-state-loses-its-count",
-        "nanoengine/engine/speculation/suffix_automaton.py",
+        AUTOMATON,
         "self.counts.append(self.counts[after])",
         "self.counts.append(0)",
         "How often a context has occurred is forgotten when its state is split.",
-        ("tests/engine/speculation/test_suffix_automaton.py",),
+        ("tests/speculation/test_suffix_automaton.py",),
     ),
     Mutant(
         "costs-are-interpolated-the-wrong-way",
@@ -155,6 +207,6 @@ MUTANTS = (
         "return [(after - 1, 1 - share), (after, share)]",
         "return [(after - 1, share), (after, 1 - share)]",
         "Between two measured sizes, a step counts as taking as long as the farther one.",
-        ("tests/engine/speculation/test_step_costs.py",),
+        ("tests/speculation/test_step_costs.py",),
     ),
 )
