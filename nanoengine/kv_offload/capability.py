@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 class KVOffload(Capability):
     """One object that is a store of the block manager, adds orders to plans and listens; a part of the runner that carries them
-    out; with files, a gate of the scheduler.
+    out; with files, a gate of the scheduler. It reads `facts["draft_model"]` and `facts["weights"]`.
     """
 
     options = KVOffloadOptions
     offload: Offload | None = None
-    seed: int | None = None
 
-    def runner(self, startup: Startup) -> None:
+    def policy(self, startup: Startup) -> None:
         options = startup.config.of(KVOffloadOptions)
         if not options.is_used:
             return
@@ -46,32 +45,17 @@ class KVOffload(Capability):
         num_slots = options.num_host_blocks(block_bytes, available_ram())
         disk, files = None, None
         if options.kv_disk_path is not None:
-            folder = self._open_folder(options, fingerprint(startup), block_bytes)
+            folder, seed = _open_folder(options, fingerprint(startup), block_bytes)
+            startup.blocks.seed = seed  # files are named after hashes
             disk = DiskTier(folder.names, folder.path.name, num_staged_blocks(block_bytes))
             files = FileThread(folder)
-        self.offload = Offload(HostTier(num_slots) if num_slots else None, disk)
-        startup.stores.append(self.offload)
+        offload = self.offload = Offload(HostTier(num_slots) if num_slots else None, disk)
         startup.runner.parts.append(BlockCopier(pool, num_slots, files))
-
-    def _open_folder(self, options: KVOffloadOptions, name: str, block_bytes: int) -> KVFolder:
-        path = options.kv_disk_path
-        assert path is not None
-        try:
-            folder = KVFolder(Path(path), name, block_bytes, options.kv_disk_bytes)
-            self.seed = folder.seed()
-        except (OSError, ValueError) as error:  # the second for what cannot be a path at all
-            raise InvalidConfig(f"kv_disk_path is {shown(path)}, which cannot be used: {error}") from error
-        return folder
-
-    def policy(self, startup: Startup) -> None:
-        if (offload := self.offload) is None:
-            return
+        startup.stores.append(offload)
         startup.extras.append(offload)
         startup.listeners.append(offload)
-        if offload.disk is not None:
-            assert self.seed is not None
-            startup.blocks.seed = self.seed  # files are named after hashes
-            gate = FileGate(offload, offload.disk, startup.blocks)
+        if disk is not None:
+            gate = FileGate(offload, disk, startup.blocks)
             startup.gates.append(gate)
             startup.listeners.append(gate)
 
@@ -83,21 +67,34 @@ class KVOffload(Capability):
         return "; ".join(filter(None, (host, disk)))
 
 
+def _open_folder(options: KVOffloadOptions, name: str, block_bytes: int) -> tuple[KVFolder, int]:
+    """The folder, and the seed of the hashes after which its files are named."""
+    path = options.kv_disk_path
+    assert path is not None
+    try:
+        folder = KVFolder(Path(path), name, block_bytes, options.kv_disk_bytes)
+        return folder, folder.seed()
+    except (OSError, ValueError) as error:  # the second for what cannot be a path at all
+        raise InvalidConfig(f"kv_disk_path is {shown(path)}, which cannot be used: {error}") from error
+
+
 def fingerprint(startup: Startup) -> str:
-    """A hash of all that K/V depends on but tokens: the weights, their use, and the layout of a block. Other capabilities add
-    what they change of it as `startup.facts["kv_depends_on"]`: functions without arguments.
+    """A hash of all that K/V depends on but tokens: the weights, their use, and the layout of a block. A draft model counts, too:
+    its K/V lies in the same blocks.
     """
-    depends_on = [ask() for ask in startup.facts.get("kv_depends_on", ())] or [
-        _hash_weights(Path(startup.config.model))
-    ]
+    models = [startup, *filter(None, [startup.facts.get("draft_model")])]
+    used = [(own.model_config, own.backend.name, _weights(own, startup.max_model_len)) for own in models]
     kernels = startup.kernels.name, startup.kernels.fingerprint, getattr(startup.kernels, "quantized_products", "")
-    stored = startup.dtype, startup.kv_dtype, startup.backend.name, startup.config.block_size, startup.groups
-    return xxhash.xxh3_128_hexdigest(repr((startup.model_config, kernels, stored, depends_on)).encode())
+    stored = startup.dtype, startup.kv_dtype, startup.config.block_size, startup.groups
+    return xxhash.xxh3_128_hexdigest(repr((used, kernels, stored)).encode())
 
 
-def _hash_weights(folder: Path) -> str:
+def _weights(startup: Startup, max_len: int) -> object:
+    """What tells the weights of a model, and their use, from others: `facts["weights"]` says, given the longest sequence."""
+    if (ask := startup.facts.get("weights")) is not None:
+        return ask(max_len)
     digest = xxhash.xxh3_128()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(Path(startup.config.model).glob("*.safetensors")):
         with open(path, "rb") as file:
             while piece := file.read(1 << 24):
                 digest.update(piece)

@@ -52,6 +52,7 @@ class Models(Capability):
 
     options = ModelOptions
     checkpoint: Checkpoint
+    quantization: str | None
     model_config: ModelConfig
     tokenizer: ModelTokenizer
     default_sampling: Mapping[str, int | float]
@@ -63,22 +64,21 @@ class Models(Capability):
         other = None if own.tokenizer is None else find_model(own.tokenizer)
         found = describe(find_model(config.model), other)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
-        self.checkpoint = open_checkpoint(path)
+        self.checkpoint, self.quantization = open_checkpoint(path), own.quantization
         check_weights(found.config, self.checkpoint)
         self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
-        startup.facts.setdefault("kv_depends_on", []).append(lambda: self._kv_depends_on(startup))
+        startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self.default_sampling = found.tokenizer, found.default_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 
-    def _kv_depends_on(self, startup: Startup) -> tuple[object, ...]:
-        """Beside the description of the model."""
-        quantization = startup.config.of(ModelOptions).quantization
-        return self.checkpoint.fingerprint(), quantization, self.model_config.angles_of(startup.max_model_len)
+    def _weights(self, max_len: int) -> tuple[object, ...]:
+        """What K/V depends on beside the description of the model, if no sequence is longer than `max_len`."""
+        return self.checkpoint.fingerprint(), self.quantization, self.model_config.angles_of(max_len)
 
     def model(self, startup: Startup) -> Decoder:
-        device, quantization = startup.device.torch_device, startup.config.of(ModelOptions).quantization
+        device, quantization = startup.device.torch_device, self.quantization
         quantize: Quantizer | None = None
         if quantization is not None:
             missing = (
@@ -95,7 +95,6 @@ class Models(Capability):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
         model = build_model(self.model_config, kernels, backend, startup.dtype, device)
         startup.facts["matrices"] = model.matrices
-        startup.facts.setdefault("kv_depends_on", []).append(lambda: (self.checkpoint.fingerprint(), quantization))
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model

@@ -76,12 +76,12 @@ def open_engine(options: KVOffloadOptions, *, enable_prefix_caching: bool = True
         kv_dtype=None,
         model_config="toy",
         groups=[[0]],
+        max_model_len=60,
         **lists,
     )
-    capability.runner(startup)
-    [model.copier] = startup.runner.parts or [None]
     startup.blocks = BlockManager(NUM_BLOCKS, SIZE, stores=startup.stores)
     capability.policy(startup)
+    [model.copier] = startup.runner.parts or [None]
     assert bool(capability.describe_itself(startup)) == options.is_used
     return make_engine(blocks=startup.blocks, model=model, **lists, **more), capability.offload
 

@@ -12,7 +12,8 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Phase, Request
 from nanoengine.kv_offload.disk_tier import DiskTier
-from nanoengine.kv_offload.messages import Orders
+from nanoengine.kv_offload.host_tier import HostTier
+from nanoengine.kv_offload.messages import FileAnswer, Orders, Place, Tier
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.kv_offload.options import KVOffloadOptions
 from tests.core.toys import ToyModel, make_engine, run
@@ -291,3 +292,23 @@ def test_what_a_failed_step_was_to_delete_and_read_the_next_one_does() -> None:
     disk.step_failed(failed, orders)
     assert orders.clears
     assert not orders.reads
+
+
+def test_a_file_that_was_deleted_to_make_room_is_written_again() -> None:
+    disk, orders, key = DiskTier([], "model", 5), Orders(), (0, b"\x11" * 16)
+    assert disk.save(orders, key, b"tokens", Place(Tier.POOL, 1))
+    assert not disk.save(orders, key, b"tokens", Place(Tier.POOL, 1))
+    disk.answer(FileAnswer("written", disk.name(key)))
+    assert not disk.save(orders, key, b"tokens", Place(Tier.POOL, 1))
+    disk.answer(FileAnswer("gone", disk.name(key)))
+    assert disk.save(orders, key, b"tokens", Place(Tier.POOL, 1))
+
+
+def test_what_is_not_copied_for_certain_or_is_held_is_not_pushed_out() -> None:
+    host = HostTier(3)
+    entries = [host.put((0, bytes([number])), b"tokens", 1) for number in range(3)]
+    assert host.oldest() is None
+    for entry in entries[1:]:
+        entry.is_copied = True
+    host.held.add((0, b"\x01"))
+    assert host.oldest() == (0, b"\x02")
