@@ -184,6 +184,8 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
     if reason is not None:
         pytest.skip(f"no native kernels: {reason}")
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
+    for slot in model.checkpoint_tensors().values():
+        slot.copy_(torch.zeros(slot.shape, dtype=dtype))
     embedded = model.embed_tokens(torch.tensor([1]))
     layer = model.layers[0]
     hidden, residual = layer.mlp(layer.mlp_norm, embedded, embedded.clone())

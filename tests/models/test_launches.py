@@ -26,6 +26,7 @@ LAYERS = (1, 2)
 WITHOUT_KERNELS = {
     *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias"),
     *(
+        "unflatten",
         "view",
         "_unsafe_view",
         "reshape",
