@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from torch import Tensor
 
 from nanoengine.progress import stage
-from nanoengine.runner.cpu_recorder import CannotRecord
+from nanoengine.recording.cpu_recorder import CannotRecord
 from nanoengine.runner.stream import Recorder
 
 

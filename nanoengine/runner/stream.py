@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanoengine.runner.cpu_recorder import CpuRecorder
+from nanoengine.recording.cpu_recorder import CpuRecorder
 
 
 class Event(Protocol):

@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         "answered-calls-are-recorded",
-        "nanoengine/runner/cpu_recorder.py",
+        "nanoengine/recording/cpu_recorder.py",
         "elif not made and name not in TELLS_SHAPE:",
         "elif False:",
         "A step that reads a number from a tensor is recorded, and replayed with the number of the first time.",

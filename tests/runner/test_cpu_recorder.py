@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.kernels.c_functions import c_functions, recorded_calls
-from nanoengine.runner.cpu_recorder import CannotRecord, CpuRecorder
+from nanoengine.recording.cpu_recorder import CannotRecord, CpuRecorder
 from nanoengine.runner.graphs import MOST_ON_CPU
 from tests.support import fill_kv_with_nan, model_runner
 
