@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.workload import Workload
 from nanoengine.engine.messages import Chunk, Drafted, StepPlan
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

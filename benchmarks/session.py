@@ -27,7 +27,7 @@ from nanoengine.engine.scheduler import Scheduler
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model
-from nanoengine.placement import choose_dtype
+from nanoengine.models.placement import choose_dtype
 from nanoengine.runner.model_runner import ModelRunner
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from nanoengine.models.names import DEMO
-from nanoengine.tokenizer import ModelTokenizer
+from nanoengine.models.tokenizer import ModelTokenizer
 
 
 def windows(kinds: list[str], tokenizer: ModelTokenizer, count: int, length: int) -> list[list[int]]:

@@ -7,18 +7,41 @@ with LLM("demo") as llm:
         print(output.outputs[0].text)
 """
 
+from __future__ import annotations
+
 import os
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 # Threads of torch spin while they wait, also for one whose CPU a busy process has. So few turns cost nothing where the CPUs are
 # free. OpenMP reads this when torch is imported, so it stands before all imports.
 if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-from nanoengine.llm import LLM
-from nanoengine.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from nanoengine.sampling_params import BeamSearchParams, SamplingParams
+if TYPE_CHECKING:
+    from nanoengine.beam_search.params import BeamSearchParams
+    from nanoengine.core.outputs import CompletionOutput, RequestOutput
+    from nanoengine.llm import LLM
+    from nanoengine.observability.request_times import RequestMetrics
+    from nanoengine.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 
 __all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams"]
+
+_MODULES = {
+    "LLM": "llm",
+    "BeamSearchParams": "beam_search.params",
+    "CompletionOutput": "core.outputs",
+    "RequestMetrics": "observability.request_times",
+    "RequestOutput": "core.outputs",
+    "SamplingParams": "sampling.params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: a folder of the package may be deleted, and the rest works."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'nanoengine' has no attribute {name!r}")
+    return getattr(import_module(f"nanoengine.{_MODULES[name]}"), name)

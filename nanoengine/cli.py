@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
-from nanoengine.fetch import DOWNLOADS
-from nanoengine.fetch import fetch as fetch_model
 from nanoengine.llm import LLM, show_log
-from nanoengine.outputs import RequestOutput
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.models.fetch import DOWNLOADS
+from nanoengine.models.fetch import fetch as fetch_model
+from nanoengine.models.tokenizer import Message
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.command import add_arguments
 from nanoengine.server.command import run as run_server
-from nanoengine.tokenizer import Message
 
 DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
     "def binary_search(",
@@ -127,7 +127,7 @@ def serve(args: argparse.Namespace) -> None:
 
 def models(_: argparse.Namespace) -> None:
     """List the models on this machine, what they take, and whether they run."""
-    from nanoengine.inventory import inventory, table
+    from nanoengine.models.inventory import inventory, table
 
     print(table(inventory()))
     print(

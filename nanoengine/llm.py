@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
-from nanoengine.builder import build_engine
-from nanoengine.config import EngineConfig
-from nanoengine.engine.interrupts import InterruptGuard
-from nanoengine.engine.kv.events import KVEvent
-from nanoengine.engine.kv.statistics import CacheStats
-from nanoengine.engine.metrics import EngineMetrics, EngineStats
-from nanoengine.engine.request import Request
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
-from nanoengine.outputs import RequestOutput
-from nanoengine.sampling_params import BeamSearchParams, SamplingParams
-from nanoengine.tokenizer import Message
+from nanoengine.builder import build_engine, is_installed, not_installed, read_config
+from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
+from nanoengine.core.llm import LLM as CoreLLM
+from nanoengine.core.llm import Prompt, prompt_list
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sequence import Request
+from nanoengine.interrupts import InterruptGuard, Interruptible
+
+if TYPE_CHECKING:
+    from nanoengine.beam_search.params import BeamSearchParams
+    from nanoengine.models.tokenizer import Message
+    from nanoengine.observability.cache_stats import CacheStats
+    from nanoengine.observability.kv_events import KVEventListener
+    from nanoengine.observability.metrics import EngineMetrics
 
 logger = logging.getLogger("nanoengine")
 
-Prompt = str | Sequence[int]
 
-
-class LLM:
+class LLM(CoreLLM):
     """A model, ready to generate.
 
     Args:
         model: "demo" (bundled), "smollm2" (once fetched), a local folder, a .gguf file, or a hub name such as "Qwen/Qwen3-0.6B".
         use_tqdm: show what start-up is doing: compiling kernels, loading weights, recording.
-        options: the fields of `EngineConfig`.
+        options: those of the engine, and of its capabilities.
 
     Raises:
         UnknownOption, InvalidConfig, KVCacheTooSmall: an option is unknown, or cannot work.
@@ -43,10 +44,12 @@ class LLM:
     """
 
     def __init__(self, model: str = "demo", *, use_tqdm: bool = True, **options: Any):
-        self.config = EngineConfig.from_options(model, options)
+        self.config = read_config(str(model), options)
         show_log()
-        built = build_engine(self.config, use_tqdm)
-        self.engine, self.model_config, self.tokenizer = built.engine, built.model_config, built.tokenizer
+        self.built = build_engine(self.config, use_tqdm)
+        self.engine, self.tokenizer = self.built.engine, self.built.tokenizer
+        self._interrupts = InterruptGuard()
+        self.engine.executor = Interruptible(self.engine.executor, self._interrupts)
 
     def generate(
         self,
@@ -69,10 +72,7 @@ class LLM:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        prompt_list = _prompt_list(prompts)
-        params = _params_list(sampling_params, len(prompt_list))
-        pairs = zip(prompt_list, params, strict=True)
-        return self._run([self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs], use_tqdm)
+        return self._run_with_bar(self.make_requests(prompts, sampling_params, cache_salt), use_tqdm)
 
     def chat(
         self,
@@ -96,7 +96,7 @@ class LLM:
         if not messages:
             return []
         is_one = isinstance(messages[0], dict)
-        conversations = cast(Sequence[Sequence[Message]], [messages] if is_one else messages)
+        conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
         prompts = [
             self.tokenizer.encode_chat(conversation, chat_template_kwargs, tools) for conversation in conversations
         ]
@@ -111,7 +111,20 @@ class LLM:
             InvalidPrompt, InvalidSamplingParams: bad prompts, or more beams than the engine can run at once.
             StepFailed: as `generate`.
         """
-        return self._run([self.engine.make_beam_request(prompt, params) for prompt in _prompt_list(prompts)], use_tqdm)
+        for folder in ("beam_search", "sampling"):
+            if not is_installed(folder):
+                raise not_installed(folder)
+        from nanoengine.beam_search.search import Search, beam_search
+        from nanoengine.sampling import params as sampling
+
+        asked = prompt_list(prompts)
+        with _bar(len(asked), use_tqdm) as bar:
+
+            def after_step(searches: list[Search]) -> None:
+                bar.update(sum(search.is_over for search in searches) - bar.n)
+
+            with self._interrupts:
+                return beam_search(self.engine, asked, params, sampling.SamplingParams, after_step=after_step)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Complete one prompt and yield its text piece by piece, as soon as each piece is final.
@@ -121,7 +134,7 @@ class LLM:
         """
         if sampling_params is not None and sampling_params.num_sequences != 1:
             raise InvalidSamplingParams(
-                f"n is {sampling_params.n} and best_of is {sampling_params.best_of}: a stream has one completion"
+                f"the params ask for {sampling_params.num_sequences} completions: a stream has one"
             )
         return self._stream(self.engine.make_request(prompt, sampling_params))
 
@@ -130,116 +143,63 @@ class LLM:
         return self.tokenizer.hf
 
     @property
-    def cache_stats(self) -> CacheStats:
-        """How much of what was asked for the prefix cache had, and in which tier."""
-        return self.engine.scheduler.block_manager.stats
-
-    @property
     def metrics(self) -> EngineMetrics:
         """All that the engine counts, as it stands now."""
-        return self.engine.metrics()
+        return self.built.metrics.snapshot(self.engine)
 
-    def listen_to_kv_events(self, listener: Callable[[KVEvent], None] | None) -> None:
+    @property
+    def cache_stats(self) -> CacheStats:
+        """How much of what was asked for the prefix cache had."""
+        return self.metrics.cache
+
+    def listen_to_kv_events(self, listener: KVEventListener | None) -> None:
         """Call `listener` with each block of the prefix cache that comes or goes, for a router of requests; None ends it.
 
         It hears first of all that is cached now, and after each step of what has changed in it.
         """
-        self.engine.listen_to_kv_events(listener)
+        self.built.metrics.events.attach(listener, self.engine.scheduler.blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
         return self.engine.reset_prefix_cache()
 
-    def close(self) -> None:
-        """Abort what runs and give the memory back. Closing twice is allowed."""
-        self.engine.close()
+    def _run_with_bar(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
+        metrics = self.built.metrics if use_tqdm and "observability" in self.built.capabilities else None
+        before = None if metrics is None else copy(metrics.observer.steps)
+        with _bar(len(requests), use_tqdm) as bar, self._interrupts:
 
-    def __enter__(self) -> LLM:
-        return self
+            def after_step() -> None:
+                if metrics is not None and before is not None:
+                    bar.set_postfix_str(metrics.progress(self.engine, before), refresh=False)
+                bar.update(sum(request.finished for request in requests) - bar.n)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
-        before = copy(self.engine.stats)
-        try:
-            # Without miniters=0, tqdm would look at the clock only when a request ends.
-            with tqdm(total=len(requests), desc="Generating", unit="request", disable=not use_tqdm, miniters=0) as bar:
-                for request in requests:
-                    self.engine.submit(request)
-                unfinished = {request.request_id for request in requests}
-                while unfinished:
-                    # A step that touched nobody is no step forward: somebody else may have ended the others.
-                    touched = self.engine.step() or requests
-                    ended = {request.request_id for request in touched if request.finished} & unfinished
-                    unfinished -= ended
-                    if use_tqdm:
-                        bar.set_postfix_str(self._progress(before), refresh=False)
-                        bar.update(len(ended))
-        finally:  # after Ctrl-C, nobody waits for the rest
-            with InterruptGuard():  # a second Ctrl-C waits until all are gone
-                for request in requests:
-                    self.engine.abort(request.request_id)
-
-        outputs = [request.output() for request in requests]
-        errors = [request.error for request in requests if request.error is not None]
-        if errors:
-            raise StepFailed(f"{len(errors)} of {len(requests)} requests failed: {errors[0]}", outputs) from errors[0]
-        return outputs
+            return self.run(requests, after_step)
 
     def _stream(self, request: Request) -> Iterator[str]:
         sent = 0
         try:
             self.engine.submit(request)
             while True:
-                piece = request.completions[0].detokenizer.text_from(sent)
+                detokenizer = request.sequences[0].detokenizer
+                assert detokenizer is not None
+                piece = detokenizer.text_from(sent)
                 if piece:
                     yield piece
                     sent += len(piece)
                 elif request.finished:
                     break
                 else:
-                    self.engine.step()
+                    with self._interrupts:
+                        self.engine.step()
         finally:
             self.engine.abort(request.request_id)
         if request.error is not None:
             raise StepFailed(f"the request failed: {request.error}", [request.output()]) from request.error
 
-    def _progress(self, before: EngineStats) -> str:
-        """What the engine does now, and its rates since `before`."""
-        stats, scheduler = self.engine.stats.since(before), self.engine.scheduler
-        return (
-            f"prefill {stats.prefill_rate:.0f} tok/s, decode {stats.decode_rate:.0f} tok/s, "
-            f"KV {scheduler.block_manager.pool.usage:.0%}, running {len(scheduler.running)}, waiting {len(scheduler.waiting)}"
-        )
 
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise InvalidPrompt(
-            f"prompts must be a string, a list of token ids or a list of such, not {type(prompts).__name__}"
-        )
-    if prompts and isinstance(prompts[0], int):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence):
-        raise InvalidSamplingParams(
-            f"sampling_params must be SamplingParams or a list of them, not {type(params).__name__}"
-        )
-    if len(params) != count:
-        raise InvalidSamplingParams(
-            f"sampling_params has {len(params)} entries for {count} prompts: give one, or one for each"
-        )
-    return list(params)
+def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:
+    # Without miniters=0, tqdm would look at the clock only when a request ends.
+    return tqdm(total=total, desc="Generating", unit="request", disable=not use_tqdm, miniters=0)
 
 
 def show_log() -> None:

@@ -21,8 +21,8 @@ from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
 from nanoengine.layers.rotary import RotaryEmbedding
-from nanoengine.model_config import LayerConfig, ModelConfig, RopeConfig
 from nanoengine.models.decoder import Decoder
+from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
 from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
 from nanoengine.runner.model_runner import ModelRunner
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from nanoengine.chat_template import render
 from nanoengine.errors import InvalidPrompt
+from nanoengine.models.chat_template import render
 from tests.vectors import vectors
 
 TRANSFORMERS = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(BPE()), bos_token="<s>", eos_token="</s>")

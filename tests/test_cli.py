@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanoengine.cli import main
-from nanoengine.tokenizer import HFTokenizer, Message
+from nanoengine.models.tokenizer import HFTokenizer, Message
 
 
 def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:

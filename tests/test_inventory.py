@@ -14,11 +14,11 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from nanoengine import inventory as module
+from nanoengine.models import inventory as module
 from nanoengine.core.model_config import read_json
-from nanoengine.fetch import DOWNLOADS, models_folder
-from nanoengine.inventory import Entry, inventory, table
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.fetch import DOWNLOADS, models_folder
+from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
 
 FETCHABLE = list(DOWNLOADS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine import placement as module
+from nanoengine.models import placement as module
 from nanoengine.errors import InvalidConfig
-from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
+from nanoengine.models.placement import check_room_for_weights, choose_dtype, device_name, find_device
 
 
 @pytest.fixture

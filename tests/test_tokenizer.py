@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
-from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer
+from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
 from tests.engine.toys import FAST
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
@@ -320,7 +320,7 @@ def test_chats_and_prompts_need_no_transformers(tmp_path: Path) -> None:
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from nanoengine.tokenizer import HFTokenizer\n"
+        "import sys; from pathlib import Path; from nanoengine.models.tokenizer import HFTokenizer\n"
         f"tokenizer = HFTokenizer(Path({str(tmp_path)!r}))\n"
         f"tokenizer.decode(tokenizer.encode('a') + tokenizer.encode_chat([{USER!r}]))\n"
         "assert 'transformers' not in sys.modules"

@@ -20,7 +20,7 @@ from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionMetadata
 from nanoengine.kernels.interface import Kernels
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 @dataclass

@@ -26,8 +26,8 @@ from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton_kernels import TritonKernels
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.model_config import ModelConfig
 
 BLOCK_SIZE = 16
 FEW, MANY = 1, 9

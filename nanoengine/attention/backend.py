@@ -11,7 +11,7 @@ import torch
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 class AttentionBackend(core.AttentionBackend):

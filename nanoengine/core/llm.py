@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
@@ -52,17 +53,27 @@ class LLM:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
             StepFailed: an exception inside a step; its `outputs` hold what the other requests got.
         """
-        prompt_list = _prompt_list(prompts)
-        pairs = zip(prompt_list, _params_list(sampling_params, len(prompt_list)), strict=True)
-        return self.run([self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs])
+        return self.run(self.make_requests(prompts, sampling_params, cache_salt))
 
-    def run(self, requests: Seq[Request]) -> list[RequestOutput]:
+    def make_requests(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: SamplingParams | Seq[SamplingParams] | None,
+        cache_salt: str = "",
+    ) -> list[Request]:
+        """A request for each prompt; nothing runs yet."""
+        listed = prompt_list(prompts)
+        pairs = zip(listed, _params_list(sampling_params, len(listed)), strict=True)
+        return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
+
+    def run(self, requests: Seq[Request], after_step: Callable[[], object] = lambda: None) -> list[RequestOutput]:
         """Run requests to their end."""
         try:
             for request in requests:
                 self.engine.submit(request)
             while not all(request.finished for request in requests):
                 self.engine.step()
+                after_step()
         finally:  # after Ctrl-C, nobody waits for the rest
             for request in requests:
                 self.engine.abort(request.request_id)
@@ -76,7 +87,7 @@ class LLM:
         """Abort what runs and give the memory back. Closing twice is allowed."""
         self.engine.close()
 
-    def __enter__(self) -> LLM:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -85,7 +96,8 @@ class LLM:
         self.close()
 
 
-def _prompt_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+def prompt_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """Prompts as a list; raises InvalidPrompt for what is none."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Seq):

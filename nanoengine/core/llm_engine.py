@@ -49,6 +49,7 @@ class LLMEngine:
         eos_token_ids: end-of-text tokens.
         depth: 1: the result of a step is taken before the next is scheduled; 2: one step later, so that the device never waits.
         seed: where the seeds of requests without one come from.
+        default_params: of requests without any.
         listeners: are told what happened.
     """
 
@@ -63,11 +64,12 @@ class LLMEngine:
         eos_token_ids: Seq[int] = (),
         depth: int = 1,
         seed: int = 0,
+        default_params: SamplingParams | None = None,
         listeners: Seq[Listener] = (),
     ):
         self.scheduler, self.executor, self.tokenizer = scheduler, executor, tokenizer
         self.vocab_size, self.max_model_len, self.eos_token_ids = vocab_size, max_model_len, tuple(eos_token_ids)
-        self.depth, self.listeners = depth, listeners
+        self.depth, self.default_params, self.listeners = depth, default_params or SamplingParams(), listeners
         self.encode = tokenizer.encode
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
@@ -104,7 +106,7 @@ class LLMEngine:
                 raise InvalidRequest(f"{name} is {shown(value)}: it must be a string of printable characters")
         if type(priority) is not int or not -(2**63) <= priority < 2**63:
             raise InvalidRequest(f"priority is {shown(priority)}: it must be an integer of 64 bits")
-        params = SamplingParams() if params is None else params
+        params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)

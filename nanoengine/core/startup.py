@@ -48,6 +48,7 @@ class Startup:
         self.extras: list[PlanExtra] = []
         self.listeners: list[Listener] = []
         self.drafter: Drafter | None = None
+        self.default_params = SamplingParams()
         self.layouts: list[KVLayout] = [FullLayout()]
         size = config.block_size
         self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
@@ -201,6 +202,7 @@ class Startup:
             eos_token_ids=self.eos_token_ids,
             depth=self.depth,
             seed=config.seed,
+            default_params=self.default_params,
             listeners=self.listeners,
         )
 

@@ -54,8 +54,11 @@ class KVOffload(Capability):
         startup.stores.append(offload)
         startup.extras.append(offload)
         startup.listeners.append(offload)
+        observed = startup.facts.setdefault("metrics", {})
+        observed["offload"] = lambda: offload.stats
         if disk is not None:
             gate = FileGate(offload, disk, startup.blocks)
+            observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
             startup.gates.append(gate)
             startup.listeners.append(gate)
 

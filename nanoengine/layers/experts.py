@@ -17,7 +17,7 @@ from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.layers.dense_slot import DenseSlot
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.interleaved import InterleavedColumns, InterleavedExperts
-from nanoengine.model_config import ExpertsConfig
+from nanoengine.models.model_config import ExpertsConfig
 
 
 class Experts:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import layers as core
-from nanoengine.model_config import RopeConfig
+from nanoengine.models.model_config import RopeConfig
 
 
 class RotaryEmbedding(core.RotaryEmbedding):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families import (
     gemma,
@@ -22,6 +21,7 @@ from nanoengine.models.families import (
     smollm3,
 )
 from nanoengine.models.families.windows import layer_types_of
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
 FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo, gemma, gpt_oss)

@@ -3,48 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.capability import Capability
-from nanoengine.core.config import check_choice
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.description import describe
 from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
-from nanoengine.placement import check_room_for_weights
+from nanoengine.models.options import ModelOptions
+from nanoengine.models.placement import check_room_for_weights
+from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.quantization.at_load import quantizer
-from nanoengine.tokenizer import ModelTokenizer
-
-QUANTIZATIONS = ("int8", "int4", "int4-128", "fp8")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
-    """Options of the model and its files.
-
-    Args:
-        tokenizer: a folder or hub name, if the tokenizer is not the model's own.
-        quantization: store weights in fewer bits than the checkpoint does: "int8" (a scale for each output), "int4" (groups of 32
-            inputs with a scale and a zero point), "int4-128" (groups of 128), or "fp8" (on GPUs that multiply it, with
-            activations to match). None: as in the files, which may be quantized themselves.
-    """
-
-    tokenizer: str | None = None
-    quantization: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.quantization is not None:
-            check_choice("quantization", self.quantization, QUANTIZATIONS)
-        if self.tokenizer is not None and not isinstance(self.tokenizer, str):
-            raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")
 
 
 class Models(Capability):

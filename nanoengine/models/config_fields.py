@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from nanoengine.config import MAX_INT32
+from nanoengine.core.config import MAX_INT32
 from nanoengine.errors import UnsupportedModel, shown
 
 WITHOUT_EFFECT = re.compile(

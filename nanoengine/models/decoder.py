@@ -23,7 +23,7 @@ from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import NoNorm, OffsetNorm
 from nanoengine.layers.reordered import Reordered
 from nanoengine.layers.rotary import RotaryEmbedding, rotary_order
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 NAMES_OF_Q_AND_K = re.compile(r"\.(q_proj|k_proj|qkv_proj|q_norm|k_norm)\.")
 """Tensors whose rows are dimensions of the heads of q and k."""

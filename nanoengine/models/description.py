@@ -10,13 +10,11 @@ from typing import Any
 
 from nanoengine.core.model_config import read_json
 from nanoengine.core.tokenizer import end_token_ids
-from nanoengine.errors import InvalidSamplingParams
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
-from nanoengine.sampling_params import SamplingParams
-from nanoengine.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
+from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
 
 SAMPLING = {
     "temperature": "temperature",
@@ -33,7 +31,7 @@ SAMPLING = {
 class Description:
     """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it.
 
-    `default_sampling` has what generation_config.json says of sampling, by the names of `SamplingParams`.
+    `default_sampling` has the numbers that generation_config.json gives for sampling, unchecked, by the names of `SamplingParams`.
     """
 
     config: ModelConfig
@@ -72,13 +70,6 @@ def _open_tokenizer(path: Path) -> ModelTokenizer:
 
 
 def _default_sampling(generation: Mapping[str, Any]) -> dict[str, int | float]:
-    """What a model's makers advise; a value of a wrong kind is no advice."""
-    values: dict[str, Any] = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
-    found: dict[str, Any] = {
-        name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
-    }
-    try:
-        SamplingParams(**found)
-    except InvalidSamplingParams:
-        return {}
-    return found
+    """What a model's makers advise: what is a number. Nobody has checked its range."""
+    values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
+    return {name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}

@@ -16,9 +16,9 @@ from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.checkpoint import Checkpoint, StoredHeader
 from nanoengine.models.decoder import build_model
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import BITS

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nanoengine.errors import ModelNotFound, shown
-from nanoengine.fetch import DOWNLOADS
 from nanoengine.gguf.file import PART
+from nanoengine.models.fetch import DOWNLOADS
 
 DEMO = Path(__file__).parent.parent / "demo"
 DESCRIPTION_FILES = ("*.json", "*.jinja", "*.txt", "*.model")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nanoengine.config import MAX_POSITIONS
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import RopeConfig
 from nanoengine.models.config_fields import REQUIRED, ConfigFields
+from nanoengine.models.limits import MAX_POSITIONS
+from nanoengine.models.model_config import RopeConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 RENAMED = {"su": "longrope"}

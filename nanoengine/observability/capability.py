@@ -19,7 +19,7 @@ class Observability(Capability):
     metrics: Metrics
 
     def policy(self, startup: Startup) -> None:
-        """Facts: "metrics", see `metrics.Sources`; "blocks_of_longest", see `Metrics`."""
+        """Facts: "metrics", see `metrics.Sources`."""
         caching = startup.config.enable_prefix_caching
         observer = Observer(startup.max_model_len, enable_prefix_caching=caching)
         events = KVEventPublisher()
@@ -28,8 +28,8 @@ class Observability(Capability):
         startup.listeners += [observer, events]
         self.metrics = Metrics(
             startup.max_model_len,
+            startup.blocks_needed(startup.max_model_len),
             observer,
             events,
             sources=startup.facts.get("metrics"),
-            blocks_of_longest=startup.facts.get("blocks_of_longest"),
         )

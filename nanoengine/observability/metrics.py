@@ -53,7 +53,7 @@ class Metrics:
 
     Args:
         max_model_len: longest sequence in tokens.
-        blocks_of_longest: blocks that a sequence of that length has at once. None: all of its blocks, in every KV group.
+        blocks_of_longest: blocks that a sequence of that length has at once.
         sources: see `Sources`; read whenever a snapshot is taken.
         observer: counts; it is a listener of the engine, too, and so is `events`.
     """
@@ -61,11 +61,11 @@ class Metrics:
     def __init__(
         self,
         max_model_len: int,
+        blocks_of_longest: int,
         observer: Observer,
         events: KVEventPublisher,
         *,
         sources: Sources | None = None,
-        blocks_of_longest: int | None = None,
     ):
         self.max_model_len, self.observer, self.events = max_model_len, observer, events
         self.sources = {} if sources is None else sources
@@ -91,7 +91,7 @@ class Metrics:
             num_blocks=blocks.num_blocks,
             block_size=blocks.block_size,
             max_model_len=self.max_model_len,
-            max_concurrency=blocks.num_blocks / (self.blocks_of_longest or _all_blocks(blocks, self.max_model_len)),
+            max_concurrency=blocks.num_blocks / self.blocks_of_longest,
             num_preemptions=scheduler.num_preemptions,
             num_requests=observer.num_requests,
             finished=dict(observer.finished_by_reason),
@@ -116,7 +116,3 @@ class Metrics:
 def kv_usage(blocks: BlockManager) -> float:
     """Share of the KV pool that sequences hold, 0 to 1."""
     return 1 - blocks.num_free / blocks.num_blocks
-
-
-def _all_blocks(blocks: BlockManager, num_tokens: int) -> int:
-    return -(-num_tokens // blocks.block_size) * len(blocks.layouts)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from nanoengine.core.capability import Capability
-from nanoengine.core.config import check_bool
 from nanoengine.core.errors import KVCacheTooSmall
 from nanoengine.core.startup import Startup
 from nanoengine.recording.buckets import (
@@ -18,21 +15,8 @@ from nanoengine.recording.buckets import (
     drafted_buckets,
     prompt_buckets,
 )
+from nanoengine.recording.options import RecordingOptions
 from nanoengine.recording.recorded_steps import RecordedSteps, Recorder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOptions:
-    """Options of recordings.
-
-    Args:
-        enforce_eager: record nothing: no CUDA graphs, no CPU step programs.
-    """
-
-    enforce_eager: bool = False
-
-    def __post_init__(self) -> None:
-        check_bool("enforce_eager", self.enforce_eager)
 
 
 class Recording(Capability):

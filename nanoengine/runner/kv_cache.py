@@ -12,7 +12,7 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import KVLayer
 from nanoengine.engine.kv.groups import WINDOW, KVGroup, KVSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 
 class KVCache:

@@ -23,14 +23,14 @@ from nanoengine.engine.messages import UNKNOWN
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.kernels.interface import choose_kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, attention_specs, build_model
 from nanoengine.models.description import config_table
 from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
-from nanoengine.placement import check_room_for_weights, choose_dtype, device_name, find_device
+from nanoengine.models.placement import check_room_for_weights, choose_dtype, device_name, find_device
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import quantizer
 from nanoengine.runner.draft_model import DraftModel

@@ -6,6 +6,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 
 
@@ -18,6 +19,7 @@ class Sampling(Capability):
         SamplingPart(startup.runner)
 
     def policy(self, startup: Startup) -> None:
+        startup.default_params = SamplingParams()
         collector = Collector()
         self.masks = Masks(startup.model_config.vocab_size)
         startup.listeners.append(collector)

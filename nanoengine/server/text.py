@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from nanoengine.core.detokenizer import INCOMPLETE
 from nanoengine.errors import InvalidPrompt
-from nanoengine.tokenizer import Message, ModelTokenizer
+from nanoengine.models.tokenizer import Message, ModelTokenizer
 
 T = TypeVar("T")
 

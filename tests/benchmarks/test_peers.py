@@ -9,8 +9,8 @@ from benchmarks.peers import ContinuousBatching, Generate
 from benchmarks.random_weights import SHAPES, write_checkpoint
 from benchmarks.workload import Workload
 from nanoengine import LLM
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.model_config import ModelConfig
 from tests.support import QWEN3_06B
 
 WORKLOAD = Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7])

@@ -13,7 +13,7 @@ import torch
 import bench
 from benchmarks import quality, texts
 from benchmarks.quality import Comparison, Way, opened, weight_bytes
-from nanoengine.tokenizer import HFTokenizer
+from nanoengine.models.tokenizer import HFTokenizer
 from tests.support import reference_logits, reference_model, tiny_checkpoint
 
 TEXT = [7 * i % 256 for i in range(100)]

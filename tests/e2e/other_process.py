@@ -13,7 +13,7 @@ import torch
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.engine.messages import StepPlan, StepResult
-from nanoengine.model_config import ModelConfig
+from nanoengine.models.model_config import ModelConfig
 
 POISON = 222
 """A token at which the model over there raises."""

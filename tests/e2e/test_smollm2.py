@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.fetch import DOWNLOADS
+from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.names import DEMO
 from tests.e2e.questions import QUESTIONS
 from tests.support import fill_kv_with_nan, forced_logits, reference_choices, reference_logits

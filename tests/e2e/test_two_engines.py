@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from nanoengine.core_builder import capabilities, read_config
 
 from nanoengine import RequestOutput
 from nanoengine.core.outputs import RequestOutput as CoreOutput
 from nanoengine.core.startup import Startup
-from nanoengine.core_builder import capabilities, read_config
 from nanoengine.sampling.params import SamplingParams
 from tests.e2e.one_number import MAX_LEN, Asked, Model, checkpoint, draw_model, draw_request, opened
 from tests.kernels.draws import REASON

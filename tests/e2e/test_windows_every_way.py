@@ -16,8 +16,8 @@ import pytest
 
 from nanoengine import SamplingParams, builder
 from nanoengine.engine.kv.groups import Groups, group_layers
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.description import Description
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.runner.kv_cache import kv_specs
 from tests.e2e.small_engine import late_device, open_llm
 from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS, draw_engine, run

@@ -21,7 +21,7 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
-from nanoengine.model_config import ExpertsConfig
+from nanoengine.models.model_config import ExpertsConfig
 from nanoengine.runner.logprobs import compute_logprobs
 from tests.kernels.formulas import DTYPES, weight_of
 from tests.kernels.formulas import random as numbers

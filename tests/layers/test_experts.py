@@ -15,7 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from nanoengine.core.layers import RMSNorm
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
-from nanoengine.model_config import ExpertsConfig
+from nanoengine.models.model_config import ExpertsConfig
 
 HIDDEN, SIZE, EPS = 33, 20, 1e-6
 NAMES = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanoengine.core.layers import Angles, apply_rotary
 from nanoengine.layers.rotary import RotaryEmbedding
-from nanoengine.model_config import RopeConfig
+from nanoengine.models.model_config import RopeConfig
 from tests.support import angles_at, threads
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from nanoengine.errors import UnsupportedModel
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.model_config import ModelConfig
 from tests.models.configs import QWEN3_06B, without
 
 SIZES = (

@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 
 from nanoengine.errors import ModelNotFound
-from nanoengine.fetch import DOWNLOADS
+from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.names import DEMO, WEIGHT_FILES, find_model, first_parts
 
 PARTS = [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from nanoengine.core_builder import capabilities, read_config
 
 from nanoengine.core.capability import Capability
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.startup import Startup
-from nanoengine.core_builder import capabilities, read_config
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.recording.recorded_steps import RecordedSteps
 

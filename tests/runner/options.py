@@ -7,8 +7,8 @@ from typing import Any
 
 from nanoengine.config import EngineConfig
 from nanoengine.core.model_config import read_json
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.model_config import ModelConfig
 
 
 def engine_config(folder: Path, **options: Any) -> EngineConfig:

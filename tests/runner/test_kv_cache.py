@@ -9,7 +9,7 @@ import torch
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.engine.kv.groups import FULL, WINDOW, KVSpec, group_layers
-from nanoengine.model_config import LayerConfig
+from nanoengine.models.model_config import LayerConfig
 from nanoengine.runner.kv_cache import KVCache, bytes_of_layer, kv_specs
 from tests.support import QWEN3_06B
 

@@ -10,8 +10,8 @@ from tokenizers import AddedToken
 from nanoengine.builder import Built
 from nanoengine.engine.llm_engine import LLMEngine
 from nanoengine.engine.messages import Chunk, PromptLogprobs, StepPlan, StepResult
+from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.outputs import TokenLogprob
-from nanoengine.tokenizer import HFTokenizer
 from tests.engine.toys import Eager, make_scheduler, samples_of
 from tests.support import TOY, byte_tokenizer
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.outputs import TokenLogprob
 from nanoengine.server.logprobs import LEAST, LogprobShapes
 from nanoengine.server.text import TokenTexts
-from nanoengine.tokenizer import ModelTokenizer
 
 
 class Bytes:

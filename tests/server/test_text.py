@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 from nanoengine.errors import InvalidPrompt, ModelNotFound
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO, find_model
+from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
-from nanoengine.tokenizer import HFTokenizer, ModelTokenizer
 
 ALPHABET = ["a", "b", "ab", " ", "  ", "\n", "\t", "\u00a0", "Ä", "語", "🦜", "e\u0301", ".", "_", "x1", "AB", "\u2581"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nanoengine.config import DTYPES, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
+from nanoengine.core.config import DTYPES
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.limits import MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
+from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

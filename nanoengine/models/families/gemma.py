@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoengine.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import activation_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
+from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
 
 ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")

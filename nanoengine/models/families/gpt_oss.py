@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import activation_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("GptOssForCausalLM",)

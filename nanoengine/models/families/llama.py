@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import read_decoder
+from nanoengine.models.model_config import ModelConfig
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
 from nanoengine.models.families.windows import window_of
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("MixtralForCausalLM",)

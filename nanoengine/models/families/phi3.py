@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from nanoengine.errors import UnsupportedModel
-from nanoengine.model_config import ModelConfig, TensorNames
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import read_decoder
 from nanoengine.models.families.windows import window_of
+from nanoengine.models.model_config import ModelConfig, TensorNames
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import read_decoder
 from nanoengine.models.families.windows import windows_of_qwen
+from nanoengine.models.model_config import ModelConfig
 
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 

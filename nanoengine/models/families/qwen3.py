@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
 from nanoengine.models.families.windows import window_of, windows_of_qwen
+from nanoengine.models.limits import MAX_LAYERS
+from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.model_config import LayerConfig, ModelConfig
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import head_dim_of, read_decoder
 from nanoengine.models.families.windows import FULL, SLIDING, layer_types_of, window_of, windows_by_types
+from nanoengine.models.limits import MAX_LAYERS
+from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
 ARCHITECTURES = ("SmolLM3ForCausalLM",)

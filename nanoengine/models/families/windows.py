@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoengine.config import MAX_LAYERS
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.limits import MAX_LAYERS
 from nanoengine.models.rope_config import LAYER_TYPES
 
 FULL, SLIDING = LAYER_TYPES

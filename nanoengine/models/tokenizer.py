@@ -141,7 +141,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
         Raises:
             InvalidPrompt: no chat template, or messages that it does not take.
         """
-        from nanoengine.chat_template import render  # Jinja is loaded for chats only
+        from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
 
         template = self._choose_template(tools)
         return render(

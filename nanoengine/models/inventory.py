@@ -10,10 +10,10 @@ from textwrap import shorten
 
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
-from nanoengine.fetch import DOWNLOADS, models_folder
-from nanoengine.model_config import ModelConfig
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
+from nanoengine.models.fetch import DOWNLOADS, models_folder
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
 
 COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")

@@ -1,0 +1,83 @@
+"""Ctrl-C lands while a step is computed, and never between two states of the engine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+
+from nanoengine.core.llm_engine import Executor, Launched
+from nanoengine.core.messages import StepPlan, StepResult
+
+
+class InterruptGuard:
+    """Holds KeyboardInterrupt back while it is entered; raises it in `allowed` regions, or at the end.
+
+    Without it a signal could stop the scheduler between taking a block and noting it. It does nothing where Ctrl-C does not
+    raise KeyboardInterrupt anyway: outside the main thread, or under a handler of the application's own.
+    """
+
+    def __init__(self) -> None:
+        self._is_active = self._is_pending = False
+        self._is_deferring = True
+
+    def __enter__(self) -> InterruptGuard:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._handle)
+            self._is_active, self._is_pending = True, False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._is_active:
+            return
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._is_active = False
+        if self._is_pending and error is None:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """A region that may be interrupted; its caller handles KeyboardInterrupt."""
+        try:
+            self._is_deferring = False
+            if self._is_active and self._is_pending:
+                self._is_pending = False
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._is_deferring = True
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self._is_deferring:
+            raise KeyboardInterrupt
+        self._is_pending = True
+
+
+class Interruptible:
+    """An executor whose work may be interrupted: the engine handles what it raises, and all sequences resume."""
+
+    def __init__(self, executor: Executor, guard: InterruptGuard):
+        self.executor, self.guard = executor, guard
+
+    def launch(self, plan: StepPlan) -> Launched:
+        with self.guard.allowed():
+            return InterruptibleLaunch(self.executor.launch(plan), self.guard)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+class InterruptibleLaunch:
+    """A launched step that may be interrupted while its result is awaited."""
+
+    def __init__(self, launched: Launched, guard: InterruptGuard):
+        self.launched, self.guard = launched, guard
+
+    def result(self) -> StepResult:
+        with self.guard.allowed():
+            return self.launched.result()

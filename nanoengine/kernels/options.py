@@ -1,0 +1,31 @@
+"""Options of the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions:
+    """Options of the kernels.
+
+    Args:
+        kernels: "native" (compiled for this CPU), "triton" (for NVIDIA GPUs), "torch" (plain torch operations, attention too
+            unless it is named), or "auto": those made for the device where they can run.
+        activation_dtype: what activations are rounded to where they meet quantized weights: "int8" (by blocks of 16, so that
+            products are sums of integers), "float32" (not rounded: the exact results of the stored weights), or "auto": int8
+            where there are kernels for it.
+        kv_cache_dtype: "auto" (that of the model), or "int8": 8-bit numbers and a scale for each token of a head, which is
+            about half the bytes of bfloat16, and near it.
+    """
+
+    kernels: str = "auto"
+    activation_dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("kernels", self.kernels, ("auto", "native", "triton", "torch"))
+        check_choice("activation_dtype", self.activation_dtype, ("auto", "int8", "float32"))
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "int8"))

@@ -1,0 +1,21 @@
+"""Options of recordings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingOptions:
+    """Options of recordings.
+
+    Args:
+        enforce_eager: record nothing: no CUDA graphs, no CPU step programs.
+    """
+
+    enforce_eager: bool = False
+
+    def __post_init__(self) -> None:
+        check_bool("enforce_eager", self.enforce_eager)
