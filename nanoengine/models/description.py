@@ -31,7 +31,7 @@ SAMPLING = {
 class Description:
     """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it.
 
-    `default_sampling` has the numbers that generation_config.json gives for sampling, unchecked, by the names of `SamplingParams`.
+    `default_sampling`: the numbers that generation_config.json gives for sampling, unchecked, by the names of `SamplingParams`.
     """
 
     config: ModelConfig
