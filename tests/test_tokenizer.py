@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 

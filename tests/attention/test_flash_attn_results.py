@@ -23,7 +23,7 @@ from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.errors import InvalidConfig
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.attention.stand_ins import PACKAGES, installed
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.support import TOY
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from tests.attention.every_backend import BLOCK_SIZES, both_dtypes, every_backend, running
 from tests.attention.paged import Heads, Pool, Sequences, assert_attended, exact_pool
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 DECODES = 4
 

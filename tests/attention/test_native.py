@@ -16,7 +16,7 @@ from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import PLAIN, THETA, Exact, Heads, Pool, Sequences, assert_attended, exact_pool, first_seen
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.kernels.formulas import DTYPES, assert_close, strided
 from tests.support import angles_at
 

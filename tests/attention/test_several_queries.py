@@ -13,7 +13,7 @@ from nanoengine.core.attention import AttentionSpec
 from tests.attention.every_backend import BLOCK_SIZES, both_dtypes, running
 from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended, exact_pool
 from tests.attention.test_mixed_batches import with_padding
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 BACKENDS = ("torch", "native")
 

@@ -14,7 +14,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core import torch_attention
 from nanoengine.core.attention import AttentionSpec
 from tests.core.paged_attention import SCALE, Paged, assert_equal, attention_calls
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.support import model_runner
 
 A_FEW = 17  # tokens of a decode

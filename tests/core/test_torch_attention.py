@@ -23,7 +23,7 @@ from tests.core.paged_attention import (
     boundary_lengths,
     dense_attention,
 )
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
