@@ -159,7 +159,7 @@ def test_tokens_are_those_that_each_gets_alone(tiny: Path, alone: dict[str, list
     if options["num_kv_blocks"] * options["block_size"] == 64 and llm.engine.scheduler.max_num_seqs > 3:
         assert metrics.num_preemptions > 0
     if options.get("preemption_mode") == "swap":
-        assert metrics.offload.num_saved_blocks > 0
+        assert bool(metrics.offload.num_saved_blocks) == bool(metrics.cache.num_evicted_blocks)
     assert (metrics.cache.num_hit_tokens > 0) == options.get("enable_prefix_caching", True)
     assert device is None or device.num_overlapping > 0
 
