@@ -38,7 +38,7 @@ from benchmarks.report import Report
 from benchmarks.texts import TEXTS, windows
 from nanoengine import LLM, SamplingParams
 from nanoengine.config import DTYPES, QUANTIZATIONS
-from nanoengine.core.weights import TensorHeader
+from nanoengine.models.headers import TensorHeader
 from nanoengine.engine.messages import Chunk, RowSampling, Started, StepPlan
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, build_model
