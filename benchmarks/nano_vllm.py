@@ -12,6 +12,7 @@ from pathlib import Path
 from time import process_time
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.options import BadOption
 from benchmarks.workload import Workload
@@ -27,10 +28,10 @@ class NanoVLLM:
         package, config = ModuleType("nanovllm"), ModuleType("nanovllm.config")
         package.__path__ = [str(folder)]
         vars(config)["Config"] = object
-        sys.modules |= {"nanovllm": package, "nanovllm.config": config}
-        self._scheduler: Any = import_module("nanovllm.engine.scheduler").Scheduler
-        self._sequence: Any = import_module("nanovllm.engine.sequence").Sequence
-        self._params: Any = import_module("nanovllm.sampling_params").SamplingParams
+        with patch.dict(sys.modules, {"nanovllm": package, "nanovllm.config": config}):
+            self._scheduler: Any = import_module("nanovllm.engine.scheduler").Scheduler
+            self._sequence: Any = import_module("nanovllm.engine.sequence").Sequence
+            self._params: Any = import_module("nanovllm.sampling_params").SamplingParams
 
     def policy(self, workload: Workload, num_blocks: int, block_size: int, max_num_batched_tokens: int) -> NanoPolicy:
         """Its scheduler with a workload."""
