@@ -167,7 +167,8 @@ def opened(name: str, way: Way, window: int) -> Iterator[Opened]:
     """
     options = {"max_model_len": window, "max_num_batched_tokens": window, "max_num_seqs": 1, **way.options}
     with LLM(name, dtype=way.dtype, activation_dtype=way.activations, use_tqdm=False, **options) as llm:
-        runner, model = runner_of(llm), model_of(llm)
+        runner = runner_of(llm)
+        model = model_of(runner)
         if way.weights != STORED:
             model = _with_weights(name, way, model, runner)
             model.prepare(window)

@@ -42,10 +42,9 @@ def runner_of(llm: LLM) -> ModelRunner:
     return executor.executor
 
 
-def model_of(llm: LLM) -> Decoder:
-    model = runner_of(llm).model
-    assert isinstance(model, Decoder)
-    return model
+def model_of(runner: ModelRunner) -> Decoder:
+    assert isinstance(runner.model, Decoder)
+    return runner.model
 
 
 def weight_bytes(model: Decoder) -> int:
@@ -84,11 +83,11 @@ class Session:
 
     @cached_property
     def limit(self) -> ModelLimit:
-        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.llm)))
+        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.runner)))
 
     @property
     def backend(self) -> str:
-        return model_of(self.llm).layers[0].self_attn.attention.backend.name
+        return model_of(self.runner).layers[0].self_attn.attention.backend.name
 
     def run(
         self,
