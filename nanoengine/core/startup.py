@@ -32,7 +32,7 @@ from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import Drafter, Gate, KVLayout, KVStore, Listener, PlanExtra
 from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
 from nanoengine.core.torch_attention import TorchAttention
-from nanoengine.core.weights import SafetensorsFolder, load_weights
+from nanoengine.core.weights import load_weights
 
 logger = logging.getLogger("nanoengine")
 
@@ -134,7 +134,7 @@ class Startup:
     def _load_model(self) -> Decoder:
         assert isinstance(self.model_config, Qwen3Config)
         model = build_qwen3(self.model_config, self.kernels, self.backend, self.dtype, self.device.torch_device)
-        load_weights(model.checkpoint_tensors(), SafetensorsFolder(Path(self.config.model)))
+        load_weights(model.checkpoint_tensors(), Path(self.config.model))
         return model
 
     def measure(self) -> int:
