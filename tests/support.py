@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
@@ -165,6 +166,12 @@ def model_runner(llm: LLM) -> ModelRunner:
     runner = executor.executor if isinstance(executor, Interruptible) else executor
     assert isinstance(runner, ModelRunner)
     return runner
+
+
+def backend_of(llm: LLM) -> AttentionBackend:
+    backend = model_runner(llm).model.layers[0].self_attn.attention.backend
+    assert isinstance(backend, AttentionBackend)
+    return backend
 
 
 def fill_kv_with_nan(llm: LLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -217,6 +218,8 @@ class LLMEngine:
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
         for listener in self.listeners:
             listener.after_step(step, result, seqs)
+        if isinstance(result, Exception):
+            _forget_locals(result)
         for seq in seqs:
             self._make_text(seq)
         return seqs
@@ -296,3 +299,11 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine is closed: make a new one")
+
+
+def _forget_locals(error: BaseException) -> None:
+    """Whoever keeps the error of a step, or a REPL that does, should not keep the step's tensors."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

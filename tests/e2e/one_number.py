@@ -34,7 +34,7 @@ from tests.e2e.small_engine import assert_idle, run_with_beams
 from tests.e2e.speculating import GUESSERS, WISHES, Asked, note, teach
 from tests.e2e.test_windows_every_way import THREE_GROUPS, checkpoint, least_blocks
 from tests.models.families import SHAPES
-from tests.support import fill_kv_with_nan, model_runner, threads
+from tests.support import backend_of, fill_kv_with_nan, threads
 
 MAX_LEN = 700
 SHARED = [(3 * i + 1) % 200 for i in range(530)]
@@ -145,7 +145,7 @@ def opened(model: Model, folder: Path, **options: Any) -> Iterator[LLM]:
             patch.setattr(models, "quantizer", lambda *_: in_q4_k)
         options = {"max_model_len": MAX_LEN, "device": "cpu", **model.options, **options}
         with LLM(str(folder), use_tqdm=False, **options) as llm:
-            assert isinstance(model_runner(llm).backend, NativeAttention)
+            assert isinstance(backend_of(llm), NativeAttention)
             fill_kv_with_nan(llm)
             yield llm
 

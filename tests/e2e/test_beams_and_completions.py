@@ -1,6 +1,6 @@
 """Several continuations of one prompt: beams against transformers, completions against the same ones alone.
 
-The KV pool is full of NaN, so that a block which is shared, copied or taken back wrongly shows.
+The KV pool is full of NaN, so that a block which is shared or taken back wrongly shows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.models.names import DEMO
+from tests.e2e.small_engine import assert_idle
 from tests.support import fill_kv_with_nan, reference_logits, reference_model
 
 Tokens = list[list[int]]
@@ -28,12 +29,6 @@ def open_llm(model: Path | str = "demo", **options: Any) -> LLM:
     llm = LLM(str(model), dtype="float32", device="cpu", use_tqdm=False, **defaults | options)
     fill_kv_with_nan(llm)
     return llm
-
-
-def assert_idle(llm: LLM) -> None:
-    llm.engine.scheduler.check()
-    assert not llm.engine.has_unfinished
-    assert llm.engine.scheduler.block_manager.pool.usage == 0
 
 
 def token_ids(output: RequestOutput) -> Tokens:
@@ -184,20 +179,17 @@ def test_beams_of_many_prompts_in_a_tiny_pool(
     with open_llm(line_model, max_model_len=100, **options) as llm:
         for output in llm.beam_search([*beam_prompts, text[800:855]], params, use_tqdm=False):
             assert token_ids(output) == transformers_beams(output.prompt_token_ids, params)
-        scheduler = llm.engine.scheduler
-        assert scheduler.num_preemptions > 0 or scheduler.max_num_seqs == 5
-        assert scheduler.block_manager.stats.num_copied_blocks > 0
         assert_idle(llm)
 
 
 def test_a_bad_prompt_among_those_to_search_runs_nothing(beam_llm: LLM, beam_prompts: Tokens) -> None:
-    before = beam_llm.engine.stats.prefill_tokens
+    before = beam_llm.metrics.steps.prefill_tokens
     with pytest.raises(InvalidPrompt):
         beam_llm.beam_search([beam_prompts[0], []], BeamSearchParams(beam_width=2), use_tqdm=False)
     with pytest.raises(InvalidSamplingParams, match="beam_width"):
         beam_llm.beam_search(beam_prompts, BeamSearchParams(beam_width=49), use_tqdm=False)
     assert_idle(beam_llm)
-    assert beam_llm.engine.stats.prefill_tokens == before
+    assert beam_llm.metrics.steps.prefill_tokens == before
 
 
 # ---- several completions
@@ -214,26 +206,24 @@ LENGTHS = [70, 33, 48, 16, 5, 100]
 
 
 @pytest.fixture(scope="module")
-def fork_prompts(text: list[int]) -> Tokens:
+def prompts_of_several(text: list[int]) -> Tokens:
     return [text[60 * i : 60 * i + length] for i, length in enumerate(LENGTHS)]
 
 
 @pytest.fixture(scope="module")
-def alone(fork_prompts: Tokens) -> list[Tokens]:
+def alone(prompts_of_several: Tokens) -> list[Tokens]:
     """What every completion gets with the engine to itself, and nothing cached or shared."""
     with open_llm(max_num_seqs=1, enable_prefix_caching=False) as llm:
-        outputs = llm.generate(fork_prompts, PARAMS, use_tqdm=False)
-        assert llm.engine.scheduler.num_forks == 0
-        assert llm.engine.scheduler.block_manager.stats.num_copied_blocks == 0
+        outputs = llm.generate(prompts_of_several, PARAMS, use_tqdm=False)
         return [token_ids(output) for output in outputs]
 
 
-def test_a_completion_is_that_of_its_seed_and_index(fork_prompts: Tokens, alone: list[Tokens]) -> None:
+def test_a_completion_is_that_of_its_seed_and_index(prompts_of_several: Tokens, alone: list[Tokens]) -> None:
     assert len({tuple(tokens) for tokens in alone[0]}) == 4, "sampled completions differ"
     assert alone[1][0] == alone[1][1] == alone[1][2], "greedy ones do not"
     with open_llm() as llm:
         fewer = SamplingParams(n=2, temperature=0.9, seed=11, max_tokens=22, ignore_eos=True)
-        assert token_ids(llm.generate(fork_prompts[0], fewer, use_tqdm=False)[0]) == alone[0][:2]
+        assert token_ids(llm.generate(prompts_of_several[0], fewer, use_tqdm=False)[0]) == alone[0][:2]
 
 
 @pytest.mark.parametrize(
@@ -248,45 +238,36 @@ def test_a_completion_is_that_of_its_seed_and_index(fork_prompts: Tokens, alone:
     ],
 )
 def test_completions_side_by_side_are_those_alone(
-    fork_prompts: Tokens, alone: list[Tokens], options: dict[str, Any], enable_prefix_caching: bool
+    prompts_of_several: Tokens, alone: list[Tokens], options: dict[str, Any], enable_prefix_caching: bool
 ) -> None:
     with open_llm(max_model_len=200, enable_prefix_caching=enable_prefix_caching, **options) as llm:
         for order in (1, -1):
-            outputs = llm.generate(fork_prompts[::order], PARAMS[::order], use_tqdm=False)
+            outputs = llm.generate(prompts_of_several[::order], PARAMS[::order], use_tqdm=False)
             assert [token_ids(output) for output in outputs] == alone[::order]
             assert_idle(llm)
         scheduler = llm.engine.scheduler
-        assert scheduler.num_forks > 0
-        assert scheduler.block_manager.stats.num_copied_blocks > 0
         assert scheduler.num_preemptions > 0 or "num_kv_blocks" not in options
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])
 @pytest.mark.parametrize("chunk", [8192, 30])
-def test_the_prompt_is_computed_once_for_all_completions(
-    fork_prompts: Tokens, enable_prefix_caching: bool, chunk: int
+@pytest.mark.parametrize(("length", "shared"), [(70, 64), (48, 32)])
+def test_full_blocks_of_the_prompt_are_computed_once_for_all_completions(
+    text: list[int], enable_prefix_caching: bool, chunk: int, length: int, shared: int
 ) -> None:
+    """What is behind them, at least a token, each computes for itself."""
     with open_llm(enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=chunk) as llm:
-        llm.generate(fork_prompts[0], PARAMS[0], use_tqdm=False)  # 70 tokens: the last block is half full
-        assert llm.engine.stats.prefill_tokens == 70
-        assert llm.engine.stats.decode_tokens == 4 * 21
-        assert llm.engine.scheduler.num_forks == 3
-        assert llm.engine.scheduler.block_manager.stats.num_copied_blocks == 3
+        llm.generate(text[:length], PARAMS[0], use_tqdm=False)
+        assert llm.metrics.steps.prefill_tokens == length + 3 * (length - shared)
+        assert llm.metrics.steps.decode_tokens == 4 * 21
 
 
-def test_a_prompt_of_full_blocks_needs_no_copies(fork_prompts: Tokens) -> None:
-    with open_llm() as llm:
-        llm.generate(fork_prompts[2][:48], PARAMS[0], use_tqdm=False)
-        assert llm.engine.scheduler.num_forks == 3
-        assert llm.engine.scheduler.block_manager.stats.num_copied_blocks == 0
-
-
-def test_best_of_reports_the_likeliest_first(fork_prompts: Tokens, transformers_beams: Beams) -> None:
+def test_best_of_reports_the_likeliest_first(prompts_of_several: Tokens, transformers_beams: Beams) -> None:
     every = SamplingParams(n=6, temperature=1.0, seed=4, max_tokens=12, ignore_eos=True, logprobs=0)
     best = SamplingParams(n=2, best_of=6, temperature=1.0, seed=4, max_tokens=12, ignore_eos=True)
     with open_llm() as llm:
-        (all_six,) = llm.generate(fork_prompts[3], every, use_tqdm=False)
-        (output,) = llm.generate(fork_prompts[3], best, use_tqdm=False)
+        (all_six,) = llm.generate(prompts_of_several[3], every, use_tqdm=False)
+        (output,) = llm.generate(prompts_of_several[3], best, use_tqdm=False)
     ranked = sorted(all_six.outputs, key=lambda completion: -(completion.cumulative_logprob or 0.0))
     assert token_ids(output) == [completion.token_ids for completion in ranked[:2]]
     assert [completion.index for completion in output.outputs] == [0, 1]
@@ -294,14 +275,14 @@ def test_best_of_reports_the_likeliest_first(fork_prompts: Tokens, transformers_
         assert completion.logprobs is None, "nobody asked for them"
         assert completion.text == same.text
         assert completion.cumulative_logprob == pytest.approx(same.cumulative_logprob, abs=1e-3)
-        expected = reference_logprob(transformers_beams.model, fork_prompts[3], completion.token_ids)
+        expected = reference_logprob(transformers_beams.model, prompts_of_several[3], completion.token_ids)
         assert completion.cumulative_logprob == pytest.approx(expected, abs=1e-3)
 
 
-def test_best_of_n_reports_all_of_them_in_order(fork_prompts: Tokens) -> None:
+def test_best_of_n_reports_all_of_them_in_order(prompts_of_several: Tokens) -> None:
     params = SamplingParams(n=4, best_of=4, temperature=1.0, seed=4, max_tokens=12, logprobs=1)
     with open_llm() as llm:
-        (output,) = llm.generate(fork_prompts[3], params, use_tqdm=False)
+        (output,) = llm.generate(prompts_of_several[3], params, use_tqdm=False)
     sums = [completion.cumulative_logprob for completion in output.outputs]
     assert len(sums) == 4
     assert sums == sorted(sums, key=lambda total: -(total or 0.0))
@@ -309,7 +290,7 @@ def test_best_of_n_reports_all_of_them_in_order(fork_prompts: Tokens) -> None:
 
 
 def test_a_stream_has_one_completion_and_cannot_choose_the_best_of_several(demo_llm: LLM) -> None:
-    with pytest.raises(InvalidSamplingParams, match="best_of is 3"):
+    with pytest.raises(InvalidSamplingParams, match="the params ask for 3 completions"):
         demo_llm.stream("x", SamplingParams(best_of=3))
     assert "".join(demo_llm.stream("x", SamplingParams(best_of=1, max_tokens=3, seed=1)))
     assert_idle(demo_llm)
