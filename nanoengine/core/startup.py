@@ -95,7 +95,10 @@ class Startup:
         self.dtype: torch.dtype = self._first("dtype", self._choose_dtype)
         self.kernels: Kernels = self._first("kernels", Kernels)
         self.backend: AttentionBackend = self._first("backend", self._choose_backend)
-        self.model: Decoder = self._first("model", self._load_model)
+        try:
+            self.model: Decoder = self._first("model", self._load_model)
+        except torch.OutOfMemoryError as error:
+            raise InvalidConfig(f"{self.device.torch_device} has no room for the weights: {error}") from error
 
     def bytes_of_block(self, groups: list[list[int]]) -> int:
         """K and V of the model in a block."""
@@ -178,7 +181,13 @@ class Startup:
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, self.device.torch_device
-        found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+        try:
+            found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
+        except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second
+            raise InvalidConfig(
+                f"a KV pool of {num_blocks} blocks takes {num_blocks * self.block_bytes} bytes, which this device does not have: "
+                "lower num_kv_blocks, kv_cache_memory or gpu_memory_utilization"
+            ) from error
         return found
 
     def _new_engine(self) -> LLMEngine:
