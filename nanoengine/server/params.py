@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nanoengine.errors import InvalidSamplingParams
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
 

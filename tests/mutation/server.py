@@ -127,7 +127,6 @@ MUTANTS = (
         "if True:",
         "A full queue of one client keeps all others out.",
         (TESTS + "test_serving.py",),
-        "Its test reads no answer of the newcomer, and waits for a number of sequences that is there without it.",
     ),
     Mutant(
         "other-models-are-answered",

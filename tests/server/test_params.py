@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from nanoengine.errors import InvalidSamplingParams
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.params import cut, sampling_params
 from nanoengine.server.protocol import CompletionRequest
