@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.requests import Request as HTTPRequest
 
 import nanoengine
-from nanoengine.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
-from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
-from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
-from nanoengine.server.params import cut
+from nanoengine.server.params import cut, usable
 from nanoengine.server.protocol import Generation
 from nanoengine.server.reading import S, read
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
-
-logger = logging.getLogger("nanoengine.server")
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
@@ -60,17 +55,10 @@ class Serving:
 
     def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
         self.config = config
-        parts: list[Built] = []
-
-        def make() -> LLMEngine:
-            parts.append(build())
-            return parts[0].engine
-
-        self.engine = AsyncLLMEngine(make)
-        (built,) = parts
+        self.engine, built = build_async_engine(build)
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
-        self.defaults = _usable(built.models.default_sampling)
+        self.defaults = usable(built.models.default_sampling)
         self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)
@@ -236,16 +224,6 @@ class Serving:
 def _short_name(model: str) -> str:
     """What a model is called: a path's last part, or the name itself."""
     return Path(model).resolve().name if os.path.exists(model) else model
-
-
-def _usable(advised: Mapping[str, int | float]) -> Mapping[str, Any]:
-    """What the model's makers advise; nothing of it if any of it cannot work: nobody has checked it."""
-    try:
-        SamplingParams(**advised)  # type: ignore[arg-type]
-    except InvalidSamplingParams as error:
-        logger.warning("what generation_config.json says of sampling is left out: %s", error)
-        return {}
-    return advised
 
 
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:

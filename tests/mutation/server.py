@@ -129,6 +129,14 @@ MUTANTS = (
         (TESTS + "test_serving.py",),
     ),
     Mutant(
+        "what-a-client-has-is-not-counted",
+        SERVER + "serving.py",
+        "own = self.jobs.num_sequences_of(client) + ",
+        "own = ",
+        "One client alone may fill a full queue further, as if it had nothing in it.",
+        (TESTS + "test_serving.py",),
+    ),
+    Mutant(
         "other-models-are-answered",
         SERVER + "serving.py",
         "if model not in self.names:",
