@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "chat-usage-counts-one-choice",
         SERVER + "chat.py",
-        "sum(c.num_tokens for c in choices), cached))",
-        "choices[0].num_tokens, cached))",
+        "num_new = sum(progress.num_tokens for progress in choices)",
+        "num_new = choices[0].num_tokens",
         "The usage of a stream with several choices counts the tokens of the first.",
         (TESTS + "test_chat.py",),
     ),
