@@ -139,7 +139,7 @@ def script_engine(text: str, *, max_num_seqs: int = 8) -> LLMEngine:
 
 
 @cache
-def expected(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+def expected(*prompt: int, max_tokens: int = 40) -> list[int]:
     """What a request with seed 0 gets, whatever else runs."""
     engine = make_engine()
     request = engine.make_request(list(prompt), greedy(max_tokens))
