@@ -25,9 +25,9 @@ from nanoengine.core.errors import (
 )
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import CompletionOutput
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
+from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import VOCAB, ToyModel, make_engine
 from tests.core.toys import run as run_engine
 

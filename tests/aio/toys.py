@@ -10,9 +10,9 @@ from typing import Any
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, check, make_engine, run
 
 EOS = 0
