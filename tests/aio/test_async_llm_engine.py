@@ -31,7 +31,7 @@ from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import VOCAB, ToyModel, make_engine
 from tests.core.toys import run as run_engine
 
-from .toys import PATIENCE, POISON, Poisoned, StepGate, assert_idle, expected, greedy, script_engine
+from .toys import PATIENCE, POISON, Poisoned, ShowingParams, StepGate, assert_idle, expected, greedy, script_engine
 
 T = TypeVar("T")
 
@@ -209,7 +209,7 @@ def test_thousands_of_tiny_requests(make: Make) -> None:
     engine, _ = make(script_engine(""))
 
     async def main() -> None:
-        requests = [engine.make_request("?", SamplingParams(max_tokens=2)) for _ in range(3000)]
+        requests = [engine.make_request("?", ShowingParams(max_tokens=2)) for _ in range(3000)]
         streams = [engine.submit(request) for request in requests]
         for deltas in await asyncio.gather(*map(read, streams)):
             assert (tokens_of(deltas), reasons_of(deltas)) == ([0], ["stop"])
