@@ -53,7 +53,9 @@ POINTS = {
     "no memory for a layer": Point(
         lambda runner: [(runner.model.layers[-1], "mlp")], is_late=True, error=torch.OutOfMemoryError
     ),
-    "no memory to sample": Point(lambda runner: [(runner.sampler, "sample")], samples=True, error=torch.OutOfMemoryError),
+    "no memory to sample": Point(
+        lambda runner: [(runner.sampler, "sample")], samples=True, error=torch.OutOfMemoryError
+    ),
     "results": Point(lambda _: [(LaunchedStep, "result")], samples=True),
     "NaN": Point(lambda runner: [(runner.model, "compute_logits")], is_late=True, samples=True),
 }

@@ -2,7 +2,8 @@
 
 The matrix: every point of a step where something may go wrong, while the victim's prompt is computed or while it is decoded; with
 one step at a time, with two in flight, and with two on a device that is late; under each policy; with room for all, with
-preemptions, with several completions, and behind a prefix that others have computed. One engine lives through all faults of its kind.
+preemptions, with several completions, and behind a prefix that others have computed. One engine lives through all faults of its
+kind.
 
 After each fault: those who were in the step have ended with an error, all others have their tokens, every block is back, what is
 cached still gives its log probabilities to the bit, and no prefix of the victim is found that may be wrong.

@@ -156,7 +156,7 @@ MUTANTS = (
         "_compiled(template).render(_plain(values))",
         "_compiled(template).render(values)",
         "A chat template gets Python objects with methods, and not copies of plain values.",
-        ("tests/test_chat_template.py",),
+        ("tests/models/test_chat_template.py",),
     ),
     Mutant(
         "continued-message-is-closed",
@@ -164,7 +164,7 @@ MUTANTS = (
         "return _cut_at_mark(text) if continue_final_message else text",
         'return text.replace(MARK, "")',
         "A message that the model is to go on with is closed by the template.",
-        ("tests/test_chat_template.py",),
+        ("tests/models/test_chat_template.py",),
     ),
     Mutant(
         "special-tokens-are-added-always",
@@ -172,7 +172,7 @@ MUTANTS = (
         "(encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)",
         "(encoding,) = self._fast.encode_batch([text])",
         "A rendered chat gets a second first-of-text token.",
-        ("tests/test_tokenizer.py",),
+        ("tests/models/test_tokenizer.py",),
     ),
     Mutant(
         "tool-template-is-not-chosen",
@@ -180,7 +180,7 @@ MUTANTS = (
         'if tools is not None and "tool_use" in templates:',
         "if False:",
         "A model's own template for tools is not used.",
-        ("tests/test_tokenizer.py",),
+        ("tests/models/test_tokenizer.py",),
     ),
     Mutant(
         "user-error-ends-well",

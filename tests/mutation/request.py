@@ -142,7 +142,7 @@ MUTANTS = (
         "outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))",
         "outputs.sort(key=lambda output: output.cumulative_logprob or 0.0)",
         "best_of reports the completions of the lowest log probability.",
-        ("tests/e2e/test_beams_and_forks.py::test_best_of_reports_the_likeliest_first",),
+        ("tests/e2e/test_beams_and_completions.py::test_best_of_reports_the_likeliest_first",),
     ),
     Mutant(
         "tpot-counts-the-first-token",
