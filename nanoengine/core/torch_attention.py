@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -41,7 +43,7 @@ class TorchAttention(AttentionBackend):
         """Each sequence by itself, in slices of its queries: its new tokens against what they see of the cache."""
         out, start = torch.empty_like(q), 0
         for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
-            history = seq_len - query_len
+            history = max(0, seq_len - query_len)  # of a padding row, too, which sees nothing
             origin = self.first_seen(history, spec)  # position of the first key that is gathered
             slots = self.slots(table, torch.arange(origin, seq_len, device=q.device))[None]
             k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
@@ -62,7 +64,9 @@ class TorchAttention(AttentionBackend):
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        return self.prefill(q, k_cache, v_cache, runs, spec, sinks)
+        """As a prefill, with the lengths on the device: the host may know upper bounds alone."""
+        exact = replace(runs, seq_lens_list=runs.seq_lens.tolist())
+        return self.prefill(q, k_cache, v_cache, exact, spec, sinks)
 
     def slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of token positions, for one block table or one per row."""

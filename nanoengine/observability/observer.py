@@ -9,6 +9,7 @@ from time import perf_counter
 from nanoengine.core.messages import StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import Listener, PlanExtra
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.observability.cache_stats import CacheStats
 from nanoengine.observability.request_times import (
@@ -21,7 +22,7 @@ from nanoengine.observability.request_times import (
 from nanoengine.observability.step_stats import EngineStats
 
 
-class Observer:
+class Observer(PlanExtra, Listener):
     """A `Listener`; as a `PlanExtra` it sees when steps begin.
 
     Args:
@@ -42,9 +43,6 @@ class Observer:
         self._last_step = (0, 0)  # prompt tokens and generated tokens of the last step, which are not in `times` yet
 
     # ---- as a part of plans
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         """A step begins."""
