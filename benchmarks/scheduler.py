@@ -82,18 +82,30 @@ def run(args: argparse.Namespace, report: Report) -> None:
     inputs = check_range("--input-len", tuple(args.input_len))
     outputs = check_range("--output-len", tuple(args.output_len))
     nano_vllm = NanoVLLM(args.nano_vllm) if args.nano_vllm else None
-    for repetition in range(args.repeat):
+    for _ in range(args.repeat):
         for count in args.num_seqs:
             workload = random_workload(count, inputs, outputs, VOCAB_SIZE, args.seed)
             pools = pool_sizes(workload, args.block_size)
-            for pool, policy, depth in product(SHARES, args.policy, args.depth):
-                case: Case = {"num_seqs": count, "policy": policy, "depth": depth, "pool": pool}
-                size = pools[pool], args.block_size
-                for engine, scheduler in contenders(workload, *size, policy, depth, nano_vllm):
-                    label = f"{count} sequences, {policy}, {pool}, {engine}, {repetition + 1} of {args.repeat}"
-                    with tqdm(total=workload.num_output_tokens, desc=label, leave=False, disable=None) as bar:
-                        report.add(case, measure(scheduler, workload, bar), engine)
+            for case in product(SHARES, args.policy, args.depth):
+                measure_case(workload, pools, *case, args.block_size, nano_vllm, report)
         report.add({"prompt_tokens": LONG_PROMPT}, measure_hashing(args.block_size, args.seed))
+
+
+def measure_case(
+    workload: Workload,
+    pools: dict[str, int],
+    pool: str,
+    policy: str,
+    depth: int,
+    block_size: int,
+    nano_vllm: NanoVLLM | None,
+    report: Report,
+) -> None:
+    case: Case = {"num_seqs": len(workload), "policy": policy, "depth": depth, "pool": pool}
+    for engine, scheduler in contenders(workload, pools[pool], block_size, policy, depth, nano_vllm):
+        label = ", ".join([*map(str, case.values()), engine])
+        with tqdm(total=workload.num_output_tokens, desc=label, leave=False, disable=None) as bar:
+            report.add(case, measure(scheduler, workload, bar), engine)
 
 
 def contenders(
