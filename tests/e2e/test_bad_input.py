@@ -232,12 +232,12 @@ def test_the_weights_of_an_unsupported_model_are_never_fetched(broken: Path, mon
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with open_llm(Path("someone/model")):
-        assert [fetches_weights(patterns) for patterns in fetched] == [False, True]
+        assert [fetches_weights(patterns) for patterns in fetched] == [False, False, True]
     fetched.clear()
     edit_json(broken / "config.json", architectures=["GPT2LMHeadModel"])
     with pytest.raises(UnsupportedModel):
         open_llm(Path("someone/model"))
-    assert [fetches_weights(patterns) for patterns in fetched] == [False]
+    assert [fetches_weights(patterns) for patterns in fetched] == [False, False]
 
 
 @pytest.mark.parametrize("eos", [VOCAB_SIZE, [256, VOCAB_SIZE + 5], -1])

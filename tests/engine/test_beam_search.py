@@ -21,7 +21,7 @@ from nanoengine.errors import InvalidSamplingParams
 from nanoengine.outputs import RequestOutput, TokenLogprob, TokenLogprobs
 from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.engine_toys import assert_idle, make_engine, run
-from tests.drawn import FAST, ToyModel, continuation, runs_of, sampled_rows, watch
+from tests.engine.toys import FAST, ToyModel, continuation, runs_of, sampled_rows, watch
 
 EOS = 0
 VOCAB = 6

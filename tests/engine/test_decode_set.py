@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nanoengine.engine.decode_set import DecodeSet
 from nanoengine.engine.messages import Decodes
 from nanoengine.engine.sequence import Sequence
-from tests.drawn import FAST, make_sequence, tell
+from tests.engine.toys import FAST, make_sequence, tell
 
 
 def decoding(seq_id: int, length: int, row: int | None = None, priority: int = 0) -> Sequence:

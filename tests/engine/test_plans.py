@@ -14,7 +14,7 @@ from tests.engine.engine_toys import make_engine
 from tests.engine.late_model import LateModel
 from tests.engine.plan_mirror import PlanMirror
 from tests.engine.test_beam_search import BeamModel
-from tests.drawn import FAST, ToyModel, add, answer, is_decode, make_scheduler, make_sequence, run_step
+from tests.engine.toys import FAST, ToyModel, add, answer, is_decode, make_scheduler, make_sequence, run_step
 from tests.engine.workload import NO_EOS, Wish, assert_as_alone, serve, wishes
 
 

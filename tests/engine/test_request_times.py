@@ -26,7 +26,7 @@ from nanoengine.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.engine_toys import Clock, Script, make_engine, run
 from tests.engine.speculation.guessers import by_chance, speculation
 from tests.engine.test_beam_search import BeamModel
-from tests.drawn import FAST, ToyModel, continuation
+from tests.engine.toys import FAST, ToyModel, continuation
 from tests.engine.workload import Wish, serve, wishes
 
 OF_THE_ENDED = (

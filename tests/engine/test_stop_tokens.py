@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nanoengine.engine.messages import UNKNOWN
 from nanoengine.engine.stop_tokens import StopTokens
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 
 
 def test_what_stands_for_no_token_always_counts() -> None:

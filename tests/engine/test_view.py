@@ -16,7 +16,7 @@ from nanoengine.engine.view import CACHED, FREE, FULL, OPEN, SHARED, EngineView,
 from nanoengine.sampling_params import SamplingParams
 from tests.engine.engine_toys import Clock, DigitTokenizer, make_engine, run
 from tests.engine.test_fetching import FILED, behind_files
-from tests.drawn import FAST, VOCAB_SIZE, ToyModel
+from tests.engine.toys import FAST, VOCAB_SIZE, ToyModel
 
 
 def check(engine: LLMEngine) -> EngineView:

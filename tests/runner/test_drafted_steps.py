@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nanoengine.engine.messages import UNKNOWN, Chunk, Decodes, Drafted, StepPlan
 from nanoengine.runner.inputs import Layout, pack, shape_of
 from nanoengine.runner.model_runner import drop_runs
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 from tests.runner.conftest import MakeRunner
 from tests.runner.fake_stream import FakeStream
 from tests.runner.plans import decodes, execute, fill_with_nan, start

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nanoengine.core.sampling import NONE_LEFT
 from nanoengine.engine.messages import UNKNOWN, Drafted
 from nanoengine.runner.drafts import Drafts
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream
 
 STREAM = FakeStream()

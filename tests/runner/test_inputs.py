@@ -16,7 +16,7 @@ from nanoengine.engine.messages import Chunk, StepPlan
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.runner.inputs import InputBatch, Layout, StepShape, pack, shape_of, unpack
 from nanoengine.runner.rows import Rows
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream
 from tests.runner.plans import decodes, start
 

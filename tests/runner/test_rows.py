@@ -15,7 +15,7 @@ from nanoengine.engine.kv.block_pool import NULL_BLOCK
 from nanoengine.engine.messages import Chunk, Entries, Started, StepPlan
 from nanoengine.runner.rows import Rows
 from nanoengine.runner.stream import CpuStream
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 from tests.runner.fake_stream import FakeStream
 from tests.runner.plans import decodes, sampling, start
 from tests.runner.random_plans import RandomPlans

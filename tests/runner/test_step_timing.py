@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nanoengine.engine.messages import UNKNOWN, StepPlan
 from nanoengine.runner.step_timing import HISTORY, MOST_NEW, SIZES, time_steps
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 from tests.runner.conftest import MakeRunner
 from tests.runner.plans import assert_same, execute, prefill
 

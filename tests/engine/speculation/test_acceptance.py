@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.engine.speculation.acceptance import FIRST_GUESS, FIRST_RATE, LEARNING_RATE, Acceptance
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 
 NUM_DRAFTS = 5
 runs = st.integers(1, NUM_DRAFTS).flatmap(lambda count: st.tuples(st.just(count), st.integers(0, count)))

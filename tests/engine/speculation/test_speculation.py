@@ -16,7 +16,7 @@ from nanoengine.engine.speculation.acceptance import Acceptance
 from nanoengine.engine.speculation.speculation import LEAST_GAIN, Candidate, Speculation
 from nanoengine.engine.speculation.step_costs import StepCosts
 from tests.engine.speculation.guessers import HOSTILE, Scripted, right, speculation, wrong
-from tests.drawn import FAST, VOCAB_SIZE, continuation, make_sequence, tell
+from tests.engine.toys import FAST, VOCAB_SIZE, continuation, make_sequence, tell
 
 FREE = StepCosts([(1, 1.0), (1000, 1.0)])
 DEAR = StepCosts([(1, 1.0), (1000, 1000.0)])

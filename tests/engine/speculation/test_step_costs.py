@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.engine.speculation.step_costs import LEARNING_RATE, MOST_OFF, StepCosts
-from tests.drawn import FAST
+from tests.engine.toys import FAST
 
 MEASURED = [(1, 2.0), (4, 3.0), (16, 9.0), (64, 33.0)]
 curves = st.dictionaries(st.integers(1, 99), st.floats(1e-4, 10), min_size=1, max_size=7).map(
