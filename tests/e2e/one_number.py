@@ -92,6 +92,7 @@ def draw_way(rng: random.Random, folder: Path) -> dict[str, Any]:
     return determinism.draw_way(rng, folder) | {
         "max_num_batched_tokens": rng.choice([7, 64, 300, 8192]),
         "max_num_seqs": rng.choice([4, 6, 256]),
+        "block_size": rng.choice([16, 16, 32, 48, 128]),
         "num_drafts": rng.randint(2, 15),
     }
 
