@@ -116,6 +116,11 @@ def test_mistakes_are_named() -> None:
         LLM(DEMO, block_size=0)
     with pytest.raises(KVCacheTooSmall, match="one sequence of max_model_len 100 takes 7"):
         LLM(DEMO, num_kv_blocks=5, max_model_len=100)
+    for length in (1, 5000):
+        with pytest.raises(InvalidConfig, match=f"max_model_len is {length}: it must be from 2, .* to 4096"):
+            LLM(DEMO, max_model_len=length)
+    with pytest.raises(InvalidConfig, match="which this device does not have: lower num_kv_blocks"):
+        LLM(DEMO, num_kv_blocks=2**31 - 2)
 
 
 def test_prompts_are_checked_before_anything_runs(llm: LLM) -> None:
