@@ -60,8 +60,8 @@ class Observed:
         self.observer = Observer(max_model_len, enable_prefix_caching=enable_prefix_caching, clock=self.clock)
         self.events = KVEventPublisher()
         self.sources: dict[str, Any] = {}
-        longest = {"blocks_of_longest": blocks_of_longest}
-        self.metrics = Metrics(max_model_len, self.observer, self.events, sources=self.sources, **longest)
+        longest = blocks_of_longest or num_groups * -(-max_model_len // block_size)
+        self.metrics = Metrics(max_model_len, longest, self.observer, self.events, sources=self.sources)
         layouts = [FullLayout() for _ in range(num_groups)]
         self.model.layouts = layouts
         blocks = BlockManager(
