@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
+from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.seams import Gate
 from nanoengine.core.sequence import Sequence
 
 from .toys import EOS, check, make_engine, run
@@ -75,6 +77,22 @@ def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_d
     engine.step()
     assert engine.executor.num_computed == 10 + 10 + 3, "it goes on behind two blocks of the first chunk"
     run(engine, [])
+
+
+def test_a_chunk_that_was_launched_before_a_preemption_publishes_nothing_of_the_next_life() -> None:
+    class PreemptingGate(Gate):
+        def make_way(self, running: Any, waiting: Any) -> Any:
+            return running.copy()
+
+    engine = make_engine(max_chunk=4, gates=[PreemptingGate()])
+    scheduler = engine.scheduler
+    engine.submit(engine.make_request([1] * 12))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [step.runs[0].seq_id for step in (first, second)] == [0, 0]
+    scheduler.commit(StepResult([]))
+    assert not scheduler.blocks.index[0]
+    scheduler.commit(StepResult([]))
+    assert len(scheduler.blocks.index[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,20 @@ def test_blocks_are_cleared_before_the_step_writes_to_them(runner: Any) -> None:
             assert tensor[3].isnan().all()
 
 
+def test_a_step_whose_hidden_states_are_read_is_not_replayed(runner: Any) -> None:
+    class Recorder:
+        asked = 0
+
+        def logits(self, plan: StepPlan) -> None:
+            self.asked += 1
+
+    runner.recorder = Recorder()
+    runner.launch(begin(0, 1, needs_hidden=True)).result()
+    assert runner.recorder.asked == 0
+    runner.launch(decode(0, 3)).result()
+    assert runner.recorder.asked == 1
+
+
 def test_a_closed_runner_says_so(runner: Any) -> None:
     runner.close()
     runner.close()

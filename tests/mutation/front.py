@@ -45,7 +45,7 @@ MUTANTS = (
         CORE_LLM,
         "        if errors:\n            raise StepFailed",
         "        if False:\n            raise StepFailed",
-        None,
+        "generate returns the results of failed requests as if nothing was wrong.",
         (TEST_CORE,),
     ),
     Mutant(
@@ -133,7 +133,7 @@ MUTANTS = (
         "nanoengine/sampling/params.py",
         "if self.max_tokens is not None and self.min_tokens > self.max_tokens:",
         "if False:",
-        None,
+        "min_tokens may be more than max_tokens.",
         (TEST_PARAMS,),
     ),
     Mutant(

@@ -201,7 +201,7 @@ MUTANTS = (
         "if not self.in_flight and len(self.running) > 1:",
         "if False:",
         "Prompts that were begun wait forever for each other's blocks.",
-        (EVERY_WAY,),
+        ("tests/kv_groups/test_windows_every_way.py",),
     ),
     Mutant(
         "drafts-come-before-prompts",
@@ -326,10 +326,10 @@ MUTANTS = (
     Mutant(
         "former-life-publishes",
         SCHEDULER,
-        "and seq.first_step <= number and seq.block_tables and",
-        "and seq.block_tables and",
+        "is_current = seq.first_step <= step.number and bool(seq.block_tables)",
+        "is_current = bool(seq.block_tables)",
         "A step that began before its sequence was preempted publishes blocks that it has not written.",
-        (EVERY_WAY,),
+        (TEST_ENGINE,),
     ),
     Mutant(
         "max-tokens-passes-the-model-length",

@@ -204,7 +204,7 @@ MUTANTS = (
         "return num_output_tokens >= self.min_tokens",
         "return num_output_tokens > self.min_tokens",
         "A stop string that ends with token number min_tokens is not heeded.",
-        (TEST_SAMPLING,),
+        ("tests/sampling/test_params.py",),
     ),
     Mutant(
         "text-of-a-stop-token-is-shown",

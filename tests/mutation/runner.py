@@ -78,7 +78,6 @@ MUTANTS = (
         "",
         "A row that begins anew goes on from the last token of the sequence before.",
         (TEST_INPUTS,),
-        "A row's first step is that of its prompt, whose sample overwrites the last token.",
     ),
     Mutant(
         "broken-rows-are-run",
@@ -135,7 +134,7 @@ MUTANTS = (
         "None if self.recorder is None or plan.needs_hidden else",
         "None if self.recorder is None else",
         "A step whose hidden states a part of the runner reads is replayed without them.",
-        ("tests/sampling/test_with_a_model.py",),
+        ("tests/core/test_model_runner.py",),
     ),
     Mutant(
         "answered-calls-are-recorded",

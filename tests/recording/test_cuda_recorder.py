@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine.runner import stream as module
-from nanoengine.runner.stream import CudaStream
+from nanoengine.recording import cuda_recorder as module
+from nanoengine.recording.cuda_recorder import CudaRecorder
 
 DEVICE = torch.device("cuda", 0)
 
@@ -88,7 +88,7 @@ def work() -> Tensor:
 def test_all_recordings_on_a_device_share_one_stream(cuda: Watched) -> None:
     """cuBLAS keeps a work space of up to 32 MiB for every stream."""
     for _ in range(2):
-        recorder = CudaStream(DEVICE).recorder()
+        recorder = CudaRecorder(DEVICE)
         for _ in range(5):
             recorder.record(work)
     assert cuda.streams == 1
@@ -99,7 +99,7 @@ def test_the_work_space_of_products_lies_in_the_memory_of_the_recordings(cuda: W
     """It is thrown away before the first warm-up, which must not write into another's, and before the first capture, which makes
     it anew, for itself.
     """
-    first, second = CudaStream(DEVICE).recorder(), CudaStream(DEVICE).recorder()
+    first, second = CudaRecorder(DEVICE), CudaRecorder(DEVICE)
     first.record(work)
     first.record(work)
     second.record(work)
@@ -113,7 +113,7 @@ def test_the_work_space_of_products_lies_in_the_memory_of_the_recordings(cuda: W
 
 
 def test_a_replay_gives_the_recorded_result(cuda: Watched) -> None:
-    replay = CudaStream(DEVICE).recorder().record(work)
+    replay = CudaRecorder(DEVICE).record(work)
     cuda.calls.clear()
     assert replay() is replay()
     assert cuda.calls == ["replay"] * 2

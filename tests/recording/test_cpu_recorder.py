@@ -1,3 +1,7 @@
+"""What a recording of calls on a CPU does again, and what it refuses to record."""
+
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -5,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanoengine import LLM, SamplingParams
 from nanoengine.kernels.c_functions import c_functions, recorded_calls
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.recording.cpu_recorder import CannotRecord, CpuRecorder
-from nanoengine.runner.graphs import MOST_ON_CPU
-from tests.support import fill_kv_with_nan, model_runner
 
+REASON = unsupported_reason(torch.device("cpu"), torch.float32)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 GIVEN = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
@@ -58,27 +62,3 @@ def test_calls_are_reported_while_they_are_recorded_and_not_after() -> None:
         c_functions().panels_size(32, 32, 32)
     c_functions().panels_size(32, 32, 32)
     assert len(reported) == 1
-
-
-GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-DRAWN = SamplingParams(temperature=1.1, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, logprobs=3)
-
-
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-def test_recorded_steps_give_the_same_tokens_and_log_probabilities(
-    quantization: str | None, params: SamplingParams
-) -> None:
-    """Of batches that shrink, grow beyond what is recorded, and whose sequences share blocks or do not."""
-    options: dict[str, Any] = {"kv_cache_memory": 1 << 26, "max_model_len": 256, "use_tqdm": False}
-    found = []
-    for eager in (True, False):
-        with LLM("demo", quantization=quantization, enforce_eager=eager, **options) as llm:
-            fill_kv_with_nan(llm)
-            prompts = [[[50 + i] * (5 + 7 * i) for i in range(count)] for count in (1, 3, MOST_ON_CPU + 1)]
-            prompts.append([[60] * 40 + [i] for i in range(70, 74)])
-            outputs = [out.outputs[0] for batch in prompts for out in llm.generate(batch, params, use_tqdm=False)]
-            found.append([(out.token_ids, out.logprobs) for out in outputs])
-            graphs = model_runner(llm).graphs
-            assert (graphs is None) == eager
-    assert found[0] == found[1]
