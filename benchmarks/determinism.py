@@ -24,10 +24,11 @@ from benchmarks.peers import PAD, load_in_transformers
 from benchmarks.report import Report
 from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
-from nanoengine import LLM, SamplingParams, builder
-from nanoengine.engine.kv.groups import Groups, group_layers
+from nanoengine import LLM, SamplingParams
+from nanoengine.kv_groups.layouts import Need, group_layers
+from nanoengine.models.architectures import read_model_config
+from nanoengine.models.description import config_table
 from nanoengine.models.names import find_model
-from nanoengine.runner.kv_cache import kv_specs
 
 Answers = list[tuple[list[int], list[float]]]
 """Of each request: tokens, and the log probability of each."""
@@ -54,8 +55,8 @@ def run(args: argparse.Namespace, report: Report) -> bool:
     differed = False
     with checkpoint(args, options, max_len) as model, tempfile.TemporaryDirectory() as folder:
         with LLM(model, **options) as llm:
-            prompts = draw_prompts(rng, args, llm.model_config.vocab_size)
-            report.facts |= {"parameters": llm.model_config.num_parameters(), "dtype": str(llm.model_config.dtype)}
+            prompts, config = draw_prompts(rng, args, llm.engine.vocab_size), llm.built.models.model_config
+            report.facts |= {"parameters": config.num_parameters(), "dtype": config.dtype}
             right = answers_of(llm, prompts, args.output_len, list(range(args.num_seqs)))
         threads = torch.get_num_threads()
         for way in range(1, args.ways):
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace, report: Report) -> bool:
             order, start = rng.sample(range(args.num_seqs), args.num_seqs), perf_counter()
             with LLM(model, **options | drawn, use_tqdm=False) as llm:
                 found = answers_of(llm, prompts, args.output_len, order, f"way {way}")
-                metrics = llm.engine.metrics()
+                metrics = llm.metrics
             figures = differences(right, found)
             differed |= any(figures.values())
             report.add({"way": way, "how": in_words(drawn)}, figures | {
@@ -127,10 +128,10 @@ def in_words(options: dict[str, Any]) -> str:
 
 def least_blocks(model: str, options: dict[str, Any], max_len: int) -> int:
     """Blocks that one sequence of this length needs."""
-    config = builder.describe(find_model(model), None).config.within(max_len)
+    config = read_model_config(config_table(find_model(model)))
+    groups = group_layers([config.layer(number).window for number in range(config.num_layers)])
     most_new = min(options["long_prefill_token_threshold"] or max_len, options["max_num_batched_tokens"])
-    specs = tuple(group.spec for group in group_layers(kv_specs(config)))
-    return Groups(specs, options["block_size"], most_new).blocks_at_once(max_len)
+    return Need(groups, options["block_size"], most_new, depth=2).num_blocks(max_len)
 
 
 def answers_of(

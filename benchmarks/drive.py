@@ -15,11 +15,11 @@ from time import perf_counter, sleep
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
 from nanoengine import SamplingParams
-from nanoengine.engine.executor import Executor, ExecutorInfo, Launched
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import StepPlan, StepResult
-from nanoengine.engine.request import Request
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.core.llm_engine import Executor, Launched, LLMEngine
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.scheduler import Scheduler
+from nanoengine.core.sequence import Request
+from nanoengine.interrupts import InterruptGuard, Interruptible
 
 TEMPERATURE = 0.6
 STEPS_PER_WASTE_SAMPLE = 16  # it looks at every running sequence, which costs more than all the rest
@@ -59,17 +59,17 @@ class Kind(Enum):
     """What a step computes."""
 
     PREFILL = "prefill"  # chunks alone
-    DECODE = "decode"  # one new token for each of its sequences
+    DECODE = "decode"  # one new token for each of its sequences, or some where they have drafts
     MIXED = "mixed"
 
     @classmethod
     def of_plan(cls, plan: StepPlan) -> Kind | None:
         """None if it computes nothing, but copies blocks or waits for files."""
-        if not plan.computes:
+        if not plan.num_tokens:
             return None
-        if not plan.chunks:
+        if all(run.drafts for run in plan.runs):
             return cls.DECODE
-        return cls.MIXED if plan.num_decode_tokens else cls.PREFILL
+        return cls.MIXED if len(plan.decode_rows) or plan.num_drafted else cls.PREFILL
 
 
 @dataclass(slots=True)
@@ -148,10 +148,6 @@ class Tap:
             tuple[StepPlan, float]
         ] = []  # whose results were taken, with the seconds in the executor for each
 
-    @property
-    def info(self) -> ExecutorInfo:
-        return self.executor.info
-
     def launch(self, plan: StepPlan) -> TappedStep:
         start = perf_counter()
         launched = self.executor.launch(plan)
@@ -195,36 +191,39 @@ def drive(
     run = Run([RequestTimes(when, len(prompt)) for when, prompt in zip(due, workload.prompts, strict=True)])
     times = {request.request_id: entry for request, entry in zip(requests, run.requests, strict=True)}
     pending = deque(sorted(zip(due, requests, strict=True), key=lambda pair: pair[0]))
-    tap = Tap(engine.executor)
-    engine.executor = tap
+    guard = InterruptGuard()
+    tap = Tap(Interruptible(engine.executor, guard))
+    before, engine.executor = engine.executor, tap
     preempted_before = engine.scheduler.num_preemptions
     start = perf_counter()
     try:
-        while pending or engine.has_unfinished:
-            now = perf_counter() - start
-            while pending and pending[0][0] <= now:
-                engine.submit(pending.popleft()[1])
-            if not engine.has_unfinished:
-                sleep(max(pending[0][0] - (perf_counter() - start), 0.0))
-                continue
-            is_last = num_streams > 0 and all(request.finished for request in requests[num_streams:])
-            began = perf_counter() - start
-            advanced = engine.step()
-            now = perf_counter() - start
-            _record_tokens(advanced, times, now)
-            _record_step(run, tap, engine.scheduler, began, now, preempted_before)
-            on_tokens(len(advanced))
-            if is_last:
-                break
+        with guard:
+            while pending or engine.has_unfinished:
+                now = perf_counter() - start
+                while pending and pending[0][0] <= now:
+                    engine.submit(pending.popleft()[1])
+                if not engine.has_unfinished:
+                    with guard.allowed():
+                        sleep(max(pending[0][0] - (perf_counter() - start), 0.0))
+                    continue
+                is_last = num_streams > 0 and all(request.finished for request in requests[num_streams:])
+                began = perf_counter() - start
+                advanced = engine.step()
+                now = perf_counter() - start
+                _record_tokens(advanced, times, now)
+                _record_step(run, tap, engine.scheduler, began, now, preempted_before)
+                on_tokens(len(advanced))
+                if is_last:
+                    break
     except KeyboardInterrupt:
         raise Interrupted(run) from None
     finally:
         run.seconds = perf_counter() - start
-        engine.executor = tap.executor
+        engine.executor = before
         for request in requests:
             engine.abort(request.request_id)
     for request, entry in zip(requests, run.requests, strict=True):
-        seq = request.completions[0].seq
+        [seq] = request.sequences
         entry.num_cached_tokens = seq.num_cached_tokens or 0
         entry.output_token_ids = seq.output_token_ids
     return run
@@ -234,8 +233,8 @@ def _record_tokens(advanced: list[Request], times: dict[str, RequestTimes], now:
     for request in advanced:
         if request.error is not None:
             raise request.error
-        new = request.completions[0].seq.num_output_tokens - len(times[request.request_id].token_times)
-        times[request.request_id].token_times += [now] * new
+        [seq], known = request.sequences, times[request.request_id].token_times
+        known += [now] * (len(seq.token_ids) - seq.num_prompt_tokens - len(known))
 
 
 def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: float, preempted_before: int) -> None:
@@ -253,10 +252,10 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
             now,
             seconds,
             Kind.of_plan(plan),
-            len(plan.decodes.rows) + len(plan.drafted) + len(plan.chunks),
+            len(plan.decode_rows) + len(plan.runs),
             len(scheduler.waiting),
             StepWork.of_plan(plan),
-            scheduler.block_manager.pool.usage,
+            1 - scheduler.blocks.num_free / scheduler.blocks.num_blocks,
             scheduler.num_preemptions - preempted_before,
         )
     )
@@ -264,11 +263,8 @@ def _record_step(run: Run, tap: Tap, scheduler: Scheduler, began: float, now: fl
 
 def count_wasted_slots(scheduler: Scheduler) -> tuple[int, int]:
     """KV slots in blocks of running sequences that hold no token, and all slots in those blocks, shared ones counted once."""
-    manager = scheduler.block_manager
+    blocks = scheduler.blocks
     reserved = sum(
-        len(table) * manager.block_size - seq.num_computed_tokens
-        for seq in scheduler.running
-        for table in seq.block_tables
+        len(table) * blocks.block_size - seq.num_computed for seq in scheduler.running for table in seq.block_tables
     )
-    in_use = manager.pool.num_blocks - manager.pool.num_free
-    return reserved, in_use * manager.block_size
+    return reserved, (blocks.num_blocks - blocks.num_free) * blocks.block_size

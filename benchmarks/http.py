@@ -100,7 +100,7 @@ def _prompts(args: argparse.Namespace, repetition: int, vocab_size: int) -> list
 
 def _offline(llm: LLM, args: argparse.Namespace, repetition: int, num_tokens: int) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    args.vocab_size = llm.model_config.vocab_size
+    args.vocab_size = llm.engine.vocab_size
     prompts = _prompts(args, repetition, args.vocab_size)
     llm.reset_prefix_cache()
     start = perf_counter()

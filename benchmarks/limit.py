@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import Chunk, Drafted, StepPlan
+from nanoengine.core.messages import StepPlan
 from nanoengine.models.model_config import ModelConfig
 
 
@@ -32,13 +32,11 @@ class StepWork(NamedTuple):
 
     @classmethod
     def of_plan(cls, plan: StepPlan) -> StepWork:
-        decodes = plan.decodes
-        context = pairs = int(decodes.num_computed.sum()) + len(decodes.rows)  # one query each
-        runs: list[Drafted | Chunk] = [*plan.drafted, *plan.chunks]
-        for run in runs:
-            context += run.num_computed + run.num_new
-            pairs += run.num_new * run.num_computed + run.num_new * (run.num_new + 1) // 2
-        return cls(plan.num_new_tokens, plan.num_samples, context, pairs)
+        context = pairs = int(plan.decode_starts.sum()) + len(plan.decode_rows)  # one query each
+        for run in plan.runs:
+            context += run.start + run.num_new
+            pairs += run.num_new * run.start + run.num_new * (run.num_new + 1) // 2
+        return cls(plan.num_tokens, plan.num_samples, context, pairs)
 
 
 class ModelLimit:

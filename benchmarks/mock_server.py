@@ -10,20 +10,19 @@ import socket
 import threading
 from collections import deque
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 
-from nanoengine.builder import Built
-from nanoengine.engine.door import Door
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.request import Request
-from nanoengine.engine.request_stream import RequestStream
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.aio.request_stream import Delta, RequestStream
+from nanoengine.builder import Built, read_config
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.scheduler import Scheduler
+from nanoengine.core.sequence import Request
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
-from nanoengine.outputs import Delta
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.app import make_app
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.http import BoundedHTTP
@@ -39,14 +38,14 @@ class MockEngine:
     error = None
     num_waiting = 0
 
-    def __init__(self, door: Door):
-        self._door = door
+    def __init__(self, engine: LLMEngine):
+        self._engine = engine  # checks requests, and does no step
         self._new: deque[RequestStream] = deque()
         self._wake = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
     def make_request(self, prompt: list[int], params: SamplingParams, request_id: str, **options: Any) -> Request:
-        return self._door.request(request_id, prompt, params, **options)
+        return self._engine.make_request(prompt, params, request_id, **options)
 
     def submit(self, request: Request, interval: int | None = 1) -> RequestStream:
         stream = RequestStream(request, asyncio.get_running_loop(), interval)
@@ -71,9 +70,9 @@ class MockEngine:
             news = []
             for stream in list(left):
                 left[stream] -= 1
-                reason = None if left[stream] else "length"
-                news.append((stream, [Delta(0, " token", [17], None, cast(Any, reason), None)], not left[stream]))
-                if reason:
+                is_over = not left[stream]
+                news.append((stream, [Delta(0, " token", [17], None, "length" if is_over else None, None)], is_over))
+                if is_over:
                     del left[stream]
             taken = threading.Event()
             news[0][0].loop.call_soon_threadsafe(_deliver, news, taken)
@@ -90,15 +89,22 @@ def _deliver(news: list[tuple[RequestStream, list[Delta], bool]], taken: threadi
 
 def main() -> None:
     model = describe(find_model("demo"))
-    scheduler = cast(Scheduler, SimpleNamespace(max_model_len=MAX_MODEL_LEN, max_num_seqs=1024))
-    door = Door(scheduler, model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
-    idle = SimpleNamespace(scheduler=scheduler, vocab_size=model.config.vocab_size, has_unfinished=False, close=int)
-    engine = cast(LLMEngine, idle)
-    built = Built(engine, model.config, model.tokenizer, {})
+    executor: Any = None
+    engine = LLMEngine(
+        Scheduler(BlockManager(1, 16), max_num_seqs=1, max_num_batched_tokens=1),
+        executor,
+        model.tokenizer,
+        vocab_size=model.config.vocab_size,
+        max_model_len=MAX_MODEL_LEN,
+    )
+    parts = {"models": SimpleNamespace(default_sampling={}), "observability": SimpleNamespace(metrics=None)}
+    built = Built(read_config("demo", {}), engine, model.tokenizer, parts)
     serving = Serving(lambda: built, ServerConfig(access_log=False, max_waiting=1 << 20), "demo")
-    serving.engine = cast(Any, MockEngine(door))
+    mock: Any = MockEngine(engine)
+    serving.engine = mock
     own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     own.bind(("127.0.0.1", 0))
+    own.listen(1024)  # who reads the port connects at once
     print(own.getsockname()[1], flush=True)
     settings = uvicorn.Config(
         make_app(serving), http=BoundedHTTP, ws="none", lifespan="off", log_config=None, access_log=False

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from benchmarks.options import positive_int
-from nanoengine.engine.scheduler import POLICIES, Scheduler
+from nanoengine.core.scheduler import Scheduler
+
+POLICIES = ("prefill_first", "mixed")
 
 
 class Variant(NamedTuple):

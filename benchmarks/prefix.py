@@ -57,14 +57,14 @@ def run(args: argparse.Namespace, report: Report) -> None:
 @contextmanager
 def prefix_caching(session: Session, enabled: bool) -> Iterator[None]:
     """Switch the prefix cache of an idle engine: two engines would hold the weights twice."""
-    manager = session.llm.engine.scheduler.block_manager
-    before, manager.enable_prefix_caching = manager.enable_prefix_caching, enabled
+    blocks = session.scheduler.blocks
+    before, blocks.enable_prefix_caching = blocks.enable_prefix_caching, enabled
     session.llm.reset_prefix_cache()
     try:
         yield
     finally:
         session.llm.reset_prefix_cache()
-        manager.enable_prefix_caching = before
+        blocks.enable_prefix_caching = before
 
 
 def system_prompt(session: Session, args: argparse.Namespace, seed: int) -> list[Run]:

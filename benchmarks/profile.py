@@ -16,6 +16,7 @@ from benchmarks.options import add_model_options, add_run_options, positive_int
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from nanoengine import SamplingParams
+from nanoengine.core.sequence import Phase
 
 DECODE_STEPS = 16
 REST = "(between operations)"
@@ -55,7 +56,7 @@ def _profile(session: Session, num_seqs: int, input_len: int, seed: int) -> dict
         engine.submit(request)
 
     def prefill() -> None:
-        while engine.scheduler.waiting or engine.scheduler.begun:
+        while any(seq.phase in (Phase.WAITING, Phase.PREFILLING) for request in requests for seq in request.sequences):
             engine.step()
 
     def decode() -> None:

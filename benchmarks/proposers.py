@@ -26,9 +26,9 @@ from tokenizers import Tokenizer
 from benchmarks.figures import Figures
 from benchmarks.options import BadOption, positive_int
 from benchmarks.report import Report
-from nanoengine.engine.speculation.ngram import NgramProposer
-from nanoengine.engine.speculation.proposer import Proposer
-from nanoengine.engine.speculation.suffix import SuffixProposer
+from nanoengine.speculation.ngram import NgramProposer
+from nanoengine.speculation.proposer import Proposer
+from nanoengine.speculation.suffix import SuffixProposer
 
 ROOT = Path(__file__).parent.parent
 PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
@@ -65,12 +65,11 @@ def replay(proposer: Proposer, replays: list[Replay], most: int) -> Figures:
         token_ids = list(prompt)
         end = len(prompt) + len(output)
         start = thread_time()
-        guesser = proposer.begin(len(prompt), b"")
-        guesser.guess(token_ids, 0)
+        guesser = proposer.begin(prompt, "").fork()
         prompt_seconds += thread_time() - start
         while len(token_ids) < end:
             start = thread_time()
-            guess = guesser.guess(token_ids, most)
+            guess = guesser.propose(token_ids, most)
             output_seconds += thread_time() - start
             rest = output[len(token_ids) - len(prompt) :]
             right = num_right(guess, rest[:-1])

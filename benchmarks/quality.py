@@ -35,18 +35,22 @@ from benchmarks import block_encoder
 from benchmarks.figures import Figures
 from benchmarks.options import BadOption, engine_option, positive_int
 from benchmarks.report import Report
+from benchmarks.session import model_of, runner_of, weight_bytes
 from benchmarks.texts import TEXTS, windows
 from nanoengine import LLM, SamplingParams
-from nanoengine.config import DTYPES, QUANTIZATIONS
-from nanoengine.core.weights import TensorHeader
-from nanoengine.engine.messages import Chunk, RowSampling, Started, StepPlan
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.config import DTYPES
+from nanoengine.core.inputs import pack
+from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
+from nanoengine.core.model_runner import ModelRunner
+from nanoengine.kernels.interface import Kernels
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import Decoder, build_model
+from nanoengine.models.headers import TensorHeader
 from nanoengine.models.loader import Quantizer, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
+from nanoengine.models.options import QUANTIZATIONS
 from nanoengine.quantization.at_load import quantizer
-from nanoengine.runner.inputs import pack, shape_of, unpack
-from nanoengine.runner.model_runner import ModelRunner
 
 STORED = "stored"
 WEIGHTS = (STORED, *QUANTIZATIONS, *block_encoder.FORMATS)
@@ -111,7 +115,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with opened(args.model, Way(), args.window) as way:
         texts = windows(kinds, way.llm.tokenizer, count, args.window)
         references = [way.logits(text) for text in texts]
-        report.facts |= {"texts": kinds, "windows": len(texts), "device": str(way.runner.stream.torch_device)}
+        report.facts |= {"texts": kinds, "windows": len(texts), "device": str(way.runner.device.torch_device)}
     options = dict(args.option)
     combinations = list(product(args.weights, args.dtype, args.activations))
     for weights, dtype, activations in tqdm(combinations, unit="way", leave=False, disable=None):
@@ -138,22 +142,19 @@ class Opened:
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """[tokens - 1, vocab_size] float32: what is predicted after each token but the last, whose successor nobody knows."""
         runner = self.runner
-        assert runner.kv_cache is not None
         blocks = -(-len(token_ids) // runner.block_size)
-        tables = tuple(
+        tables = [
             list(range(1 + group * blocks, 1 + (group + 1) * blocks))
             for group in range(max(runner.kv_cache.groups) + 1)
-        )
+        ]
         how = RowSampling(SamplingParams(), seed=0, num_prompt_tokens=len(token_ids))
-        plan = StepPlan(
-            started=[Started(0, list(token_ids), tables, how)], chunks=[Chunk(0, 0, len(token_ids), samples=())]
-        )
+        started = Started(0, list(token_ids), tables, how)
+        plan = StepPlan(started=[started], runs=[Run(0, 0, len(token_ids), samples=False)])
         runner.rows.apply(plan)
-        packed = pack(plan, runner.rows, runner.stream)
-        shape = shape_of(plan, packed.layout, runner.block_size)
-        numbers = packed.numbers.to(runner.stream.torch_device)
-        inputs = unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache, runner.block_size)
-        hidden = self.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
+        packed = pack(plan, runner.rows)
+        runner.send(packed)
+        batch = runner.batch(packed.shape)
+        hidden = self.model.forward(batch.input_ids, batch.positions, batch.metadata)
         return self.model.compute_logits(hidden[:-1]).cpu()
 
 
@@ -166,18 +167,19 @@ def opened(name: str, way: Way, window: int) -> Iterator[Opened]:
     """
     options = {"max_model_len": window, "max_num_batched_tokens": window, "max_num_seqs": 1, **way.options}
     with LLM(name, dtype=way.dtype, activation_dtype=way.activations, use_tqdm=False, **options) as llm:
-        runner = llm.engine.executor
-        assert isinstance(runner, ModelRunner)
-        model = runner.model
+        runner = runner_of(llm)
+        model = model_of(runner)
         if way.weights != STORED:
-            model = _with_weights(name, way, runner)
+            model = _with_weights(name, way, model, runner)
             model.prepare(window)
         yield Opened(llm, runner, model)
 
 
-def _with_weights(name: str, way: Way, runner: ModelRunner) -> Decoder:
-    dtype = getattr(torch, way.dtype)
-    model = build_model(runner.model.config, runner.kernels, runner.backend, dtype, runner.stream.torch_device)
+def _with_weights(name: str, way: Way, like: Decoder, runner: ModelRunner) -> Decoder:
+    dtype, kernels, backend = getattr(torch, way.dtype), runner.kernels, like.layers[0].self_attn.attention.backend
+    assert isinstance(kernels, Kernels)
+    assert isinstance(backend, AttentionBackend)
+    model = build_model(like.config, kernels, backend, dtype, runner.device.torch_device)
     checkpoint = AsNumbers(open_checkpoint(find_model(name, WEIGHT_FILES)))
     load_weights(model.checkpoint_tensors(), checkpoint, dtype, quantize=_quantizer(way.weights), use_tqdm=False)
     return model
@@ -202,11 +204,6 @@ class AsNumbers:
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         for name, source in self._checkpoint.tensors(dtype):
             yield name, source if isinstance(source, Tensor) else source.dequantize(torch.float32)
-
-
-def weight_bytes(model: Decoder) -> int:
-    """Of all matrices, in memory."""
-    return sum(sum(matrix.formats().values()) for matrix in model.matrices)
 
 
 # ---- comparing

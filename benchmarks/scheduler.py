@@ -1,160 +1,241 @@
-"""The scheduler and the block manager alone, without a model: what the engine's own bookkeeping costs.
+"""The scheduler and the block manager alone, without a model: what the policy costs in a step.
 
-nano-vllm's workload, all sequences at once, under each policy, with blocks for all of them (`pool` plenty) and with a quarter of
-that, where sequences are preempted all the time; with --pool-blocks, with pools of those sizes instead. Timed are
-`Scheduler.schedule` and `Scheduler.update`: admission, block tables, hashing, prefix look-ups, preemption, appending tokens,
-finishing. The sampled tokens come from nowhere. --swap adds a host tier as large as the pool, to which victims are copied, and
-the events of the cache, which are drained after each step: every feature on. --windows adds KV groups that see no more than the
-last so many tokens, one for each number. --depth 2 makes each plan before the results of the
-one before it are taken, as overlapping steps do. The last row is the hashing of one long prompt.
+nano-vllm's workload, all sequences at once, with blocks for all of them (`pool` plenty) and with a quarter of that, where
+sequences are preempted. Timed is the CPU time of `Scheduler.schedule` and `Scheduler.commit`: admission, block tables, hashing,
+look-ups of prefixes, preemption, appending tokens, ending. The sampled tokens come from nowhere. It is measured without any
+capability, and with all of them: their gates, stores, plan extras and listeners, as an engine with every option has them.
+--depth 2 schedules each step before the result of the one before it is taken. --nano-vllm measures that engine's scheduler on the
+same work, with the same blocks. The last row is one long prompt: looking for its prefix, and publishing its blocks.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import product
-from time import perf_counter
-from typing import Any
+from pathlib import Path
+from time import process_time
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from benchmarks.drive import STEPS_PER_WASTE_SAMPLE, count_wasted_slots
 from benchmarks.figures import Figures, percentiles
-from benchmarks.options import BadOption, add_run_options, check_range, positive_int
-from benchmarks.report import Case, Report
+from benchmarks.nano_vllm import NanoVLLM
+from benchmarks.options import add_run_options, check_range, positive_int
+from benchmarks.policies import POLICIES
+from benchmarks.report import ENGINE, Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
-from nanoengine.engine.kv.block_manager import BlockManager
-from nanoengine.engine.kv.groups import WINDOW, Groups, KVSpec
-from nanoengine.engine.kv.host_tier import HostTier
-from nanoengine.engine.messages import StepPlan, StepResult
-from nanoengine.engine.preemption import Preemption
-from nanoengine.engine.scheduler import POLICIES, Scheduler
-from nanoengine.engine.sequence import Sequence
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.scheduler import Scheduler
+from nanoengine.core.seams import Drafter, Gate, KVStore, Listener, PlanExtra
+from nanoengine.core.sequence import Request, Sequence
+from nanoengine.fairness.fair_share import FairShare
+from nanoengine.kv_groups.common_prefix import CommonPrefix
+from nanoengine.kv_offload.host_tier import HostTier
+from nanoengine.kv_offload.offload import Offload
+from nanoengine.observability.kv_events import KVEventPublisher
+from nanoengine.observability.observer import Observer
+from nanoengine.sampling.collector import Collector
+from nanoengine.sampling.masks import Masks
+from nanoengine.speculation.ngram import NgramProposer
+from nanoengine.speculation.speculation import Speculation
+from nanoengine.speculation.step_costs import StepCosts
 
+EVERYTHING = "with all capabilities"
 SHARES = {"plenty": 1.0, "a quarter": 0.25}
 MAX_NUM_BATCHED_TOKENS = 16384  # as nano-vllm's default
 VOCAB_SIZE = 10001
-SAMPLED_TOKEN = 7
 LONG_PROMPT = 100_000
+NUM_CLIENTS = 4  # whom the requests come from, where that matters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     count: dict[str, Any] = {"type": positive_int, "nargs": "+", "metavar": "N"}
-    parser.add_argument("--num-seqs", **count, default=[16, 256, 1024, 4096])
-    parser.add_argument("--pool-blocks", **count, help="pools of these sizes, instead of plenty and a quarter")
+    parser.add_argument("--num-seqs", **count, default=[256, 1024], help="(default: 256 1024)")
     parser.add_argument("--input-len", type=positive_int, nargs=2, default=NANO_VLLM.input_len, metavar=("LOW", "HIGH"))
     parser.add_argument(
         "--output-len", type=positive_int, nargs=2, default=NANO_VLLM.output_len, metavar=("LOW", "HIGH")
     )
     parser.add_argument("--policy", nargs="+", choices=POLICIES, default=POLICIES, help="(default: all)")
-    parser.add_argument("--depth", **count, default=[1], help="plans in flight (default: 1)")
+    parser.add_argument("--depth", **count, default=[1], help="steps in flight (default: 1)")
     parser.add_argument("--block-size", type=positive_int, default=16)
-    parser.add_argument("--no-prefix-caching", action="store_true")
-    parser.add_argument("--swap", action="store_true", help="a host tier, preemption by swapping, and events")
-    parser.add_argument(
-        "--windows", type=positive_int, nargs="+", default=[], metavar="TOKENS", help="of more KV groups"
-    )
+    parser.add_argument("--nano-vllm", type=Path, metavar="CHECKOUT", help="measure nano-vllm's scheduler too")
     add_run_options(parser, repeat=3)
 
 
-def groups_of(args: argparse.Namespace) -> Groups:
-    """One that sees all, and those of --windows."""
-    windows = (KVSpec(WINDOW, size) for size in args.windows)
-    return Groups((KVSpec(), *windows), args.block_size, MAX_NUM_BATCHED_TOKENS)
+class Policy(Protocol):
+    """A scheduler that has sequences to run."""
+
+    @property
+    def has_unfinished(self) -> bool: ...
+
+    def step(self) -> tuple[float, int]:
+        """CPU seconds of the policy in the next step, and how many tokens came of it."""
+        ...
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
     inputs = check_range("--input-len", tuple(args.input_len))
     outputs = check_range("--output-len", tuple(args.output_len))
-    if args.swap and args.no_prefix_caching:
-        raise BadOption("--swap finds blocks by their prefixes: leave --no-prefix-caching out")
-    for repetition in range(args.repeat):
+    nano_vllm = NanoVLLM(args.nano_vllm) if args.nano_vllm else None
+    for _ in range(args.repeat):
         for count in args.num_seqs:
             workload = random_workload(count, inputs, outputs, VOCAB_SIZE, args.seed)
-            pools = pool_sizes(workload, args)
-            for name, policy, depth in product(pools, args.policy, args.depth):
-                case: Case = {"num_seqs": count, "policy": policy, "depth": depth, "pool": name}
-                scheduler = make_scheduler(workload, pools[name], policy, args)
-                label = f"{count} sequences, {policy}, {name}, {repetition + 1} of {args.repeat}"
-                with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-                    report.add(case, time_scheduler(scheduler, workload, depth, bar))
-        report.add({"prompt_tokens": LONG_PROMPT}, time_hashing(args))
+            pools = pool_sizes(workload, args.block_size)
+            for case in product(SHARES, args.policy, args.depth):
+                measure_case(workload, pools, *case, args.block_size, nano_vllm, report)
+        report.add({"prompt_tokens": LONG_PROMPT}, measure_hashing(args.block_size, args.seed))
 
 
-def pool_sizes(workload: Workload, args: argparse.Namespace) -> dict[str, int]:
-    """Blocks of each pool to try. `plenty` holds all sequences at their full lengths; every pool holds one of them at least."""
-    if args.pool_blocks:
-        return {f"{size} blocks": size for size in args.pool_blocks}
+def measure_case(
+    workload: Workload,
+    pools: dict[str, int],
+    pool: str,
+    policy: str,
+    depth: int,
+    block_size: int,
+    nano_vllm: NanoVLLM | None,
+    report: Report,
+) -> None:
+    case: Case = {"num_seqs": len(workload), "policy": policy, "depth": depth, "pool": pool}
+    for engine, scheduler in contenders(workload, pools[pool], block_size, policy, depth, nano_vllm):
+        label = ", ".join([*map(str, case.values()), engine])
+        with tqdm(total=workload.num_output_tokens, desc=label, leave=False, disable=None) as bar:
+            report.add(case, measure(scheduler, workload, bar), engine)
+
+
+def contenders(
+    workload: Workload, num_blocks: int, block_size: int, policy: str, depth: int, nano_vllm: NanoVLLM | None
+) -> Iterator[tuple[str, Policy]]:
+    """Each is made when it is measured: what another one keeps would be work for the garbage collector."""
+    yield ENGINE, Core(workload, BlockManager(num_blocks, block_size), Parts(), policy, depth)
+    yield EVERYTHING, Core(workload, *all_parts(workload, num_blocks, block_size), policy, depth)
+    if nano_vllm is not None and (policy, depth) == ("prefill_first", 1):  # it has no other
+        yield "nano-vllm", nano_vllm.policy(workload, num_blocks, block_size, MAX_NUM_BATCHED_TOKENS)
+
+
+def pool_sizes(workload: Workload, block_size: int) -> dict[str, int]:
+    """Blocks of each pool. `plenty` holds all sequences at their full lengths; every pool holds the longest of them."""
     lens = [len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)]
-    blocks = groups_of(args).blocks_at_once
-    plenty, least = sum(map(blocks, lens)), blocks(max(lens) + 1)
-    return {name: max(int(plenty * share), least) for name, share in SHARES.items()}
+    blocks = [-(-length // block_size) for length in lens]
+    return {name: max(int(sum(blocks) * share), max(blocks) + 1) for name, share in SHARES.items()}
 
 
-def make_scheduler(workload: Workload, num_blocks: int, policy: str, args: argparse.Namespace) -> Scheduler:
-    longest = max(len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)) + 1
-    groups = groups_of(args)
-    if groups.blocks_at_once(longest) > num_blocks:
-        raise BadOption(f"--pool-blocks {num_blocks}: the longest sequence takes {groups.blocks_at_once(longest)}")
-    host = HostTier(num_blocks) if args.swap else None
-    options: dict[str, Any] = {"specs": groups.specs, "most_new_tokens": groups.most_new}
-    manager = BlockManager(num_blocks, args.block_size, not args.no_prefix_caching, host=host, **options)
-    manager.collect_events = args.swap
-    return Scheduler(
-        manager,
-        max_num_seqs=len(workload),
-        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-        max_model_len=longest,
-        preemption=Preemption("swap" if args.swap else "recompute"),
-        policy=policy,
-    )
-
-
-def time_hashing(args: argparse.Namespace) -> Figures:
-    """Milliseconds to look a long prompt up in an empty cache, and to publish its blocks."""
-    prompt = random_workload(1, (LONG_PROMPT, LONG_PROMPT), (1, 1), VOCAB_SIZE, args.seed).prompts[0]
-    manager = BlockManager(LONG_PROMPT // args.block_size + 2, args.block_size)
-    seq = Sequence(0, prompt, SamplingParams())
-    start = perf_counter()
-    manager.admit(seq)
-    admitted = perf_counter()
-    manager.publish(seq, LONG_PROMPT)
-    return {"hash_ms": 1000 * (admitted - start), "publish_ms": 1000 * (perf_counter() - admitted)}
-
-
-def time_scheduler(scheduler: Scheduler, workload: Workload, depth: int, bar: tqdm) -> Figures:
-    """Run a workload to its end, with so many plans in flight; microseconds of the two calls, over steps and over generated
-    tokens."""
-    for i, (prompt, count) in enumerate(zip(workload.prompts, workload.output_lens, strict=True)):
-        scheduler.add(Sequence(i, prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count)))
-    in_flight: deque[StepPlan] = deque()
+def measure(policy: Policy, workload: Workload, bar: tqdm) -> Figures:
+    """Run a workload to its end; microseconds over steps and over generated tokens."""
     times: list[float] = []
-    wasted = slots = 0
     gc.collect()
-    while scheduler.has_unfinished:
-        start = perf_counter()
-        while len(in_flight) < depth and (plan := scheduler.schedule()):
-            in_flight.append(plan)
-        scheduled = perf_counter()
-        plan = in_flight.popleft()
-        result = StepResult([SAMPLED_TOKEN] * plan.num_samples)
-        executed = perf_counter()
-        scheduler.update(plan, result)
-        scheduler.block_manager.drain_events()  # none without --swap
-        times.append(1e6 * (perf_counter() - executed + scheduled - start))
-        if len(times) % STEPS_PER_WASTE_SAMPLE == 0:
-            more_wasted, more_slots = count_wasted_slots(scheduler)
-            wasted, slots = wasted + more_wasted, slots + more_slots
-        bar.update(plan.num_samples)
-    return (
-        {"us_per_token": sum(times) / workload.num_output_tokens}
-        | percentiles("us_per_step", times, detailed=True)
-        | {
-            "steps": float(len(times)),
-            "preemptions": float(scheduler.num_preemptions),
-            "kv_waste": wasted / slots if slots else 0.0,
-        }
-    )
+    while policy.has_unfinished:
+        seconds, num_tokens = policy.step()
+        times.append(1e6 * seconds)
+        bar.update(num_tokens)
+    figures = {"us_per_token": sum(times) / workload.num_output_tokens}
+    figures |= percentiles("us_per_step", times, detailed=True) | {"steps": float(len(times))}
+    return figures | ({"preemptions": float(policy.num_preemptions)} if isinstance(policy, Core) else {})
+
+
+def measure_hashing(block_size: int, seed: int) -> Figures:
+    """CPU milliseconds to look for the prefix of a long prompt in an empty cache, and to publish its blocks."""
+    prompt = random_workload(1, (LONG_PROMPT, LONG_PROMPT), (1, 1), VOCAB_SIZE, seed).prompts[0]
+    blocks = BlockManager(LONG_PROMPT // block_size + 2, block_size)
+    request = Request("long", None, prompt, SamplingParams())
+    request.sequences = [seq] = [Sequence(0, request)]
+    start = process_time()
+    hit = blocks.find(seq)
+    found = process_time()
+    blocks.admit(seq, hit)
+    admitted = process_time()
+    blocks.publish(seq, LONG_PROMPT)
+    return {"find_ms": 1000 * (found - start), "publish_ms": 1000 * (process_time() - admitted)}
+
+
+# ---- ours
+
+
+@dataclass
+class Parts:
+    """What capabilities add to the policy."""
+
+    gates: list[Gate] = field(default_factory=list)
+    drafter: Drafter | None = None
+    extras: list[PlanExtra] = field(default_factory=list)
+    stores: list[KVStore] = field(default_factory=list)
+    listeners: list[Listener] = field(default_factory=list)
+
+
+def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[BlockManager, Parts]:
+    """In the order in which they start up. Host memory has as many blocks as the pool."""
+    parts = Parts()
+    blocks = BlockManager(num_blocks, block_size, stores=parts.stores)
+    speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
+    offload, collector = Offload(HostTier(num_blocks), None), Collector()
+    shares, observer, events = FairShare(0.5, len(workload)), Observer(longest(workload)), KVEventPublisher()
+    parts.gates.append(shares)
+    parts.drafter = speculation
+    parts.extras += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), observer]
+    parts.stores += [offload, events]
+    parts.listeners += [speculation, offload, collector, shares, observer, events]
+    return blocks, parts
+
+
+def longest(workload: Workload) -> int:
+    return max(len(prompt) + count for prompt, count in zip(workload.prompts, workload.output_lens, strict=True))
+
+
+class Core:
+    """Our scheduler with a workload."""
+
+    def __init__(self, workload: Workload, blocks: BlockManager, parts: Parts, policy: str, depth: int):
+        self.listeners, self.depth = parts.listeners, depth
+        self.scheduler = Scheduler(
+            blocks,
+            max_num_seqs=len(workload),
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            policy=policy,
+            gates=parts.gates,
+            drafter=parts.drafter,
+            extras=parts.extras,
+        )
+        for i, (prompt, count) in enumerate(zip(workload.prompts, workload.output_lens, strict=True)):
+            params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count)
+            request = Request(str(i), None, prompt, params, client=str(i % NUM_CLIENTS))
+            request.sequences = [Sequence(i, request)]
+            self.scheduler.add(request.sequences[0])
+            for listener in self.listeners:
+                listener.submitted(request)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return self.scheduler.has_unfinished
+
+    @property
+    def num_preemptions(self) -> int:
+        return self.scheduler.num_preemptions
+
+    def step(self) -> tuple[float, int]:
+        scheduler = self.scheduler
+        start = process_time()
+        while len(scheduler.in_flight) < self.depth and scheduler.schedule():
+            pass
+        step = scheduler.in_flight[0]
+        scheduled = process_time()
+        result = sample(step.number, step.plan)
+        sampled = process_time()
+        seqs = scheduler.commit(result)
+        for listener in self.listeners:
+            listener.after_step(step, result, seqs)
+        for seq in seqs:
+            if seq.finished:
+                seq.request.num_finished += 1
+                for listener in self.listeners:
+                    listener.finished(seq)
+        return process_time() - sampled + scheduled - start, len(seqs)
+
+
+def sample(step: int, plan: StepPlan) -> StepResult:
+    """Tokens that hardly repeat themselves. No draft is accepted."""
+    return StepResult([(31 * step + i) % VOCAB_SIZE for i in range(plan.num_samples)], [0] * plan.num_drafted)

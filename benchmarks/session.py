@@ -22,13 +22,34 @@ from benchmarks.random_weights import SHAPES, random_checkpoint
 from benchmarks.report import Report
 from benchmarks.workload import Workload, random_tokens
 from nanoengine import LLM
-from nanoengine.config import EngineConfig
-from nanoengine.engine.scheduler import Scheduler
+from nanoengine.builder import read_config
+from nanoengine.core.model_runner import ModelRunner
+from nanoengine.core.scheduler import Scheduler
+from nanoengine.interrupts import Interruptible
 from nanoengine.models.architectures import read_model_config
+from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import config_table
+from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import find_model
 from nanoengine.models.placement import choose_dtype
-from nanoengine.runner.model_runner import ModelRunner
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    """What computes the steps of an engine."""
+    executor = llm.engine.executor
+    assert isinstance(executor, Interruptible)
+    assert isinstance(executor.executor, ModelRunner)
+    return executor.executor
+
+
+def model_of(runner: ModelRunner) -> Decoder:
+    assert isinstance(runner.model, Decoder)
+    return runner.model
+
+
+def weight_bytes(model: Decoder) -> int:
+    """Of all matrices, in memory."""
+    return sum(sum(matrix.formats().values()) for matrix in model.matrices)
 
 
 @dataclass
@@ -41,8 +62,12 @@ class Session:
     peers: list[Generate | ContinuousBatching] = field(default_factory=list)
 
     @property
+    def model_config(self) -> ModelConfig:
+        return self.llm.built.models.model_config
+
+    @property
     def vocab_size(self) -> int:
-        return self.llm.model_config.vocab_size
+        return self.llm.engine.vocab_size
 
     @property
     def scheduler(self) -> Scheduler:
@@ -50,16 +75,19 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        return self.runner.stream.torch_device
+        return self.runner.device.torch_device
 
     @property
     def dtype(self) -> torch.dtype:
-        return choose_dtype(self.llm.config.dtype, self.llm.model_config.dtype, self.device)
+        return choose_dtype(self.llm.config.dtype, self.model_config.dtype, self.device)
 
     @cached_property
     def limit(self) -> ModelLimit:
-        stored = sum(sum(matrix.formats().values()) for matrix in self.runner.model.matrices)
-        return ModelLimit(self.llm.model_config, self.dtype.itemsize, stored)
+        return ModelLimit(self.model_config, self.dtype.itemsize, weight_bytes(model_of(self.runner)))
+
+    @property
+    def backend(self) -> str:
+        return model_of(self.runner).layers[0].self_attn.attention.backend.name
 
     def run(
         self,
@@ -100,7 +128,7 @@ def checkpoint(args: argparse.Namespace, options: dict[str, Any], longest: int) 
         longest: tokens of the longest request, prompt and output.
     """
     model = "demo" if args.random_weights else args.model
-    config = EngineConfig.from_options(model, options)
+    config = read_config(model, options)
     if args.random_weights:
         most = SHAPES[args.random_weights]["max_position_embeddings"]
     else:
@@ -121,21 +149,20 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(args, options, longest))
         llm = stack.enter_context(LLM(model, **options))
-        check_lengths(longest, llm.engine.scheduler.max_model_len, "max_model_len (lowered to what the KV pool holds)")
-        runner = llm.engine.executor
-        assert isinstance(runner, ModelRunner)
-        session = Session(llm, report, runner)
+        check_lengths(longest, llm.engine.max_model_len, "max_model_len (lowered to what the KV pool holds)")
+        session = Session(llm, report, runner_of(llm))
+        num_blocks = session.scheduler.blocks.num_blocks
         report.facts |= {
             "device": str(session.device),
             "dtype": str(session.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "backend": runner.backend.name,
-            "kv_blocks": runner.info.num_blocks,
-            "parameters": llm.model_config.num_parameters(),
+            "backend": session.backend,
+            "kv_blocks": num_blocks,
+            "parameters": session.model_config.num_parameters(),
         }
         _warn_of_slow_paths(session)
         if getattr(args, "vs", None):
-            kv_tokens = runner.info.num_blocks * llm.config.block_size
+            kv_tokens = num_blocks * llm.config.block_size
             generate = Generate(find_model(model), session.dtype, session.device, kv_tokens)
             continuous = ContinuousBatching(generate.model, kv_tokens, llm.config.max_num_seqs)
             session.peers = [generate, continuous]
@@ -144,7 +171,7 @@ def open_session(args: argparse.Namespace, report: Report, longest: int) -> Iter
 
 def _warn_of_slow_paths(session: Session) -> None:
     report = session.report
-    if session.runner.backend.name == "torch":
+    if session.backend == "torch":
         report.warn("attention runs as plain torch operations (backend torch), not in a kernel of its own")
     if session.device.type == "cpu":
         if torch.get_num_threads() < report.facts["cores"]:

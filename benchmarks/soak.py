@@ -29,7 +29,8 @@ from benchmarks.options import engine_option, positive_float, positive_int
 from benchmarks.report import Report
 from benchmarks.texts import windows
 from nanoengine import LLM, SamplingParams
-from nanoengine.outputs import RequestOutput, TokenLogprobs
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.sampling.token_logprobs import TokenLogprobs
 
 LOAD = 0.8  # of the measured capacity
 CAPACITY_SHARE = 0.1  # of the time, to measure it

@@ -25,7 +25,7 @@ from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.workload import random_tokens
 from nanoengine import SamplingParams
-from nanoengine.engine.speculation.speculation import SpeculationStats
+from nanoengine.speculation.statistics import SpeculationStats
 
 ROOT = Path(__file__).parent.parent
 WITHOUT = "without speculation"
@@ -170,7 +170,7 @@ def _paragraphs() -> list[str]:
 
 
 def _sources() -> list[str]:
-    return [path.read_text() for path in sorted((ROOT / "nanoengine" / "runner").glob("*.py"))]
+    return [path.read_text() for path in sorted((ROOT / "nanoengine" / "core").glob("*.py"))]
 
 
 TASKS: dict[str, Callable[[Session, random.Random], list[int]]] = {

@@ -1,4 +1,4 @@
-"""A tour of the KV cache: blocks and slots, prefix hits, forks and copies on write, preemption, tiers.
+"""A tour of the KV cache: blocks and slots, prefix hits, several completions, preemption, host memory, disk.
 
 python examples/inside_the_kv_cache.py
 """
@@ -7,8 +7,7 @@ import tempfile
 from typing import Any
 
 from nanoengine import LLM, BeamSearchParams, SamplingParams
-from nanoengine.engine.kv.events import KVEvent
-from nanoengine.engine.messages import Tier
+from nanoengine.observability.kv_events import BlockStored, KVEvent
 
 PROMPT = """import os
 import sys
@@ -30,43 +29,43 @@ OPTIONS: dict[str, Any] = {
 
 
 def tables(llm: LLM) -> dict[int, list[int]]:
-    return {seq.seq_id: list(seq.block_tables[0]) for seq in llm.engine.scheduler.running}
+    return {seq.index: list(seq.block_tables[0]) for seq in llm.engine.scheduler.running}
 
 
 def blocks_and_hits() -> None:
     with LLM("demo", num_kv_blocks=64, **OPTIONS) as llm:
         events: list[KVEvent] = []
         llm.listen_to_kv_events(events.append)
-        engine, manager = llm.engine, llm.engine.scheduler.block_manager
+        engine, blocks = llm.engine, llm.engine.scheduler.blocks
         print("1. blocks and slots")
-        request = engine.add_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=8))
+        request = engine.make_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=8))
+        engine.submit(request)
         engine.step()
         count = len(request.prompt_token_ids)
-        last = (count - 1) // 16
-        print(f"   a prompt of {count} tokens, blocks of 16: table {tables(llm)[0]}")
-        print(f"   its last token is in slot {tables(llm)[0][last] * 16 + (count - 1) % 16}")
-        print(f"   {len(events)} full blocks can be hit; the first has hash {events[0].hash.hex()[:12]}...")  # type: ignore[union-attr]
+        table = tables(llm)[0]
+        print(f"   a prompt of {count} tokens, blocks of 16: table {table}")
+        print(f"   its last token is in slot {table[(count - 1) // 16] * 16 + (count - 1) % 16}")
+        first = events[0]
+        assert isinstance(first, BlockStored)
+        print(f"   {len(events)} full blocks can be hit; the first has hash {first.hash.hex()[:12]}...")
         while engine.has_unfinished:
             engine.step()
 
         print("2. a prefix hit")
-        engine.add_request(PROMPT + "self, item):", SamplingParams(max_tokens=1))
-        engine.step()
-        stats = llm.cache_stats
-        print(
-            f"   {stats.hits_by_tier[Tier.DEVICE]} tokens of the second prompt were there; hit rate {stats.hit_rate:.2f}"
-        )
+        [output] = llm.generate(PROMPT + "self, item):", SamplingParams(max_tokens=1), use_tqdm=False)
+        print(f"   of {len(output.prompt_token_ids)} tokens of the second prompt {output.num_cached_tokens} were there")
 
-        print("3. forks")
-        engine.add_request(PROMPT, SamplingParams(n=3, max_tokens=4), "three")
+        print("3. several completions of a prompt that nobody has computed")
+        request = engine.make_request(PROMPT[7:], SamplingParams(n=3, max_tokens=4))
+        engine.submit(request)
         engine.step()
-        print(f"   three completions share every block: {tables(llm)}")
+        print(f"   step 1: one computes the prompt, two wait for its blocks: {tables(llm)}")
         engine.step()
-        print(f"   each writes its first token: {tables(llm)}; copies on write: {stats.num_copied_blocks}")
-        engine.abort("three")
+        print(f"   step 2: they share its full blocks, and each computes the tokens behind them: {tables(llm)}")
+        engine.abort(request.request_id)
         [output] = llm.beam_search(PROMPT, BeamSearchParams(beam_width=4, max_tokens=16), use_tqdm=False)
-        print(f"   beam search, 4 beams, 16 tokens: {stats.num_copied_blocks} copies; {output.outputs[0].text!r}")
-        print(f"   free blocks at the end: {manager.pool.num_free} of {manager.pool.num_blocks}")
+        print(f"   beam search, 4 beams, 16 tokens: {output.outputs[0].text!r}")
+        print(f"   free blocks at the end: {blocks.num_free} of {blocks.num_blocks}")
 
 
 def preemption() -> None:
@@ -78,11 +77,13 @@ def preemption() -> None:
         with LLM("demo", num_kv_blocks=40, preemption_mode=mode, **OPTIONS) as llm:
             texts.append([output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)])
             metrics = llm.metrics
-            hits = ", ".join(f"{tier.value} {count}" for tier, count in metrics.cache.hits_by_tier.items())
             print(
                 f"   {mode}: {metrics.num_preemptions} preemptions, {metrics.steps.prefill_tokens} tokens prefilled, "
-                f"hits in tokens: {hits}, blocks saved: {metrics.cache.num_saved_blocks}"
+                f"{metrics.cache.num_resumed_hit_tokens} were still cached when a sequence resumed"
             )
+            if metrics.offload is not None:
+                saved, loaded = metrics.offload.num_saved_blocks, metrics.offload.num_loaded_blocks
+                print(f"      blocks that went to host memory: {saved}, that came back: {loaded}")
     assert texts[0] == texts[1]
 
 
@@ -91,8 +92,8 @@ def disk() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for day in ("yesterday", "today"):
             with LLM("demo", num_kv_blocks=64, kv_disk_path=folder, **OPTIONS) as llm:
-                llm.generate(PROMPT, SamplingParams(max_tokens=1), use_tqdm=False)
-                print(f"   {day}: {llm.cache_stats.hits_by_tier[Tier.DISK]} tokens of the prompt came from disk")
+                [output] = llm.generate(PROMPT, SamplingParams(max_tokens=1), use_tqdm=False)
+                print(f"   {day}: {output.num_cached_tokens} tokens of the prompt came from disk")
 
 
 if __name__ == "__main__":

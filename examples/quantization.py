@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.names import DEMO
-from nanoengine.outputs import RequestOutput
 from nanoengine.quantization.at_load import quantizer
 from nanoengine.quantization.tensor import Grouped
-from nanoengine.runner.model_runner import ModelRunner
 
 MATRIX = "model.layers.0.self_attn.q_proj.weight"
 OUTPUT, GROUP, BLOCK = 5, 32, 16
@@ -77,7 +76,9 @@ def compared(matrix: Tensor) -> None:
 
 def generated() -> None:
     """How likely the prompt is (log probability), and where greedy texts part."""
-    print("4. the model, by its options: matrices, log probability of a prompt, greedy text")
+    print(
+        "4. the model, by its options: log probability of a prompt, greedy text; its start-up line says what it takes"
+    )
     first: list[int] | None = None
     for name, options in WAYS:
         with LLM("demo", dtype="float32", device="cpu", max_model_len=256, use_tqdm=False, **options) as llm:
@@ -86,11 +87,7 @@ def generated() -> None:
             tokens = output.outputs[0].token_ids
             first = first or tokens
             same = next((i for i, (a, b) in enumerate(zip(first, tokens, strict=False)) if a != b), len(first))
-            assert isinstance(llm.engine.executor, ModelRunner)
-            size = sum(sum(matrix.formats().values()) for matrix in llm.engine.executor.model.matrices) / 2**20
-        print(
-            f"   {name:<12} {size:5.1f} MiB; prompt {prompt_logprob(output):.3f}; the first {same} tokens as in float32"
-        )
+        print(f"   {name:<12} prompt {prompt_logprob(output):.3f}; the first {same} tokens as in float32")
 
 
 def prompt_logprob(output: RequestOutput) -> float:

@@ -10,12 +10,12 @@ import torch
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampling import gumbel_noise, position_keys, signed
-from nanoengine.engine.messages import StepPlan
-from nanoengine.engine.speculation.acceptance import Acceptance
-from nanoengine.engine.speculation.ngram import NgramProposer
-from nanoengine.engine.speculation.speculation import LEAST_GAIN
-from nanoengine.engine.speculation.step_costs import StepCosts
-from nanoengine.outputs import TokenLogprobs
+from nanoengine.core.scheduler import Step
+from nanoengine.sampling.token_logprobs import TokenLogprobs
+from nanoengine.speculation.acceptance import Acceptance
+from nanoengine.speculation.ngram import NgramProposer
+from nanoengine.speculation.speculation import LEAST_GAIN, Speculation
+from nanoengine.speculation.step_costs import StepCosts
 
 PROMPT = """class Point:
     def __init__(self, x, y):
@@ -44,7 +44,7 @@ def coupling() -> None:
     with LLM("demo", **OPTIONS) as llm:
         name = llm.tokenizer.decode
         tokens = llm.tokenizer.encode(PROMPT)
-        drafts = NgramProposer().begin(len(tokens), b"").guess(tokens, 4)
+        drafts = NgramProposer().begin(tokens, "").propose(tokens, 4)
         print(
             f"   {len(tokens)} tokens end in {PROMPT.splitlines()[-1].strip()!r}; guessed: {[name([t]) for t in drafts]}"
         )
@@ -116,25 +116,28 @@ def life() -> None:
     """The first steps of a request, with guesses of at most four; any step is said to take as long as any other."""
     print("3. the life of runs: rejected drafts count until their step has ended")
     with LLM("demo", speculation="ngram", num_drafts=4, num_kv_blocks=64, **OPTIONS) as llm:
-        engine, drafts = llm.engine, llm.engine.scheduler.drafts
-        assert drafts is not None
-        drafts.speculation.costs = StepCosts()
-        request = engine.add_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+        engine, drafter = llm.engine, llm.engine.scheduler.drafter
+        assert isinstance(drafter, Speculation)
+        drafter.costs = StepCosts()
+        request = engine.make_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
+        engine.submit(request)
+        [seq] = request.sequences
         schedule = engine.scheduler.schedule
 
-        def watched() -> StepPlan:
-            plan, seq = schedule(), request.completions[0].seq
-            runs = [f"drafts {[llm.tokenizer.decode([t]) for t in run.drafts]}" for run in plan.drafted]
-            what = " ".join(runs) or ("the prompt" if plan.chunks else "a decode")
-            counts = f"tokens {seq.num_tokens}, known {seq.num_known_tokens}, computed {seq.num_computed_tokens}"
-            print(f"   {what}: {counts}, blocks {len(seq.block_tables[0])}")
-            return plan
+        def watched() -> Step | None:
+            step = schedule()
+            if step is not None:
+                runs = step.plan.runs
+                drafts = [[llm.tokenizer.decode([token]) for token in run.drafts] for run in runs if run.drafts]
+                what = f"drafts {drafts[0]}" if drafts else "the prompt" if runs else "a decode"
+                counts = f"tokens {seq.num_tokens}, known {len(seq.token_ids)}, computed {seq.num_computed}"
+                print(f"   {what}: {counts}, blocks {len(seq.block_tables[0])}")
+            return step
 
         engine.scheduler.schedule = watched  # type: ignore[method-assign]
         while engine.has_unfinished:
             engine.step()
-            seq = request.completions[0].seq
-            print(f"      then: tokens {seq.num_tokens}, computed {seq.num_computed_tokens}")
+            print(f"      then: tokens {seq.num_tokens}, computed {seq.num_computed}")
 
 
 def texts() -> None:

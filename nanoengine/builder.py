@@ -23,23 +23,30 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names."""
+    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; and
+    the other folders that it needs.
+    """
 
     capability: str
     options: str | None = None
     names: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
+"""Folders that only work together."""
 
 
 CAPABILITIES = {
-    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization")),
-    "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype")),
+    "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
+    "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),
     "kv_groups": Entry("KVGroups"),
     "speculation": Entry("SpeculativeDecoding", "SpeculationOptions", ("speculation", "num_drafts")),
     "kv_offload": Entry(
         "KVOffload", "KVOffloadOptions", ("preemption_mode", "kv_host_memory", "kv_disk_path", "kv_disk_bytes")
     ),
     "sampling": Entry("Sampling"),
-    "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",)),
+    "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
     "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share",)),
     "observability": Entry("Observability"),
 }
@@ -118,9 +125,12 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
 
 
 def is_installed(folder: str) -> bool:
-    """Whether the folder of a capability is there."""
-    return find_spec(f"nanoengine.{folder}") is not None
+    """Whether the folder of a capability is there, and those that it needs."""
+    needs = CAPABILITIES[folder].needs if folder in CAPABILITIES else ()
+    return all(find_spec(f"nanoengine.{own}") is not None for own in (folder, *needs))
 
 
 def not_installed(folder: str) -> InvalidConfig:
-    return InvalidConfig(f"{folder.replace('_', ' ')} is not installed: the folder nanoengine/{folder} is not there")
+    return InvalidConfig(
+        f"{folder.replace('_', ' ')} is not installed: nanoengine/{folder}, or what it needs, is not there"
+    )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from nanoengine.builder import is_installed
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.llm import LLM, show_log
@@ -16,8 +17,6 @@ from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
 from nanoengine.models.tokenizer import Message
 from nanoengine.sampling.params import SamplingParams
-from nanoengine.server.command import add_arguments
-from nanoengine.server.command import run as run_server
 
 DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
     "def binary_search(",
@@ -121,8 +120,10 @@ def chat(args: argparse.Namespace) -> None:
 
 def serve(args: argparse.Namespace) -> None:
     """Serve a model over HTTP, as clients of OpenAI and vLLM expect it."""
+    from nanoengine.server.command import run
+
     show_log()
-    run_server(args)
+    run(args)
 
 
 def models(_: argparse.Namespace) -> None:
@@ -199,7 +200,10 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.set_defaults(n=1)
             command.add_argument("--system", default=None, help="a system message")
-    add_arguments(_command(commands, serve))
+    if is_installed("server"):
+        from nanoengine.server.command import add_arguments
+
+        add_arguments(_command(commands, serve))
     _command(commands, models)
     _command(commands, fetch).add_argument("name", help=_known())
     return parser

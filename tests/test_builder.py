@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM
-from nanoengine.models import placement
 from nanoengine.builder import Built, build_engine
 from nanoengine.config import EngineConfig
 from nanoengine.engine.executor import ExecutorInfo
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
+from nanoengine.models import placement
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import DEMO
 

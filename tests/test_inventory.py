@@ -14,8 +14,8 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from nanoengine.models import inventory as module
 from nanoengine.core.model_config import read_json
+from nanoengine.models import inventory as module
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table

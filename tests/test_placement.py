@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.models import placement as module
 from nanoengine.errors import InvalidConfig
+from nanoengine.models import placement as module
 from nanoengine.models.placement import check_room_for_weights, choose_dtype, device_name, find_device
 
 

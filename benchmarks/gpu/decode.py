@@ -16,8 +16,9 @@ from benchmarks.limit import StepWork
 from benchmarks.report import Report
 from benchmarks.session import Session
 from nanoengine import SamplingParams
-from nanoengine.engine.executor import Executor, Launched
-from nanoengine.engine.messages import StepPlan
+from nanoengine.core.llm_engine import Executor, Launched
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.sequence import Phase
 
 TOP_KERNELS = 30
 NAME_LENGTH = 100
@@ -29,7 +30,6 @@ class LaunchTimes:
 
     def __init__(self, executor: Executor):
         self.executor = executor
-        self.info = executor.info
         self.seconds: list[float] = []
 
     def launch(self, plan: StepPlan) -> Launched:
@@ -66,7 +66,9 @@ def decode_steps(
     engine, count, length = session.llm.engine, bench.args.decode_steps, bench.args.decode_len
     session.llm.reset_prefix_cache()
     params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=bench.decode_tokens)
-    requests = [engine.add_request(session.tokens(length, i), params) for i in range(num_seqs)]
+    requests = [engine.make_request(session.tokens(length, i), params) for i in range(num_seqs)]
+    for request in requests:
+        engine.submit(request)
 
     def steps(number: int) -> float:
         start = perf_counter()
@@ -77,14 +79,12 @@ def decode_steps(
     launches = LaunchTimes(engine.executor)
 
     try:
-        while engine.scheduler.waiting or engine.scheduler.begun:
+        while any(request.sequences[0].phase in (Phase.WAITING, Phase.PREFILLING) for request in requests):
             engine.step()
         steps(SETTLING_STEPS)
         engine.executor = launches
         seconds = steps(count) / count
-        context = sum(
-            len(request.prompt_token_ids) + request.completions[0].seq.num_output_tokens for request in requests
-        )
+        context = sum(len(request.sequences[0].token_ids) for request in requests)
         least = session.limit.seconds(StepWork(num_seqs, num_seqs, context, context), bench.ceiling)
         figures = {"step_ms": 1000 * seconds, "limit_share": least / seconds, "launch_us": launches.median_us}
         if session.device.type == "cuda":

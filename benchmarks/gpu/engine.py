@@ -84,9 +84,9 @@ def equal_tokens(bench: Bench, device: torch.device) -> None:
         for i in range(36)
     ]
     with LLM("demo", dtype="float32", device=str(device), max_model_len=256, num_kv_blocks=96, use_tqdm=False) as llm:
-        shared = random_tokens(rng, 48, llm.model_config.vocab_size)
+        shared = random_tokens(rng, 48, llm.engine.vocab_size)
         prompts = [
-            shared * (i % 3 == 0) + random_tokens(rng, rng.randint(1, 120), llm.model_config.vocab_size)
+            shared * (i % 3 == 0) + random_tokens(rng, rng.randint(1, 120), llm.engine.vocab_size)
             for i in range(len(params))
         ]
         found: dict[Mode, list[list[int]]] = {}

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from benchmarks.session import runner_of
 from nanoengine import LLM
-from nanoengine.runner.model_runner import ModelRunner
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,20 @@ MODES = (FASTEST, Mode(overlap=False, graphs=True), Mode(overlap=True, graphs=Fa
 
 def modes_of(llm: LLM) -> list[Mode]:
     """The modes that an engine can run in, the fastest first: with graphs only if it has recorded some."""
-    has_graphs = _runner(llm).graphs is not None
+    has_graphs = runner_of(llm).recorder is not None
     return [mode for mode in MODES if has_graphs or not mode.graphs]
 
 
 @contextmanager
 def running_in(llm: LLM, mode: Mode) -> Iterator[None]:
     """Run an idle engine as `async_scheduling` and `enforce_eager` would have it run, without loading another one."""
-    engine, runner = llm.engine, _runner(llm)
+    engine, runner = llm.engine, runner_of(llm)
     assert not engine.has_unfinished
-    before = engine.max_steps_in_flight, runner.graphs
-    engine.max_steps_in_flight = 2 if mode.overlap else 1
+    before = engine.depth, runner.recorder
+    engine.depth = 2 if mode.overlap else 1
     if not mode.graphs:
-        runner.graphs = None
+        runner.recorder = None
     try:
         yield
     finally:
-        engine.max_steps_in_flight, runner.graphs = before
-
-
-def _runner(llm: LLM) -> ModelRunner:
-    assert isinstance(llm.engine.executor, ModelRunner)
-    return llm.engine.executor
+        engine.depth, runner.recorder = before

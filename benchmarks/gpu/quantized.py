@@ -13,8 +13,8 @@ from benchmarks.gpu.decode import decode_steps
 from benchmarks.gpu.modes import modes_of, running_in
 from benchmarks.gpu.parts import Bench
 from benchmarks.session import open_session
-from nanoengine.config import QUANTIZATIONS
 from nanoengine.errors import InvalidConfig
+from nanoengine.models.options import QUANTIZATIONS
 
 STREAMS = (1, 16)
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.kernel_bench import Bench
-from nanoengine.config import QUANTIZATIONS
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.interface import Kernels, Weight
+from nanoengine.models.options import QUANTIZATIONS
 from nanoengine.quantization.at_load import quantizer
 
 SAMPLING: dict[str, dict[str, float]] = {

@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -80,9 +79,6 @@ class AsyncLLMEngine:
         self.error: BaseException | None = None  # what the engine died of
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
-        self._num_unfinished: Counter[str] = (
-            Counter()
-        )  # sequences of the requests of each client that run; the thread's own
         self._num_sent = 0  # sequences put into the inbox, counted by those who do
         self._num_received = 0  # and taken out, counted by the thread
         self._is_closing = False
@@ -178,10 +174,6 @@ class AsyncLLMEngine:
         """Sequences that have not begun, or were preempted."""
         return self._num_sent - self._num_received + len(self.engine.scheduler.waiting)
 
-    def num_unfinished_of(self, client: str) -> int:
-        """Sequences of the requests of a client that the engine works on."""
-        return self._num_unfinished[client]
-
     def close(self) -> None:
         """Abort what runs, give the memory back and end the thread. Waits for the step that runs; closing twice is allowed."""
         self._is_closing = True
@@ -257,14 +249,6 @@ class AsyncLLMEngine:
                 self.engine.abort(request.request_id)
             return
         self._streams[request.request_id] = stream
-        self._num_unfinished[request.client] += request.params.num_sequences
-
-    def _forget(self, request: Request) -> None:
-        """A request has ended."""
-        del self._streams[request.request_id]
-        self._num_unfinished[request.client] -= request.params.num_sequences
-        if not self._num_unfinished[request.client]:
-            del self._num_unfinished[request.client]
 
     def _news(self, request: Request) -> News | None:
         """What the stream of a request must be told; None if nothing is new."""
@@ -273,7 +257,7 @@ class AsyncLLMEngine:
             return None
         deltas = stream.collect()
         if request.finished:
-            self._forget(request)
+            del self._streams[request.request_id]
             return stream, deltas, True, failure_of(request)
         return (stream, deltas, False, None) if deltas else None
 
@@ -284,7 +268,7 @@ class AsyncLLMEngine:
             if not _call_soon(loop, partial(_deliver, items)):
                 for stream, *_ in items:  # the loop is closed: nobody is there any more
                     if self._streams.get(stream.request.request_id) is stream:
-                        self._forget(stream.request)
+                        del self._streams[stream.request.request_id]
                         self.engine.abort(stream.request.request_id)
 
     def _end(self) -> None:
@@ -303,7 +287,6 @@ class AsyncLLMEngine:
         for stream in self._streams.values():
             _call_soon(stream.loop, partial(stream.deliver, [], True, self._reason()))
         self._streams.clear()
-        self._num_unfinished.clear()
         self._refuse_messages()
 
     def _note_broken_end(self, error: BaseException) -> None:

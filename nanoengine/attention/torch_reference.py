@@ -6,6 +6,8 @@ query sees.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,12 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import torch_attention as core
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES, dequantize, quantize
+
+MAX_GATHERED_TOKENS = 1 << 17
+"""Most tokens of K/V that a decode copies out of the cache at once, padding included."""
+
+SHORT = 64
+"""Sequences up to this length are never worth a group of their own."""
 
 
 class TorchAttention(core.TorchAttention, AttentionBackend):
@@ -34,12 +42,37 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        """Each of several tokens of a run is decoded as a sequence that ends with it."""
+        """Those sequences at once that see about as much, padded to the one that sees most. Each of several tokens of a run is
+        decoded as a sequence that ends with it.
+        """
         if runs.longest > 1:
             if runs.plan is None:
                 runs.plan = _one_token_each(runs)
             runs = runs.plan
-        return super().decode(q, k_cache, v_cache, runs, spec, sinks)
+        if runs.plan is None:
+            runs.plan = self._plan_decode(runs, spec)
+        out = torch.empty_like(q)
+        for rows, slots, visible in runs.plan:
+            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
+            # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
+            grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
+            out[rows] = self.attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)
+        return out
+
+    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each group its rows, the slots [num_seqs, count] that are gathered, and which of these are seen."""
+        device, plan = runs.seq_lens.device, []
+        # The host may know upper bounds alone: what is seen follows from the lengths on the device.
+        counts = [max(1, seq_len - self.first_seen(seq_len - 1, spec)) for seq_len in runs.seq_lens_list]
+        for group in _groups(counts):
+            rows, most = torch.tensor(group, device=device), torch.arange(counts[group[-1]], device=device)
+            own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
+            positions = (own + 1 - len(most)).clamp(min=0) + most
+            seen = positions <= own
+            # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
+            slots = self.slots(runs.block_tables[rows], positions.where(seen, own))
+            plan.append((rows, slots, seen[:, None, None]))
+        return plan
 
     def first_seen(self, position: int, spec: AttentionSpec) -> int:
         return 0 if spec.window is None else max(0, position - spec.window + 1)
@@ -54,7 +87,7 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
         reach = min(num_keys, spec.window or num_keys)
         if num_keys == reach:
             return max(1, most // max(1, num_keys))
-        size = max(reach, core.SHORT)
+        size = max(reach, SHORT)
         return max(1, min(size, most // (size + reach)))
 
     def gather(self, cache: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
@@ -82,6 +115,20 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
             scores = torch.cat((scores, own.expand(scores.shape[:-1])[..., None].to(wide)), -1)
         weights = scores.softmax(-1)[..., : k.shape[2]].unflatten(1, heads)
         return torch.einsum("nhgqk,nhkd->nhgqd", weights, v.to(wide)).flatten(1, 2).to(q.dtype)
+
+
+def _groups(counts: list[int]) -> Iterator[list[int]]:
+    """Indices of sequences, those that see the fewest tokens first, none padded to more than twice its count."""
+    group: list[int] = []
+    for i in sorted(range(len(counts)), key=counts.__getitem__):
+        too_long = group and counts[i] > max(2 * counts[group[0]], SHORT)
+        too_many = group and (len(group) + 1) * counts[i] > MAX_GATHERED_TOKENS
+        if too_long or too_many:
+            yield group
+            group = []
+        group.append(i)
+    if group:
+        yield group
 
 
 def _with_scales(numbers: Tensor, scales: Tensor) -> Tensor:

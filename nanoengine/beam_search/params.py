@@ -36,7 +36,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beam_width", integer("beam_width", self.beam_width, 1))
+        object.__setattr__(self, "beam_width", integer("beam_width", self.beam_width, 1, MAX_INT32))
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, MAX_INT32))
         object.__setattr__(self, "length_penalty", number("length_penalty", self.length_penalty, -10.0, 10.0))
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":

@@ -1,117 +1,44 @@
-"""Detokenizer: turns tokens into text as they come, holds back what may still change, and finds stop strings."""
+"""Detokenizer: turns tokens into text as they come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 INCOMPLETE = "\ufffd"
 """What decoders put in the place of bytes that are not (yet) a whole character."""
 
-MOST_INCOMPLETE = 3
-"""Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
-
-FIRST_KEPT, LAST_KEPT = 4, 12
-"""Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The
-last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before."""
-
 
 class Detokenizer:
-    """Text of one completion. It only grows: what was released is never taken back.
-
-    Two kinds of text are held back: an incomplete character, which a later token may complete, and the beginning of what
-    may become a stop string that is cut off.
+    """Text of one completion. It only grows; characters that a later token may complete are held back.
 
     Args:
         decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
-        stop: strings that end the text.
-        include_stop: the text ends behind its stop, and not before it.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, include_stop: bool = False):
-        self._decode = decode
-        self._stop = tuple(stop)
-        self._include_stop = include_stop
-        self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
-        self._text = ""  # all complete characters so far
-        self._num_released = 0
-        self._window: list[int] = []  # the tokens that are decoded again: some as context, then those that may change
-        self._num_context = 0  # leading tokens of the window
-        self._window_text = ""  # characters of the window that are in _text already
-
-    @property
-    def text(self) -> str:
-        """The text that is final."""
-        return self._text[: self._num_released]
+    def __init__(self, decode: Callable[[Sequence[int]], str]):
+        self.decode = decode
+        self.text = ""  # that is final
+        self._window: list[int] = []  # tokens whose text is in `text`, as context, then those whose text is held back
+        self._num_context = 0
 
     def text_from(self, start: int) -> str:
         """The final text from this character on."""
-        return self._text[start : self._num_released]
+        return self.text[start:]
 
-    def push(self, token_id: int, *, match_stop: bool = True) -> str | None:
-        """Take the next token; returns the stop string that it completed, if any: the text ends there."""
-        self._window.append(token_id)
-        decoded = self._decode(self._window)
-        ends_whole = not decoded.endswith(INCOMPLETE)
-        complete = decoded.rstrip(INCOMPLETE)
-        if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
-            complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
-        new = complete[len(self._window_text) :]
-        if ends_whole and new:  # the window ends at a character: these tokens become the context of the next
-            del self._window[: self._num_context]
-            self._num_context = len(self._window)
-            self._window_text = self._decode(self._window)
-        elif new:
-            self._window_text = complete
-        elif not self._decode([token_id, token_id]):  # two, since some decoders drop a space at the beginning
-            self._window.pop()
-        if len(self._window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
-            num_held = len(decoded) - len(self._window_text)
-            del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
-            shorter = self._decode(self._window)
-            self._window_text = shorter[: len(shorter) - num_held]
-        return self._append(new, match_stop)
-
-    def finish(self) -> None:
-        """No more tokens come: release what was held back, incomplete characters included."""
-        self._text += self._decode(self._window)[len(self._window_text) :]
-        self._end_at(len(self._text))
-
-    def _end_at(self, end: int) -> None:
-        self._text = self._text[:end]
-        self._window, self._num_context, self._window_text = [], 0, ""
-        self._num_released = end
-
-    def _append(self, new: str, match_stop: bool) -> str | None:
-        """Follow each stop by Knuth, Morris and Pratt, through the new text alone: one that ended before `min_tokens` is text."""
-        found: list[tuple[int, str]] = []
-        for i, stop in enumerate(self._stop):
-            fallbacks, matched = _fallbacks(stop), self._matched[i]
-            for end, character in enumerate(new, len(self._text) + 1):
-                while matched and stop[matched] != character:
-                    matched = fallbacks[matched - 1]
-                matched += stop[matched] == character
-                if matched == len(stop):
-                    found.append((end - len(stop), stop))
-                    matched = fallbacks[matched - 1]
-            self._matched[i] = matched
-        self._text += new
-        if match_stop and found:
-            position, stop = min(found)
-            self._end_at(position + len(stop) if self._include_stop else position)
-            return stop
-        num_held = 0 if self._include_stop else max(self._matched, default=0)
-        self._num_released = len(self._text) - num_held
+    def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
+        """Take the next token; one that stops the sequence has no text. Returns a string that ends the text here, if any."""
+        if not is_stop:
+            self._window.append(token_id)
+            self._release(self.decode(self._window))
         return None
 
+    def finish(self) -> None:
+        """No more tokens come: release what was held back."""
+        self._release(self.decode(self._window), is_last=True)
 
-@lru_cache(maxsize=1024)
-def _fallbacks(stop: str) -> tuple[int, ...]:
-    """For each beginning of a string, the length of the longest shorter beginning that it ends with."""
-    lengths = [0]
-    for character in stop[1:]:
-        length = lengths[-1]
-        while length and stop[length] != character:
-            length = lengths[length - 1]
-        lengths.append(length + (stop[length] == character))
-    return tuple(lengths)
+    def _release(self, decoded: str, *, is_last: bool = False) -> None:
+        new = decoded[len(self.decode(self._window[: self._num_context])) :]
+        if new and (is_last or not new.endswith(INCOMPLETE)):
+            self.text += new
+            del self._window[: self._num_context]
+            self._num_context = len(self._window)

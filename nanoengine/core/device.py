@@ -76,6 +76,7 @@ class CudaDevice(Device):
 
     def kv_bytes(self, utilization: float, num_needed: Callable[[], int]) -> int:
         needed = num_needed()
+        torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(total * utilization) - (total - free) - needed
 

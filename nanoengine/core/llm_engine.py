@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as Seq
-from functools import partial
 from typing import Protocol
 
-from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams, shown
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
@@ -150,7 +148,6 @@ class LLMEngine:
             )
         params = request.params
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
-        decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         self.requests[request.request_id] = request
         for index in range(params.num_sequences):
             seq = Sequence(
@@ -161,7 +158,7 @@ class LLMEngine:
                 eos_token_ids=self.eos_token_ids,
                 max_model_len=self.max_model_len,
             )
-            seq.detokenizer = Detokenizer(decode, params.stop, include_stop=params.include_stop_str_in_output)
+            seq.detokenizer = params.new_detokenizer(self.tokenizer.decode)
             self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
@@ -225,16 +222,14 @@ class LLMEngine:
         return seqs
 
     def _make_text(self, seq: Sequence) -> None:
-        """Text of the new tokens of a sequence. A stop string in it ends the sequence, and wins over other reasons."""
-        params, detokenizer, start = seq.params, seq.detokenizer, seq.num_prompt_tokens
+        """Text of the new tokens of a sequence. A string in it may end the sequence, and wins over other reasons."""
+        detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
         assert detokenizer is not None
         try:
             while start + seq.num_taken < len(seq.token_ids):
                 token = seq.token_ids[start + seq.num_taken]
                 seq.num_taken += 1
-                if token in seq.stop_token_ids and not params.include_stop_str_in_output:
-                    break
-                stop = detokenizer.push(token, match_stop=params.may_stop(seq.num_taken))
+                stop = detokenizer.push(token, is_stop=token in seq.stop_token_ids)
                 if stop is not None:
                     # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
                     del seq.token_ids[start + seq.num_taken :]

@@ -21,24 +21,22 @@ from nanoengine.core.sampler import Sampler, Samples
 Read = Callable[[StepResult], None]
 
 
-class RunnerPart(Protocol):
+class RunnerPart:
     """The runner's part of a capability. Called in the order of the steps."""
 
     def begin(self, plan: StepPlan) -> None:
         """Before anything is computed; rows are up to date."""
-        ...
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
         """Behind the last layer of a step that is not replayed: `hidden` is [num_tokens, hidden_size]. What is returned is
         called with the result, once the step is over.
         """
-        ...
 
     def end(self, result: StepResult) -> None:
         """The step is over: add to `result.extras` what the other part must know."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """No step comes any more."""
 
 
 class StepRecorder(Protocol):

@@ -6,6 +6,7 @@ host need not have seen a token before the next is sampled.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -19,29 +20,30 @@ from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
 
 
-class LogitsProcessor(Protocol):
+class LogitsProcessor:
     """Changes the logits of the rows that ask for it, or takes note of their samples. Calls come in the order of the steps.
 
     Samples are named by their numbers: places in `rows`, the row that each sample of the step goes into.
     """
 
+    pieces: Mapping[int, Any]
+    """What it keeps for the rows that ask for it; while that is empty, only `start` and `end` are called."""
+
     def start(self, started: Seq[Started]) -> None:
         """Rows begin anew; `end` was called for all of them."""
-        ...
 
-    def end(self, rows: list[int]) -> None: ...
+    def end(self, rows: list[int]) -> None:
+        """No sequence has these rows any more."""
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand."""
-        ...
+        raise NotImplementedError
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         """Change the logits [n, vocab_size]; NaN and infinity must stay visible. `drafts`: those of the step, or None."""
-        ...
 
     def observe(self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any) -> Any:
         """Take note of the samples, [n] int64. What is returned is called with the result, once the step is over."""
-        ...
 
 
 class Verifier(Protocol):
@@ -144,7 +146,8 @@ class Sampler:
             rows_on_device, positions_on_device: [n], the same with padding.
             last_tokens: [num_rows + 1] int64: each token is written into its row.
         """
-        bound = [(own, numbers) for own in self.processors if len(numbers := own.find(rows, positions))]
+        asked = [own for own in self.processors if own.pieces]
+        bound = [(own, numbers) for own in asked if len(numbers := own.find(rows, positions))]
         drafts = None
         if plan.num_drafted:
             assert self.verifier is not None, "drafts need speculation's part of the runner"

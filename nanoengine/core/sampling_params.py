@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Protocol
 
+from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.core.outputs import CompletionOutput
 
 MAX_INT32 = 2**31 - 1
 MAX_COMPLETIONS = 16384
-MAX_STOP_CHARS = 4096
 
 
 class ModelFacts(Protocol):
@@ -39,11 +40,8 @@ class SamplingParams:
         min_p: drop tokens less likely than min_p times the likeliest one; 0 keeps all.
         seed: makes the request's choices repeatable, whatever else the engine runs. None: drawn by the engine.
         max_tokens: most new tokens; None: up to the model's length.
-        stop: strings that end the text.
         stop_token_ids: tokens that end it.
         ignore_eos: the model's end-of-text tokens end nothing.
-        include_stop_str_in_output: the text ends behind its stop, and not before it.
-        skip_special_tokens: leave special tokens out of the text.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
@@ -56,36 +54,21 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = 16
-    stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        self.keep("n", integer("n", self.n, 1, MAX_COMPLETIONS))
-        self.keep("temperature", number("temperature", self.temperature, 0.0, 100.0))
+        self.check_number("temperature", 0.0, 100.0)
         if self.temperature:
             self.keep("temperature", max(self.temperature, 1e-5))
-        self.keep("top_k", integer("top_k", self.top_k, -1, MAX_INT32))
-        self.keep("top_p", number("top_p", self.top_p, 0.0, 1.0, above=True))
-        self.keep("min_p", number("min_p", self.min_p, 0.0, 1.0))
-        self.keep("seed", optional("seed", self.seed, -(2**63), 2**64 - 1))
-        self.keep("max_tokens", optional("max_tokens", self.max_tokens, 1, MAX_INT32))
-        self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
-        longest = max(map(len, self.stop), default=0)
-        if longest > MAX_STOP_CHARS:
-            raise InvalidSamplingParams(f"stop holds a string of {longest} characters: at most {MAX_STOP_CHARS} can be")
+        self.check_number("top_p", 0.0, 1.0, above=True)
+        self.check_number("min_p", 0.0, 1.0)
+        self.check_integer("n", 1, MAX_COMPLETIONS)
+        self.check_integer("top_k", -1, MAX_INT32)
+        self.check_integer("seed", -(2**63), 2**64 - 1, optional=True)
+        self.check_integer("max_tokens", 1, MAX_INT32, optional=True)
         self.keep("stop_token_ids", token_ids("stop_token_ids", self.stop_token_ids))
-        for field in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            self.check_bool(field)
-
-    def keep(self, field: str, value: object) -> None:
-        object.__setattr__(self, field, value)
-
-    def check_bool(self, field: str) -> None:
-        if not isinstance(getattr(self, field), bool):
-            raise InvalidSamplingParams(f"{field} must be True or False, not {shown(getattr(self, field))}")
+        self.check_bool("ignore_eos")
 
     # ---- what capabilities override
 
@@ -95,22 +78,13 @@ class SamplingParams:
         return self.n
 
     def for_model(self, model: ModelFacts) -> SamplingParams:
-        """These parameters, checked against a model.
-
-        Raises:
-            InvalidSamplingParams: token ids outside the vocabulary.
-        """
+        """These parameters, checked against a model; raises InvalidSamplingParams for tokens outside the vocabulary."""
         self.check_vocabulary("stop_token_ids", self.stop_token_ids, model)
         return self
 
-    def check_vocabulary(self, field: str, tokens: Iterable[int], model: ModelFacts) -> None:
-        for token in tokens:
-            if token >= model.vocab_size:
-                raise InvalidSamplingParams(f"{field} holds {token}: the vocabulary has {model.vocab_size} tokens")
-
-    def may_stop(self, num_output_tokens: int) -> bool:
-        """Whether a stop string may end a text of so many tokens."""
-        return True
+    def new_detokenizer(self, decode: Callable[..., str]) -> Detokenizer:
+        """What makes the text of a completion; see `Tokenizer.decode`."""
+        return Detokenizer(decode)
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The completions to return, of all that were made."""
@@ -120,26 +94,36 @@ class SamplingParams:
         """What to return of the collected log probabilities of some tokens: those themselves, and their sum."""
         return None, None
 
+    # ---- checks of fields; they leave plain Python values
 
-# ---- checks of values; each returns plain Python values
+    def keep(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)
+
+    def check_bool(self, field: str) -> None:
+        if not isinstance(getattr(self, field), bool):
+            raise InvalidSamplingParams(f"{field} must be True or False, not {shown(getattr(self, field))}")
+
+    def check_number(self, field: str, low: float, high: float, *, above: bool = False) -> None:
+        self.keep(field, number(field, getattr(self, field), low, high, above=above))
+
+    def check_integer(self, field: str, low: int, high: int, *, optional: bool = False) -> None:
+        value = getattr(self, field)
+        if value is not None or not optional:
+            self.keep(field, integer(field, value, low, high))
+
+    def check_vocabulary(self, field: str, tokens: Iterable[int], model: ModelFacts) -> None:
+        for token in tokens:
+            if token >= model.vocab_size:
+                raise InvalidSamplingParams(f"{field} holds {token}: the vocabulary has {model.vocab_size} tokens")
 
 
-def items(field: str, value: object) -> list[Any]:
+def items(field: str, value: object) -> Seq[Any]:
+    """A list or another collection, but no string; None is an empty one."""
     if value is None:
         return []
     if not isinstance(value, Iterable) or isinstance(value, str):
         raise InvalidSamplingParams(f"{field} must be a list, not {shown(value)}")
     return list(value)
-
-
-def strings(field: str, value: object) -> tuple[str, ...]:
-    found = items(field, value)
-    for string in found:
-        if not isinstance(string, str) or not string:
-            raise InvalidSamplingParams(
-                f"{field} holds {shown(string)}: each must be a string of at least one character"
-            )
-    return tuple(map(str, found))
 
 
 def token_ids(field: str, value: object) -> tuple[int, ...]:
@@ -160,15 +144,10 @@ def number(field: str, value: object, low: float, high: float, *, above: bool = 
     return found
 
 
-def integer(field: str, value: object, low: int, high: int | None = None) -> int:
+def integer(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidSamplingParams(f"{field} must be an integer, not {shown(value)}")
     found = operator.index(value)
-    if found < low or (high is not None and found > high):
-        limit = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidSamplingParams(f"{field} is {shown(found)}: it must be {limit}")
+    if not low <= found <= high:
+        raise InvalidSamplingParams(f"{field} is {shown(found)}: it must be between {low} and {high}")
     return found
-
-
-def optional(field: str, value: object, low: int, high: int) -> int | None:
-    return None if value is None else integer(field, value, low, high)

@@ -69,6 +69,7 @@ class Scheduler:
         self.in_flight: deque[Step] = deque()
         self.free_rows = list(range(self.max_num_seqs))[::-1]
         self.ended_rows: list[int] = []
+        self._last: Step | None = None  # the step that was made last
         self.num_steps = self.epoch = self.num_preemptions = 0
 
     @property
@@ -107,9 +108,8 @@ class Scheduler:
                 return None
         if self.drafter is not None and step.decodes:
             self._draft(step, self.drafter)
+        self._make_columns(step)
         plan = step.plan
-        plan.decode_rows = np.array([seq.row for seq in step.decodes], np.int32)
-        plan.decode_starts = np.array([seq.num_computed - 1 for seq in step.decodes], np.int32)
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
         for extra in self.extras:
@@ -119,16 +119,26 @@ class Scheduler:
 
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
-        take = step.decodes.append
+        take, decoding = step.decodes.append, Phase.DECODING
         postponed = self._postpone(self.drafter) if self.drafter is not None and self.in_flight else ()
         for seq in self.running.copy():
-            if seq.phase is not Phase.DECODING or seq in postponed:
+            if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
             if seq.num_computed >= seq.num_slots and not self._make_room(step, seq):
                 continue
             seq.num_computed += 1
             seq.num_tokens += 1
             take(seq)
+
+    def _make_columns(self, step: Step) -> None:
+        """The decodes as columns. Mostly they are those of the step before, one token further."""
+        plan, last = step.plan, self._last
+        if not step.runs and last is not None and not last.runs and step.decodes == last.decodes:
+            plan.decode_rows, plan.decode_starts = last.plan.decode_rows, last.plan.decode_starts + 1
+        else:
+            plan.decode_rows = np.array([seq.row for seq in step.decodes], np.int32)
+            plan.decode_starts = np.array([seq.num_computed - 1 for seq in step.decodes], np.int32)
+        self._last = step
 
     def _postpone(self, drafter: Drafter) -> Container[Sequence]:
         """Sequences that are left out of this step until their last token is known, so that the next step verifies guesses."""
@@ -157,9 +167,9 @@ class Scheduler:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
         for gate in self.gates:
             gate.begin_step(budget)
-        for seq in self.running:
-            if seq.phase is Phase.PREFILLING and budget:
-                budget -= self._take_chunk(step, seq, budget)
+        prefilling = Phase.PREFILLING
+        for seq in [seq for seq in self.running if seq.phase is prefilling]:
+            budget -= self._take_chunk(step, seq, budget)
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
@@ -202,7 +212,7 @@ class Scheduler:
     def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
         """Put the next tokens of a prompt into a step, as many as may be; returns how many."""
         start = seq.num_computed
-        count = min(self._allowed(seq, budget), seq.num_tokens - start, self.max_chunk)
+        count = min(self._allowed(seq, budget) if budget else 0, seq.num_tokens - start, self.max_chunk)
         if not count:
             return 0
         if (changes := self.blocks.grow(seq, start + count)) is None:
@@ -271,16 +281,17 @@ class Scheduler:
         advanced: list[Sequence] = []
         if step.is_dropped:
             return advanced
-        size, number, tokens = self.blocks.block_size, step.number, result.token_ids
+        size, number, tokens, finished = self.blocks.block_size, step.number, result.token_ids, Phase.FINISHED
         for seq, token in zip(step.decodes, tokens, strict=False):
-            if seq.phase is Phase.FINISHED:
+            if seq.phase is finished:
                 continue
             advanced.append(seq)
             known = seq.token_ids
-            if len(known) % size == 0 and seq.first_step <= number and seq.block_tables and token >= 0:
-                self.blocks.publish(seq, len(known))  # the K/V of its last token have filled a block
+            length = len(known)
+            if not length % size and seq.first_step <= number and seq.block_tables and token >= 0:
+                self.blocks.publish(seq, length)  # the K/V of its last token have filled a block
             known.append(token)
-            if token < 0 or token in seq.stop_token_ids or len(known) == seq.max_num_tokens:
+            if length + 1 == seq.max_num_tokens or token < 0 or token in seq.stop_token_ids:
                 self._end(seq, token)
         at, accepted = len(step.decodes), iter(result.num_accepted)
         for seq, run in zip(step.runs, step.plan.runs, strict=True):

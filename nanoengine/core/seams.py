@@ -1,4 +1,4 @@
-"""Seams: what the core asks of capabilities that it does not know. Each protocol says who calls it and when."""
+"""Seams: what the core asks of capabilities that it does not know. Who inherits says only what it decides."""
 
 from __future__ import annotations
 
@@ -26,44 +26,36 @@ class KVLayout(Protocol):
         ...
 
 
-class KVStore(Protocol):
+class KVStore:
     """Another place where blocks are kept: host memory, files, another engine. Called by the block manager; never waits."""
 
     def cached(self, group: int, hash: bytes, parent: bytes, tokens: bytes, block: int) -> None:
         """A block of the pool can be found from now on."""
-        ...
 
     def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         """A block of the pool is about to be overwritten by the next step; it was sound."""
-        ...
 
     def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
         """The K/V of this prefix may be wrong: forget it."""
-        ...
 
-    def has(self, group: int, hash: bytes, tokens: bytes) -> bool: ...
+    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
+        return False
 
     def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
         """It is loaded soon: keep it until then."""
-        ...
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         """Copy what it has into a block of the pool, before the next step computes."""
-        ...
 
     def clear(self) -> None:
         """Forget everything. A step follows that carries out what this takes, if a `PlanExtra` wants one."""
-        ...
 
     def closing(self) -> None:
         """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
-        ...
 
 
-class Gate(Protocol):
-    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on. Who
-    inherits from it says only what it decides.
-    """
+class Gate:
+    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
@@ -118,20 +110,22 @@ class Drafter(Protocol):
         ...
 
 
-class PlanExtra(Protocol):
+class PlanExtra:
     """Adds to a plan what the runner's part of a capability must know. Called by the scheduler for each step."""
 
     def wants_step(self) -> bool:
         """Whether a step is to be made although it computes nothing."""
-        ...
+        return False
 
-    def complete(self, step: Step) -> None: ...
+    def complete(self, step: Step) -> None:
+        """The plan is made but for this."""
 
 
-class Listener(Protocol):
+class Listener:
     """Is told what happened. Called by the engine; it must not raise."""
 
-    def submitted(self, request: Request) -> None: ...
+    def submitted(self, request: Request) -> None:
+        """It was checked and queued."""
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).
@@ -139,6 +133,6 @@ class Listener(Protocol):
         Args:
             seqs: those that got a token, or ended; their new tokens are not text yet.
         """
-        ...
 
-    def finished(self, seq: Sequence) -> None: ...
+    def finished(self, seq: Sequence) -> None:
+        """It has ended, and so has its text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -61,65 +61,67 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One completion of a request.
 
     What remains to compute is `num_tokens - num_computed`: for a new prompt, a chunk, a decode and a resumed sequence alike.
     Both counts run ahead of the results: a token counts as computed, and as sampled, once a step that does it is scheduled.
     `token_ids` holds the tokens that are known.
-
-    Args:
-        seq_id: unique in the life of the engine; a smaller one is older.
-        request: it belongs to.
-        index: which of the request's completions it is.
-        seed: of the request.
-        eos_token_ids: end-of-text tokens of the model.
-        max_model_len: most tokens of a sequence.
     """
 
-    def __init__(
-        self,
-        seq_id: int,
-        request: Request,
-        *,
-        index: int = 0,
-        seed: int = 0,
-        eos_token_ids: tuple[int, ...] = (),
-        max_model_len: int = 2**24,
-    ):
-        params = request.params
-        self.seq_id, self.request, self.index, self.params = seq_id, request, index, params
-        self.order = (request.priority, seq_id)  # smaller: starts first, is preempted last
+    seq_id: int  # unique in the life of the engine; a smaller one is older
+    request: Request
+    index: int = 0  # which of the request's completions it is
+    seed: InitVar[int] = 0  # of the request
+    eos_token_ids: InitVar[tuple[int, ...]] = ()  # of the model
+    max_model_len: InitVar[int] = 2**24
+    # Set below, and never changed:
+    params: SamplingParams = field(init=False)
+    order: tuple[int, int] = field(init=False)  # smaller: starts first, is preempted last
+    num_prompt_tokens: int = field(init=False)
+    max_num_tokens: int = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    sampling: RowSampling = field(init=False)
+    # How far it is:
+    token_ids: list[int] = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed: int = 0
+    phase: Phase = Phase.WAITING
+    row: int = -1  # where the runner keeps its state while it runs
+    first_step: int = 0  # the number of the step that started it last
+    num_preemptions: int = 0
+    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: Exception | None = None
+    # The block manager's: tables of each KV group, the first block in each that it still sees, how many leading blocks are
+    # in the prefix cache, tokens whose K/V are there for certain, tokens that it can compute without asking for blocks.
+    block_tables: list[list[int]] = field(default_factory=list)
+    first_blocks: list[int] = field(default_factory=list)
+    block_hashes: list[tuple[bytes, bytes]] = field(default_factory=list)  # (hash, tokens) of its full blocks
+    num_published: int = 0
+    num_written: int = 0
+    num_slots: int = 0
+    reads_cache: bool = True  # whether cached prefixes are of use
+    retry_at: int = 0  # see `BlockManager.may_admit`
+    waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
+    # The text's: set by the engine.
+    detokenizer: Detokenizer | None = None
+    num_taken: int = 0  # output tokens that were made into text
+    logprobs: list[Any] | None = None  # as a listener collected them
+    state: dict[str, Any] = field(default_factory=dict)  # what capabilities keep for it
+
+    def __post_init__(self, seed: int, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
+        request, params = self.request, self.request.params
+        self.params, self.order = params, (request.priority, self.seq_id)
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = self.num_tokens = len(self.token_ids)
         self.max_num_tokens = min(max_model_len, self.num_tokens + (params.max_tokens or max_model_len))
-        self.num_computed = 0
-        self.reads_cache = True  # whether cached prefixes are of use
-        self.num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
-        self.num_preemptions = 0
-        self.phase = Phase.WAITING
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | int | None = None
-        self.error: Exception | None = None
         eos = () if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(eos) | frozenset(params.stop_token_ids)
-        seed = sequence_seed(seed, index)
-        self.sampling = RowSampling(params, seed, self.num_tokens, tuple(sorted(self.stop_token_ids)))
-        self.row = -1  # where the runner keeps its state while it runs
-        self.first_step = 0  # the number of the step that started it last
-        # The block manager's: tables of each KV group, the first block in each that it still sees, how many leading blocks are
-        # in the prefix cache, tokens whose K/V are there for certain, tokens that it can compute without asking for blocks.
-        self.block_tables: list[list[int]] = []
-        self.first_blocks: list[int] = []
-        self.block_hashes: list[tuple[bytes, bytes]] = []  # (hash, tokens) of its full blocks
-        self.num_published = self.num_written = self.num_slots = 0
-        self.retry_at = 0  # see `BlockManager.may_admit`
-        self.waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
-        # The text's: set by the engine.
-        self.detokenizer: Detokenizer | None = None
-        self.num_taken = 0  # output tokens that were made into text
-        self.logprobs: list[Any] | None = None  # as a listener collected them
-        self.state: dict[str, Any] = {}  # what capabilities keep for it
+        own_seed = sequence_seed(seed, self.index)
+        self.sampling = RowSampling(params, own_seed, self.num_tokens, tuple(sorted(self.stop_token_ids)))
 
     @property
     def is_known(self) -> bool:

@@ -32,7 +32,7 @@ from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import Drafter, Gate, KVLayout, KVStore, Listener, PlanExtra
 from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
 from nanoengine.core.torch_attention import TorchAttention
-from nanoengine.core.weights import SafetensorsFolder, load_weights
+from nanoengine.core.weights import load_weights
 
 logger = logging.getLogger("nanoengine")
 
@@ -49,6 +49,8 @@ class Startup:
         self.listeners: list[Listener] = []
         self.drafter: Drafter | None = None
         self.default_params = SamplingParams()
+        self.costly_params = SamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
+        self.most_drafts = 0  # of a sequence in a step
         self.layouts: list[KVLayout] = [FullLayout()]
         size = config.block_size
         self.blocks_needed: Callable[[int], int] = lambda num_tokens: -(-num_tokens // size)  # of one sequence, at once
@@ -134,26 +136,37 @@ class Startup:
     def _load_model(self) -> Decoder:
         assert isinstance(self.model_config, Qwen3Config)
         model = build_qwen3(self.model_config, self.kernels, self.backend, self.dtype, self.device.torch_device)
-        load_weights(model.checkpoint_tensors(), SafetensorsFolder(Path(self.config.model)))
+        load_weights(model.checkpoint_tensors(), Path(self.config.model))
         return model
 
     def measure(self) -> int:
-        """Run the largest steps in a small pool; returns the bytes that they take on a GPU beyond what is in use before."""
+        """Bytes that the largest steps take on a GPU, beyond what is in use before."""
         before = torch.cuda.memory_allocated(self.device.torch_device)
         torch.cuda.reset_peak_memory_stats(self.device.torch_device)
+        self.run_largest_steps()
+        return torch.cuda.max_memory_allocated(self.device.torch_device) - before
+
+    def run_largest_steps(self) -> None:
+        """Run them in a small pool, on a runner with all that capabilities add to one: prompts, decodes, decodes with drafts."""
         budget, size = self.config.max_num_batched_tokens, self.config.block_size
         length = min(budget, self.config.max_model_len or self.model_config.max_position_embeddings)
-        runner = self.new_runner(-(-length // size), length)
-        table = [list(range(1, -(-length // size) + 1)) for _ in self.groups]
-        sampling = RowSampling(SamplingParams(top_k=10, top_p=0.9), 0, length)
-        count = min(self.num_rows, max(1, budget // length))
+        self.num_blocks, self.max_model_len = -(-length // size), length
+        self.runner = self.new_runner(self.num_blocks, length)
+        for capability in self.capabilities:
+            capability.runner(self)
+        table = [list(range(1, self.num_blocks + 1)) for _ in self.groups]
+        sampling = RowSampling(self.costly_params, 0, length)
         started = [Started(row, [0] * length, table, sampling) for row in range(self.num_rows)]
-        prompts = [Run(row, 0, length, True) for row in range(count)]
-        rows = np.arange(self.num_rows, dtype=np.int32)
-        runner.launch(StepPlan(started=started[:count], runs=prompts)).result()
-        ends = np.full(self.num_rows, length - 1, np.int32)
-        runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends)).result()
-        return torch.cuda.max_memory_allocated(self.device.torch_device) - before
+        prompts = [Run(row, 0, length, True) for row in range(min(self.num_rows, max(1, budget // length)))]
+        self.runner.launch(StepPlan(started=started[: len(prompts)], runs=prompts)).result()
+        rows, ends = np.arange(self.num_rows, dtype=np.int32), np.full(self.num_rows, length - 1, np.int32)
+        self.runner.launch(StepPlan(started=started, decode_rows=rows, decode_starts=ends)).result()
+        if num_drafts := min(self.most_drafts, length - 1):
+            count, start = min(self.num_rows, budget // (1 + num_drafts)), length - 1 - num_drafts
+            drafted = [Run(row, start, 1 + num_drafts, True, (0,) * num_drafts) for row in range(count)]
+            self.runner.launch(StepPlan(started=started[:count], runs=drafted)).result()
+        self.runner.close()
+        del self.runner
 
     @property
     def depth(self) -> int:

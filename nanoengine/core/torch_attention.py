@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,6 @@ from nanoengine.core.attention import AttentionBackend, AttentionSpec, Runs
 
 MAX_SCORES = 1 << 24
 """Most scores of a head that a prefill computes at once."""
-
-MAX_GATHERED_TOKENS = 1 << 17
-"""Most tokens of K/V that a decode copies out of the cache at once, padding included."""
-
-SHORT = 64
-"""Sequences up to this length are never worth a group of their own."""
 
 
 class TorchAttention(AttentionBackend):
@@ -49,9 +43,9 @@ class TorchAttention(AttentionBackend):
         """Each sequence by itself, in slices of its queries: its new tokens against what they see of the cache."""
         out, start = torch.empty_like(q), 0
         for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
-            history = seq_len - query_len
+            history = max(0, seq_len - query_len)  # of a padding row, too, which sees nothing
             origin = self.first_seen(history, spec)  # position of the first key that is gathered
-            slots = self._slots(table, torch.arange(origin, seq_len, device=q.device))[None]
+            slots = self.slots(table, torch.arange(origin, seq_len, device=q.device))[None]
             k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
             size = self.slice_size(seq_len - origin, q.shape[1], spec)
             for first in range(history, seq_len, size):
@@ -70,35 +64,11 @@ class TorchAttention(AttentionBackend):
     def decode(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
-        """Those sequences at once that see about as much, padded to the one that sees most. With drafts, each by itself."""
-        if runs.longest > 1:
-            return self.prefill(q, k_cache, v_cache, runs, spec, sinks)
-        if runs.plan is None:
-            runs.plan = self._plan_decode(runs, spec)
-        out = torch.empty_like(q)
-        for rows, slots, visible in runs.plan:
-            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
-            # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
-            grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
-            out[rows] = self.attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)
-        return out
+        """As a prefill, with the lengths on the device: the host may know upper bounds alone."""
+        exact = replace(runs, seq_lens_list=runs.seq_lens.tolist())
+        return self.prefill(q, k_cache, v_cache, exact, spec, sinks)
 
-    def _plan_decode(self, runs: Runs, spec: AttentionSpec) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each group its rows, the slots [num_seqs, count] that are gathered, and which of these are seen."""
-        device, plan = runs.seq_lens.device, []
-        # The host may know upper bounds alone: what is seen follows from the lengths on the device.
-        counts = [max(1, seq_len - self.first_seen(seq_len - 1, spec)) for seq_len in runs.seq_lens_list]
-        for group in _groups(counts):
-            rows, most = torch.tensor(group, device=device), torch.arange(counts[group[-1]], device=device)
-            own = (runs.seq_lens[rows][:, None] - 1).clamp(min=0)  # position of each query; a padding row has length 0
-            positions = (own + 1 - len(most)).clamp(min=0) + most
-            seen = positions <= own
-            # Padding repeats the query's own token: it is masked, but it must be finite, since NaN times zero is NaN.
-            slots = self._slots(runs.block_tables[rows], positions.where(seen, own))
-            plan.append((rows, slots, seen[:, None, None]))
-        return plan
-
-    def _slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
+    def slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of token positions, for one block table or one per row."""
         blocks = block_tables.gather(-1, positions // self.block_size)
         return blocks.long() * self.block_size + positions % self.block_size
@@ -132,17 +102,3 @@ class TorchAttention(AttentionBackend):
         """
         is_causal, gqa = visible is None, q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, visible, is_causal=is_causal, scale=spec.scale, enable_gqa=gqa)
-
-
-def _groups(counts: list[int]) -> Iterator[list[int]]:
-    """Indices of sequences, those that see the fewest tokens first, none padded to more than twice its count."""
-    group: list[int] = []
-    for i in sorted(range(len(counts)), key=counts.__getitem__):
-        too_long = group and counts[i] > max(2 * counts[group[0]], SHORT)
-        too_many = group and (len(group) + 1) * counts[i] > MAX_GATHERED_TOKENS
-        if too_long or too_many:
-            yield group
-            group = []
-        group.append(i)
-    if group:
-        yield group

@@ -18,12 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
-from nanoengine.core.messages import StepResult
-from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import Gate, Listener
 from nanoengine.core.sequence import Phase, Request, Sequence
 
 
-class FairShare:
+class FairShare(Gate, Listener):
     """A `Gate`; as a `Listener` it knows which clients have requests.
 
     While one client has requests, a step costs nothing here. Otherwise it costs a look at each running sequence, and at the
@@ -148,9 +147,6 @@ class FairShare:
 
     def submitted(self, request: Request) -> None:
         self.num_unfinished[request.client] += len(request.sequences)
-
-    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
-        """Nothing of a step matters here."""
 
     def finished(self, seq: Sequence) -> None:
         client = seq.request.client

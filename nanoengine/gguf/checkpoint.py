@@ -10,7 +10,6 @@ import torch
 import xxhash
 from torch import Tensor
 
-from nanoengine.core.weights import release_mapped
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.file import GGUFFile
@@ -21,6 +20,7 @@ from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import dequantized
 from nanoengine.models.checkpoint import StoredHeader
+from nanoengine.models.safetensors_folder import release_mapped
 
 
 class GGUFCheckpoint:

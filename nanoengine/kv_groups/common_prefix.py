@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import PlanExtra
 from nanoengine.core.sequence import Sequence
 
 FAR = 2**40
 """A position behind every window."""
 
 
-class CommonPrefix:
+class CommonPrefix(PlanExtra):
     """A `PlanExtra` that fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
 
     def __init__(self, blocks: BlockManager):
         self.blocks = blocks
         self._decodes: list[Sequence] = []  # the counts are theirs
         self._counts: list[int] = []
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         if step.started and not set(step.started).isdisjoint(self._decodes):  # their tables are new
@@ -29,7 +27,9 @@ class CommonPrefix:
             seqs = [*step.decodes, *step.runs[:num_drafted]]
             starts = [*plan.decode_starts.tolist(), *(run.start for run in plan.runs[:num_drafted])]
             plan.num_common_blocks = self._count(seqs, min(starts))
-        elif step.decodes:
+        elif len(step.decodes) < 2:
+            self._decodes, self._counts = [], []
+        else:
             if step.decodes != self._decodes:
                 self._counts = self._recount(step.decodes, int(plan.decode_starts.min()))
                 self._decodes = step.decodes
@@ -39,7 +39,7 @@ class CommonPrefix:
         """Where sequences stay that shared something before, only newcomers can make it less."""
         known = set(self._decodes) if any(self._counts) else set()
         stayed = [seq for seq in seqs if seq in known]
-        if len(seqs) == 1 or not stayed:
+        if not stayed:
             return self._count(seqs, least)
         newcomers = [seq for seq in seqs if seq not in known]
         if not newcomers:

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from nanoengine.core.inputs import InputBatch
 from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.model_runner import RunnerPart
 from nanoengine.kv_offload.file_thread import FileThread
 from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
 
@@ -28,7 +28,7 @@ PATIENCE = 0.01
 """Seconds that a step which computes nothing waits for a file to be read."""
 
 
-class BlockCopier:
+class BlockCopier(RunnerPart):
     """A `RunnerPart`: host memory for blocks, the copies, and the files that were read.
 
     The KV tensors have blocks in their first dimension, so a block is a row in each of them. In host memory and in files it is
@@ -83,9 +83,6 @@ class BlockCopier:
             else:
                 files.read(name, header)
         self._patience = PATIENCE if orders.waits else 0.0
-
-    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> None:
-        pass
 
     def end(self, result: StepResult) -> None:
         if self.files is None:

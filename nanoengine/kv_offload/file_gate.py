@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.messages import StepResult
-from nanoengine.core.scheduler import Step
-from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.core.seams import Gate, Listener
+from nanoengine.core.sequence import Phase, Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Key
 from nanoengine.kv_offload.offload import Offload
@@ -25,7 +24,7 @@ class Fetch:
         self.left = names.copy()  # the last of these is being read
 
 
-class FileGate:
+class FileGate(Gate, Listener):
     """A `Gate` and a `Listener`. A read that fails is a miss.
 
     Args:
@@ -47,12 +46,6 @@ class FileGate:
             if seq not in self.fetches and seq.is_known and self._begin(seq, is_next=False) is None:
                 self._too_little = self.disk.room
         return ()
-
-    def begin_step(self, budget: int) -> None:
-        pass
-
-    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
         if seq.phase is not Phase.WAITING or not seq.is_known:
@@ -104,12 +97,6 @@ class FileGate:
         return sum(self.disk.name(key) not in self.disk.wanted for key, _ in wanted)
 
     # ---- Listener
-
-    def submitted(self, request: Request) -> None:
-        pass
-
-    def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
-        pass
 
     def finished(self, seq: Sequence) -> None:
         """It waits no longer: it has started, or has ended."""

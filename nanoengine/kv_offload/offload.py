@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.sequence import Request, Sequence
+from nanoengine.core.seams import KVStore, Listener, PlanExtra
+from nanoengine.core.sequence import Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Entry, HostTier, Key
 from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
@@ -40,7 +41,7 @@ class InPool(NamedTuple):
     depth: int  # blocks of its prefix
 
 
-class Offload:
+class Offload(KVStore, PlanExtra, Listener):
     """A `KVStore`, a `PlanExtra` and a `Listener`.
 
     Args:
@@ -160,9 +161,6 @@ class Offload:
 
     # ---- Listener
 
-    def submitted(self, request: Request) -> None:
-        pass
-
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         orders, saved = self._in_flight.pop(step.number)
         has_failed = step.is_dropped or isinstance(result, BaseException)
@@ -189,6 +187,3 @@ class Offload:
         disk.answer(answer)
         self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
         self.stats.num_written_files += answer.kind == "written" and answer.problem is None
-
-    def finished(self, seq: Sequence) -> None:
-        pass

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.core.weights import TensorHeader
+from nanoengine.models.headers import TensorHeader
 from nanoengine.quantization.tensor import QuantizedTensor
 
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.model_config import read_json
-from nanoengine.core.weights import EMBEDDING, HEAD, check_headers
+from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.checkpoint import Checkpoint, StoredHeader
 from nanoengine.models.decoder import build_model
+from nanoengine.models.headers import check_headers
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage

@@ -1,25 +1,45 @@
-"""SafetensorsFolder: the core's, with tensors read in any order, and a hash of its files."""
+"""SafetensorsFolder: the *.safetensors of a model folder, memory-mapped. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from mmap import ACCESS_READ, mmap
+from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from torch import Tensor
 
-from nanoengine.core import weights as core
-from nanoengine.core.weights import TensorHeader, open_file
+from nanoengine.core.weights import open_file, weight_files
+from nanoengine.models.headers import TensorHeader
 
 
-class SafetensorsFolder(core.SafetensorsFolder):
-    """A `Checkpoint` of the *.safetensors in a folder."""
+class SafetensorsFolder:
+    """A `Checkpoint`. All methods raise ModelNotFound for missing files, and InvalidWeights for broken ones."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.place = folder, str(folder)
+
+    def headers(self) -> Iterator[TensorHeader]:
+        for path in weight_files(self.folder):
+            with open_file(path) as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+                    header = file.get_slice(name)
+                    yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        return super().tensors()
+        """What was yielded is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
+        for path in weight_files(self.folder):
+            with open_file(path) as file:
+                for name in file.keys():  # noqa: SIM118
+                    tensor = file.get_tensor(name)
+                    yield name, tensor
+                    release_mapped(tensor)
 
     @contextmanager
     def reader(self) -> Iterator[Callable[[TensorHeader], Tensor]]:
@@ -37,7 +57,16 @@ class SafetensorsFolder(core.SafetensorsFolder):
 
     def fingerprint(self) -> str:
         digest = xxhash.xxh3_128()
-        for path in self.files():
-            with open(path, "rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        for path in weight_files(self.folder):
+            with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 digest.update(content)
         return digest.hexdigest()
+
+
+def release_mapped(tensor: Tensor) -> None:
+    """Give back the memory of a tensor that is mapped from a file; it is read again should anyone look at it."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if sys.platform == "linux" and end > start:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

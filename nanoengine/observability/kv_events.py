@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.sequence import Request, Sequence
+from nanoengine.core.seams import KVStore, Listener
+from nanoengine.core.sequence import Sequence
 
 logger = logging.getLogger("nanoengine")
 
@@ -58,7 +59,7 @@ KVEvent = BlockStored | BlockRemoved | AllCleared
 KVEventListener = Callable[[KVEvent], object]
 
 
-class KVEventPublisher:
+class KVEventPublisher(KVStore, Listener):
     """A `KVStore` that keeps no block, and a `Listener`: events are collected inside the block manager, and told after each step.
 
     Attributes:
@@ -127,27 +128,12 @@ class KVEventPublisher:
         if self.parents.pop((group, hash), None) is not None:
             self._note(BlockRemoved(hash, group))
 
-    def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
-        return False
-
-    def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
-        """It has nothing."""
-
-    def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        """It has nothing."""
-
     def clear(self) -> None:
         self.parents.clear()
         self._note(AllCleared())
         self.publish()  # no step may follow
 
-    def closing(self) -> None:
-        """Nothing is kept."""
-
     # ---- as a listener
-
-    def submitted(self, request: Request) -> None:
-        """Nothing of a request matters here."""
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         self.publish()

@@ -9,6 +9,7 @@ from time import perf_counter
 from nanoengine.core.messages import StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import Listener, PlanExtra
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.observability.cache_stats import CacheStats
 from nanoengine.observability.request_times import (
@@ -21,7 +22,7 @@ from nanoengine.observability.request_times import (
 from nanoengine.observability.step_stats import EngineStats
 
 
-class Observer:
+class Observer(PlanExtra, Listener):
     """A `Listener`; as a `PlanExtra` it sees when steps begin.
 
     Args:
@@ -42,9 +43,6 @@ class Observer:
         self._last_step = (0, 0)  # prompt tokens and generated tokens of the last step, which are not in `times` yet
 
     # ---- as a part of plans
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         """A step begins."""
@@ -78,33 +76,34 @@ class Observer:
         self.flush()
         chunks = {seq: run.num_new for seq, run in zip(step.runs, step.plan.runs, strict=True) if not run.drafts}
         num_generated = num_of_decodes = 0
+        gaps: Counter[float] = Counter()  # by when the token before came: mostly in the step before, for all
         for seq in seqs:
-            num_new = self._count_tokens(seq, now)
+            times: SequenceTimes = seq.state[TIMES]
+            num_new = len(seq.token_ids) - seq.num_prompt_tokens - times.num_counted
+            if not num_new:
+                continue
+            times.num_counted += num_new
             num_generated += num_new
             if seq not in chunks:
                 num_of_decodes += num_new
+            if times.last_token is None:
+                self._first_token(seq, times, now)
+            else:
+                gaps[times.last_token] += 1
+            times.last_token = now
+        for last, count in gaps.items():
+            self.times.inter_token_latency.observe(now - last, count)
         num_prompt = sum(chunks.values())
         self.steps.record(num_prompt, step.plan.num_tokens - num_prompt, num_of_decodes, seconds)
         self._last_step = num_prompt, num_generated
 
-    def _count_tokens(self, seq: Sequence, now: float) -> int:
-        """The new tokens of a sequence. Those that come in one step come at once."""
-        times: SequenceTimes = seq.state[TIMES]
-        num_new = len(seq.token_ids) - seq.num_prompt_tokens - times.num_counted
-        if not num_new:
-            return 0
-        times.num_counted += num_new
-        if times.last_token is None:
-            request = seq.request
-            assert request.arrival_time is not None
-            times.first_token = now
-            self.times.note_first_token(seq, request.arrival_time, now)
-            if request.metrics.ttft is None:
-                request.metrics = RequestMetrics(ttft=now - request.arrival_time)
-        else:
-            self.times.inter_token_latency.observe(now - times.last_token)
-        times.last_token = now
-        return num_new
+    def _first_token(self, seq: Sequence, times: SequenceTimes, now: float) -> None:
+        request = seq.request
+        assert request.arrival_time is not None
+        times.first_token = now
+        self.times.note_first_token(seq, request.arrival_time, now)
+        if request.metrics.ttft is None:
+            request.metrics = RequestMetrics(ttft=now - request.arrival_time)
 
     def finished(self, seq: Sequence) -> None:
         now, times, request = self.clock(), seq.state[TIMES], seq.request

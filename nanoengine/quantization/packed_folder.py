@@ -12,10 +12,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from nanoengine.core.weights import FLOATS, TensorHeader, release_mapped
 from nanoengine.errors import InvalidWeights
 from nanoengine.models.checkpoint import StoredHeader
-from nanoengine.models.safetensors_folder import SafetensorsFolder
+from nanoengine.models.headers import FLOATS, TensorHeader
+from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 from nanoengine.quantization.layouts import layout_of
 from nanoengine.quantization.scheme import Scheme
 from nanoengine.quantization.tensor import QuantizedTensor

@@ -59,7 +59,7 @@ class Recording(Capability):
             return [Bucket(False, size, 1) for size in range(1, min(startup.num_rows, MOST_ON_CPU) + 1)]
         config, found = startup.config, decode_buckets(startup.num_rows)
         if getattr(startup.backend, "captures_prompts", False):
-            if num_drafts := startup.facts.get("num_drafts"):
+            if num_drafts := startup.most_drafts:
                 most = min(startup.num_rows, config.max_num_batched_tokens // DRAFTED_TOKENS[-1])
                 found += drafted_buckets(most, num_drafts)
             found += prompt_buckets(config.max_num_batched_tokens, startup.max_model_len)

@@ -6,7 +6,7 @@ from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
-from nanoengine.sampling.params import SamplingParams
+from nanoengine.sampling.params import MAX_LOGPROBS, SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 
 
@@ -14,6 +14,11 @@ class Sampling(Capability):
     """`masks` is set by `policy`, for whoever sets masks of running requests."""
 
     masks: Masks
+
+    def before_pool(self, startup: Startup) -> None:
+        startup.costly_params = SamplingParams(
+            top_k=10, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=MAX_LOGPROBS
+        )
 
     def runner(self, startup: Startup) -> None:
         SamplingPart(startup.runner)

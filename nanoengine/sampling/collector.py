@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import Listener, PlanExtra
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.sampling.params import SamplingParams
 
@@ -16,7 +17,7 @@ In `StepResult.extras`: [(place, a TokenLogprobs for each)].
 """
 
 
-class Collector:
+class Collector(PlanExtra, Listener):
     """A `Listener` and a `PlanExtra`.
 
     `Sequence.logprobs` has an entry for each token of the output, and `Request.prompt_logprobs` one for each of the prompt: None
@@ -55,13 +56,7 @@ class Collector:
                 if seq.logprobs is not None and len(seq.logprobs) < len(seq.token_ids) - seq.num_prompt_tokens:
                     seq.logprobs.append(entry)
 
-    def finished(self, seq: Sequence) -> None:
-        pass
-
     # ---- PlanExtra
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         asked = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nanoengine.core.errors import InvalidRequest, shown
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import PlanExtra
 from nanoengine.core.sequence import Phase, Request, Sequence
 
 MASKS = "masks"
@@ -18,7 +19,7 @@ def mask_bytes(vocab_size: int) -> int:
     return -(-vocab_size // 32) * 4
 
 
-class Masks:
+class Masks(PlanExtra):
     """A `PlanExtra`: masks reach the runner with the next step, and again when their sequence starts anew."""
 
     def __init__(self, vocab_size: int):
@@ -53,9 +54,6 @@ class Masks:
         else:
             seq.state[MASK] = mask
         self._changed[seq] = None
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         told = dict.fromkeys(seq for seq in step.started if MASK in seq.state)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nanoengine.core import sampling_params as core
 from nanoengine.core.errors import InvalidSamplingParams, shown
 from nanoengine.core.outputs import CompletionOutput
-from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32, ModelFacts, integer, items, number, optional
+from nanoengine.core.sampling_params import MAX_COMPLETIONS, MAX_INT32, ModelFacts, integer, items, number
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS, bad_word_tokens
+from nanoengine.sampling.detokenizer import StopDetokenizer
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that a request can ask for, at each position."""
 
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_CHARS = 4096
+"""Of each string that ends the text."""
 
 LEAST_REPETITION_PENALTY = 1e-5
 """Below it a logit divided by the penalty might leave float32."""
@@ -32,6 +36,10 @@ class SamplingParams(core.SamplingParams):
 
     Args, beside those of the core:
         max_tokens: most new tokens; None: up to the model's length.
+        stop: a string or strings that end the text; they are cut off from it, unless `include_stop_str_in_output`.
+        include_stop_str_in_output: the text ends behind the stop string, or the text of the token, that ended it.
+        skip_special_tokens: special tokens, such as an end of text, have no text. False: they are in the text as the tokenizer
+            writes them, and stop strings may match them.
         presence_penalty: subtracted from the logit of every token that is in the output; -2 to 2.
         frequency_penalty: subtracted from the logit of a token as often as it is in the output; -2 to 2.
         repetition_penalty: the logit of every token in the prompt or the output is divided by it, or multiplied where it is
@@ -52,6 +60,9 @@ class SamplingParams(core.SamplingParams):
     """
 
     max_tokens: int | None = 64
+    stop: str | tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -68,27 +79,31 @@ class SamplingParams(core.SamplingParams):
 
     def __post_init__(self) -> None:
         core.SamplingParams.__post_init__(self)
-        for name in ("presence_penalty", "frequency_penalty"):
-            self.keep(name, number(name, getattr(self, name), -2.0, 2.0))
-        penalty = number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, 2.0)
-        self.keep("repetition_penalty", penalty)
+        self.keep("stop", strings("stop", (self.stop,) if isinstance(self.stop, str) else self.stop))
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise InvalidSamplingParams(f"stop holds a string of {longest} characters: at most {MAX_STOP_CHARS} can be")
+        self.check_number("presence_penalty", -2.0, 2.0)
+        self.check_number("frequency_penalty", -2.0, 2.0)
+        self.check_number("repetition_penalty", LEAST_REPETITION_PENALTY, 2.0)
         self.keep("logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids is not None:
             self.keep("allowed_token_ids", core.token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidSamplingParams("allowed_token_ids is empty: None allows all tokens")
-        self.keep("bad_words", tuple(dict.fromkeys(core.strings("bad_words", self.bad_words))))
+        self.keep("bad_words", tuple(dict.fromkeys(strings("bad_words", self.bad_words))))
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidSamplingParams(f"bad_words holds {len(self.bad_words)} words: at most {MAX_BAD_WORDS} can be")
-        self.keep("min_tokens", integer("min_tokens", self.min_tokens, 0, MAX_INT32))
+        self.check_integer("min_tokens", 0, MAX_INT32)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSamplingParams(
                 f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}: lower the one or raise the other"
             )
-        self.check_bool("speculate")
-        self.keep("best_of", optional("best_of", self.best_of, self.n, MAX_COMPLETIONS))
-        for name in ("logprobs", "prompt_logprobs"):
-            self.keep(name, optional(name, getattr(self, name), 0, MAX_LOGPROBS))
+        for name in ("include_stop_str_in_output", "skip_special_tokens", "speculate"):
+            self.check_bool(name)
+        self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)
+        self.check_integer("logprobs", 0, MAX_LOGPROBS, optional=True)
+        self.check_integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
 
     @property
     def is_penalized(self) -> bool:
@@ -136,8 +151,13 @@ class SamplingParams(core.SamplingParams):
             )
         return found
 
-    def may_stop(self, num_output_tokens: int) -> bool:
-        return num_output_tokens >= self.min_tokens
+    def new_detokenizer(self, decode: Callable[..., str]) -> StopDetokenizer:
+        return StopDetokenizer(
+            partial(decode, skip_special_tokens=self.skip_special_tokens),
+            self.stop,
+            include_stop=self.include_stop_str_in_output,
+            min_tokens=self.min_tokens,
+        )
 
     def choose(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """With `best_of` the likeliest, best first; those that failed, and those without a token, come last."""
@@ -155,6 +175,16 @@ class SamplingParams(core.SamplingParams):
 
 def _rank(output: CompletionOutput) -> tuple[bool, float]:
     return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
+
+
+def strings(field: str, value: object) -> tuple[str, ...]:
+    found = items(field, value)
+    for string in found:
+        if not isinstance(string, str) or not string:
+            raise InvalidSamplingParams(
+                f"{field} holds {shown(string)}: each must be a string of at least one character"
+            )
+    return tuple(map(str, found))
 
 
 def biases(value: object) -> tuple[tuple[int, float], ...]:

@@ -7,13 +7,14 @@ of a step, packs what it knows of theirs into a few tensors, and sends these onl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
+from nanoengine.core.sampler import LogitsProcessor
 from nanoengine.sampling.params import SamplingParams
 
 FOREVER = 2**62
@@ -58,8 +59,8 @@ class Verified(Protocol):
         ...
 
 
-class RowProcessor(Generic[Piece]):
-    """`start` of a subclass calls `put` for the rows that ask for it. `find` costs nothing while there are none.
+class RowProcessor(LogitsProcessor, Generic[Piece]):
+    """`start` of a subclass calls `put` for the rows that ask for it. While nobody asks, nothing else is called.
 
     Args:
         num_rows: rows are below it.
@@ -95,9 +96,6 @@ class RowProcessor(Generic[Piece]):
 
     # ---- what the sampler calls
 
-    def start(self, started: Sequence[Started]) -> None:
-        """Keep pieces of those rows that ask for it."""
-
     def end(self, rows: Sequence[int]) -> None:
         for row in rows:
             if self.pieces.pop(row, None) is not None:
@@ -105,15 +103,7 @@ class RowProcessor(Generic[Piece]):
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Numbers of the samples whose rows have a piece."""
-        return np.flatnonzero(self._ends[rows] > positions) if self.pieces else NO_SAMPLES
-
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
-        """Change the logits of samples that `find` found. Drafts count as tokens for the samples behind them."""
-
-    def observe(
-        self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None
-    ) -> Any:
-        """Take note of what was sampled; `verified` says which samples are tokens, None: all are."""
+        return np.flatnonzero(self._ends[rows] > positions)
 
 
 def asking(started: Sequence[Started]) -> Iterator[tuple[Started, SamplingParams]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nanoengine.core.inputs import InputBatch
 from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.core.model_runner import ModelRunner
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.sampling.bad_words import BadWords
 from nanoengine.sampling.collector import PROMPT_LOGPROBS
 from nanoengine.sampling.logit_offsets import LogitBias, MinTokensBan
@@ -19,7 +19,7 @@ from nanoengine.sampling.penalties import Penalties
 from nanoengine.sampling.token_masks import TokenMasks
 
 
-class SamplingPart:
+class SamplingPart(RunnerPart):
     """Adds its processors to a runner's sampler, in the order in which they change logits, and is a `RunnerPart` itself."""
 
     def __init__(self, runner: ModelRunner):
@@ -37,7 +37,8 @@ class SamplingPart:
         runner.parts.append(self)
 
     def begin(self, plan: StepPlan) -> None:
-        self.masks.set(plan.extras.get(MASKS, ()))
+        if MASKS in plan.extras:
+            self.masks.set(plan.extras[MASKS])
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Callable[[StepResult], None] | None:
         asked = plan.extras.get(PROMPT_LOGPROBS)
@@ -62,9 +63,3 @@ class SamplingPart:
         """Of tokens that stand each behind one of [n, hidden_size]. The logits of all are never there at once."""
         own = self.runner.device.send(np.array(token_ids, dtype=np.int64))
         return compute_logprobs(lambda part: self.runner.model.compute_logits(hidden[part]), own, count)
-
-    def end(self, result: StepResult) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -14,8 +15,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanoengine.engine.view import take_view
 from nanoengine.errors import NanoEngineError
+from nanoengine.observability.view import take_view
 from nanoengine.server import operations
 from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
@@ -54,7 +55,8 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(take_view)) if config.page else ())]
+    look = partial(take_view, metrics=serving.metrics)
+    routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(look)) if config.page else ())]
     middleware = [
         Middleware(
             Identify,

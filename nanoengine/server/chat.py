@@ -11,8 +11,9 @@ from typing import Any
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.engine.request import Request
-from nanoengine.outputs import Delta, RequestOutput
+from nanoengine.aio.request_stream import Delta
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sequence import Request
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
@@ -171,10 +172,8 @@ class _Answer:
                 progress.advance(delta.token_ids)
             yield b"".join(parts)
         if with_usage:
-            cached = job.requests[0].num_cached_tokens
-            yield chunks.usage(
-                encode(serving.usage(self.num_prompt_tokens, sum(c.num_tokens for c in choices), cached))
-            )
+            num_new = sum(progress.num_tokens for progress in choices)
+            yield chunks.usage(encode(serving.usage(self.num_prompt_tokens, num_new, job.num_cached_tokens)))
 
     def _beginning(self, job: Job, chunks: Chunks, n: int, each: bool) -> list[bytes]:
         """Who speaks, and what is repeated, of every choice."""

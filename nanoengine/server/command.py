@@ -12,9 +12,16 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
-from nanoengine.config import EngineConfig
+from nanoengine.builder import not_installed, option_types
 from nanoengine.errors import InvalidConfig
 from nanoengine.server.config import ServerConfig
+
+MODEL = (
+    '"demo" (bundled), "smollm2" (once fetched), a local folder, a .gguf file, or a hub name such as "Qwen/Qwen3-0.6B"'
+)
+
+NO_OPTIONS = ("model", "options")
+"""Fields of the engine's options that are none of the command line."""
 
 SERVER_DEFAULTS = (
     "A server has defaults of its own for three: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), and "
@@ -24,19 +31,20 @@ SERVER_DEFAULTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the model and all options; those that are not given are left out of what it parses."""
-    parser.add_argument("model", help=_help(EngineConfig)["model"])
-    for title, kind in (("server", ServerConfig), ("engine", EngineConfig)):
-        group = parser.add_argument_group(title, SERVER_DEFAULTS if kind is EngineConfig else None)
+    parser.add_argument("model", help=MODEL)
+    server = parser.add_argument_group("server")
+    engine = parser.add_argument_group("engine", SERVER_DEFAULTS)
+    for group, kind in ((server, ServerConfig), *((engine, kind) for kind in option_types())):
         hints, helps = typing.get_type_hints(kind), _help(kind)
         for field in fields(kind):
-            if field.name != "model":
+            if field.name not in NO_OPTIONS:
                 _add(group, field.name, hints[field.name], helps[field.name], field.default)
 
 
 def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
     """The options of the engine and of the server."""
     given = vars(args)
-    engine = {field.name for field in fields(EngineConfig)} - {"model"}
+    engine = {field.name for kind in option_types() for field in fields(kind)} - set(NO_OPTIONS)
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
     if "api_key" not in texts and os.environ.get("NANOENGINE_API_KEY"):
@@ -54,6 +62,9 @@ def run(args: argparse.Namespace) -> None:
     try:
         from nanoengine.server.serve import serve
     except ModuleNotFoundError as error:
+        package, *folders = (error.name or "").split(".")
+        if package == "nanoengine" and folders:
+            raise not_installed(folders[0]) from error
         raise InvalidConfig(f"the server needs {error.name}: pip install '.[server]' where its sources are") from error
     serve(args.model, options, config)
 

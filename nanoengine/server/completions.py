@@ -11,8 +11,10 @@ from typing import Any, cast
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
-from nanoengine.engine.request import Request
-from nanoengine.outputs import Delta, RequestOutput, TokenLogprobs
+from nanoengine.aio.request_stream import Delta
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sequence import Request
+from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
@@ -192,10 +194,8 @@ class _Answer:
                 parts.append(chunks.last(choice, rest) if is_last else chunks.chunk(choice, rest))
             yield b"".join(parts)
         if with_usage:
-            cached = sum(own.num_cached_tokens for own in job.requests)
-            yield chunks.usage(
-                encode(serving.usage(sum(self.num_prompt_tokens), sum(c.num_tokens for c in choices), cached))
-            )
+            num_new = sum(progress.num_tokens for progress in choices)
+            yield chunks.usage(encode(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens)))
 
     def _delta(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
         """A choice with more than text."""
@@ -207,7 +207,7 @@ class _Answer:
         if delta.logprobs is not None:
             token_ids = [] if self.is_echo_only else delta.token_ids
             if is_first and request.echo:
-                logprobs = self._logprobs(own.prompt_token_ids, own.prompt_logprobs(), token_ids, delta.logprobs)
+                logprobs = self._logprobs(own.prompt_token_ids, own.prompt_logprobs, token_ids, delta.logprobs)
             else:
                 entries = delta.logprobs[: len(token_ids)]
                 logprobs = self.shapes.completion(

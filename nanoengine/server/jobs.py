@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-from nanoengine.engine.async_llm_engine import AsyncLLMEngine
-from nanoengine.engine.request import Request
-from nanoengine.outputs import Delta
+from nanoengine.aio.async_llm_engine import AsyncLLMEngine
+from nanoengine.aio.request_stream import Delta
+from nanoengine.core.sequence import Request
 from nanoengine.server.errors import Problem
 
 MOST_AT_ONCE = 64
@@ -37,6 +37,16 @@ class Job:
         self._engine = engine
         self.requests = list(requests)
         self._streams = [engine.submit(request, interval) for request in requests]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of all prompts, those that were in the prefix cache, once they have begun."""
+        return sum(request.sequences[0].num_cached_tokens or 0 for request in self.requests)
+
+    def num_sequences_of(self, client: str) -> int:
+        """Those that have not ended, if they are a client's."""
+        own = (request for request in self.requests if request.client == client and not request.finished)
+        return sum(request.params.num_sequences for request in own)
 
     def abort(self, problem: Problem | None = None) -> None:
         """End what still runs; without a problem, the client gets what there is, with the finish reason "abort"."""
@@ -96,6 +106,10 @@ class Jobs:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def num_sequences_of(self, client: str) -> int:
+        """Sequences of a client that have not ended, whether the engine has heard of them or not."""
+        return sum(job.num_sequences_of(client) for job in self._jobs)
 
     @asynccontextmanager
     async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
-from nanoengine.outputs import TokenLogprobs
+from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.text import MOST_PARTS, TokenTexts
 
 E = TypeVar("E")
@@ -122,8 +122,8 @@ def _with_context(
 
 def _ranked(token: int, entry: TokenLogprobs, count: int) -> Iterator[tuple[int, float]]:
     """The token that stands there, then the others, the likeliest first; at most so many."""
-    order = sorted(entry, key=lambda t: (t != token, entry[t].rank))
-    return islice(((t, entry[t].logprob) for t in order), count)
+    order = sorted(entry.items(), key=lambda pair: (pair[0] != token, pair[1].rank))
+    return islice(((t, own.logprob) for t, own in order), count)
 
 
 def _finite(logprob: float) -> float:

@@ -14,9 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from nanoengine.engine.messages import Tier
-from nanoengine.engine.metrics import EngineMetrics
-from nanoengine.engine.request_times import Histogram
+from nanoengine.observability.histogram import Histogram
+from nanoengine.observability.metrics import EngineMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -202,22 +201,15 @@ class _Snapshot(Collector):
         yield self._counters(name, "Drafts accepted, by their place in a run.", "position", by_place)
 
     def _own(self) -> Iterator[Metric]:
-        metrics, cache, steps = self.metrics, self.metrics.cache, self.metrics.steps
-        hits = {tier.value: float(cache.hits_by_tier[tier]) for tier in Tier}
-        yield self._counters(
-            "nanoengine:prefix_cache_hits_by_tier", "Tokens found, by tier; those of resumed ones too.", "tier", hits
-        )
-        moves = {
-            "device_to_host": cache.num_saved_blocks,
-            "host_to_device": cache.num_loaded_blocks,
-            "to_disk": cache.num_written_files,
-            "from_disk": cache.num_read_files,
-        }
-        yield self._counters("nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves)
-        yield self._counter(
-            "nanoengine:kv_file_errors", "Files that could not be read or written.", cache.num_bad_files
-        )
-        kinds = {"swap": metrics.num_swaps, "recompute": metrics.num_recomputes}
-        yield self._counters("nanoengine:preemptions_by_kind", "Preemptions, by what is kept.", "kind", kinds)
+        steps, offload = self.metrics.steps, self.metrics.offload
+        if offload is not None:
+            moves = {
+                "device_to_host": offload.num_saved_blocks,
+                "host_to_device": offload.num_loaded_blocks,
+                "to_disk": offload.num_written_files,
+                "from_disk": offload.num_loaded_files,
+            }
+            yield self._counters("nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves)
+            yield self._counter("nanoengine:kv_file_errors", "Files that could not be read.", offload.num_bad_files)
         seconds = {"prefill": steps.prefill_time, "decode": steps.decode_time}
         yield self._counters("nanoengine:step_seconds", "Time of steps, shared out by their tokens.", "phase", seconds)

@@ -6,7 +6,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 import nanoengine
-from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.answers import json_response
 from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
 from nanoengine.server.protocol import AbortRequest
@@ -81,7 +81,7 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
 async def metrics(http: HTTPRequest) -> Response:
     """All counters between two steps, for Prometheus."""
     serving: Serving = http.app.state.serving
-    snapshot = await serving.engine.metrics()
+    snapshot = await serving.engine.call(serving.metrics.snapshot)
     body = await serving.text.run(
         render_metrics,
         snapshot,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nanoengine.engine.view import EngineView
+from nanoengine.observability.view import EngineView
 
 _FOLDER = files("nanoengine.server") / "page"
 

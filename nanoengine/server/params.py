@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from nanoengine.errors import InvalidSamplingParams
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
+
+logger = logging.getLogger("nanoengine.server")
 
 MANY = 1000
 """Token ids that take a millisecond, or longer, to check."""
@@ -36,6 +39,16 @@ SHARED = (
     "prompt_logprobs",
 )
 """Fields that mean in a request what they mean in `SamplingParams`."""
+
+
+def usable(advised: Mapping[str, int | float]) -> Mapping[str, Any]:
+    """What the model's makers advise; nothing of it if any of it cannot work: nobody has checked it."""
+    try:
+        SamplingParams(**advised)  # type: ignore[arg-type]
+    except InvalidSamplingParams as error:
+        logger.warning("what generation_config.json says of sampling is left out: %s", error)
+        return {}
+    return advised
 
 
 def sampling_params(

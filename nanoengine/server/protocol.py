@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from nanoengine.sampling_params import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_CHARS
+from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
+from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

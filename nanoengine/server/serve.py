@@ -15,9 +15,9 @@ from typing import Any
 
 import uvicorn
 
-from nanoengine.builder import build_engine
-from nanoengine.config import EngineConfig
+from nanoengine.builder import build_engine, read_config
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.options import KernelOptions
 from nanoengine.server.app import make_app
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.http import BoundedHTTP
@@ -50,11 +50,11 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         own = stack.enter_context(_socket(config))
         if config.uds is not None:
             stack.callback(Path(config.uds).unlink, missing_ok=True)
-        engine_config = EngineConfig.from_options(model, {**_defaults(options), **options})
+        engine_config = read_config(model, {**_defaults(options), **options})
         serving = Serving(lambda: build_engine(engine_config), config, model)
         stack.callback(serving.close)
         serving.cache_config = {
-            "cache_dtype": engine_config.kv_cache_dtype,
+            "cache_dtype": engine_config.of(KernelOptions).kv_cache_dtype,
             "enable_prefix_caching": str(engine_config.enable_prefix_caching),
             "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
         }

@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 from starlette.requests import Request as HTTPRequest
 
 import nanoengine
+from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
-from nanoengine.engine.async_llm_engine import AsyncLLMEngine
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.request import Request
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
-from nanoengine.server.params import cut
+from nanoengine.server.params import cut, usable
 from nanoengine.server.protocol import Generation
 from nanoengine.server.reading import S, read
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
@@ -56,17 +55,11 @@ class Serving:
 
     def __init__(self, build: Callable[[], Built], config: ServerConfig, name: str):
         self.config = config
-        parts: list[Built] = []
-
-        def make() -> LLMEngine:
-            parts.append(build())
-            return parts[0].engine
-
-        self.engine = AsyncLLMEngine(make)
-        (built,) = parts
+        self.engine, built = build_async_engine(build)
         self.tokenizer = built.tokenizer
-        self.defaults = built.default_sampling
-        self.max_model_len = built.engine.scheduler.max_model_len
+        self.metrics = built.metrics
+        self.defaults = usable(built.models.default_sampling)
+        self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)
         self.created = int(time.time())
@@ -79,7 +72,7 @@ class Serving:
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # for who reads metrics
         self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
-        self._num_preparing = 0  # sequences whose text is being encoded
+        self._preparing: Counter[str] = Counter()  # sequences whose text is being encoded, by client
 
     @property
     def name(self) -> str:
@@ -142,15 +135,18 @@ class Serving:
         _check_limit("stop", len(params.stop), config.max_stop_strings, "max_stop_strings")
         _check_limit("prompt", num_prompts, config.max_prompts, "max_prompts")
         num_sequences = num_prompts * params.num_sequences
-        self._admit(num_sequences, http.scope.get(CLIENT, ""))
-        self._num_preparing += num_sequences
+        client = http.scope.get(CLIENT, "")
+        self._admit(num_sequences, client)
+        self._preparing[client] += num_sequences
         try:
             requests = await self.text.run(self._make_requests, http, job_id, request, params, encode)
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
         finally:
-            self._num_preparing -= num_sequences
+            self._preparing[client] -= num_sequences
+            if not self._preparing[client]:
+                del self._preparing[client]
 
     def _admit(self, num_sequences: int, client: str) -> None:
         """Let a request in if the queue has room, or if its client has so little in it that others must have filled it."""
@@ -159,9 +155,9 @@ class Serving:
         if num_sequences > max(1, limit):
             message = f"prompts x n are {num_sequences} sequences, and {limit} may wait (max_waiting): ask for fewer"
             raise Problem(400, message)
-        waiting = self.engine.num_waiting + self._num_preparing
+        waiting = self.engine.num_waiting + self._preparing.total()
         if waiting and waiting + num_sequences > limit:
-            own = self.engine.num_unfinished_of(client) + num_sequences
+            own = self.jobs.num_sequences_of(client) + self._preparing[client] + num_sequences
             if own > limit // PART_OF_A_NEWCOMER:
                 self.num_rejected["max_num_queued_reqs"] += 1
                 message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 class SpeculativeDecoding(Capability):
     """Facts that it tells others: "draft_model", the `Startup` of the model whose K/V is in every block beside that of the large
-    one; "num_drafts"; "runs_eagerly", if no step can be recorded; its statistics under "metrics".
+    one; "runs_eagerly", if no step can be recorded; its statistics under "metrics".
     """
 
     options = SpeculationOptions
@@ -28,7 +28,9 @@ class SpeculativeDecoding(Capability):
     """Set by `policy`; None without speculation."""
 
     def before_pool(self, startup: Startup) -> None:
-        name = startup.config.of(SpeculationOptions).draft_model
+        options = startup.config.of(SpeculationOptions)
+        startup.most_drafts = options.num_drafts if options.speculation is not None else 0
+        name = options.draft_model
         if name is not None:
             from nanoengine.speculation.draft_loading import load_draft_model
 
@@ -43,7 +45,6 @@ class SpeculativeDecoding(Capability):
         from nanoengine.speculation.draft_model import DraftModel
         from nanoengine.speculation.verification import DraftVerifier
 
-        startup.facts["num_drafts"] = options.num_drafts
         model, draft = None, startup.facts.get("draft_model")
         if draft is not None:
             startup.facts["runs_eagerly"] = True  # what the draft model does in a step is not recorded

@@ -18,15 +18,15 @@ from torch import Tensor
 from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.inputs import ALIGNED, InputBatch
 from nanoengine.core.kv_cache import KVCache
-from nanoengine.core.messages import UNKNOWN, Run, StepPlan, StepResult
-from nanoengine.core.model_runner import ModelRunner
+from nanoengine.core.messages import UNKNOWN, Run, StepPlan
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.core.qwen3 import Decoder
 
 NO_DRAFT = -3
 """Behind the last draft of a run: no sample is equal to it."""
 
 
-class DraftModel:
+class DraftModel(RunnerPart):
     """A part of the runner of the large model.
 
     Args:
@@ -102,16 +102,10 @@ class DraftModel:
 
     # ---- a part of the runner
 
-    def begin(self, plan: StepPlan) -> None:
-        return
-
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> None:
         """Compute the tokens of a step, for their K/V."""
         layer = self.runner.kv_cache.groups.index(self.group)
         self._forward(batch.input_ids, batch.positions, replace(batch.metadata[layer], kv_cache=self.kv_cache.layers))
-
-    def end(self, result: StepResult) -> None:
-        return
 
     def close(self) -> None:
         del self.model, self.kv_cache

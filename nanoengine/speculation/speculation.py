@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import UNKNOWN, StepPlan, StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import Candidate
+from nanoengine.core.seams import Candidate, Listener, PlanExtra
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.speculation.acceptance import SLOW_RATE, Acceptance
 from nanoengine.speculation.proposer import Proposer, SequenceProposer
@@ -52,7 +52,7 @@ class _Guess(NamedTuple):
     tokens: list[int]
 
 
-class Speculation:
+class Speculation(PlanExtra, Listener):
     """Chooses drafts: a `Drafter`. It learns what steps cost and how sequences end as a `PlanExtra` and a `Listener`.
 
     Args:
@@ -250,18 +250,12 @@ class Speculation:
 
     # ---- PlanExtra: a step was scheduled
 
-    def wants_step(self) -> bool:
-        return False
-
     def complete(self, step: Step) -> None:
         self._starts[step.number] = self.clock()
         if step.decodes or step.plan.num_drafted:
             self._num_prompt_tokens = sum(run.num_new for run in step.plan.runs if not run.drafts)
 
     # ---- Listener: a step or a sequence has ended
-
-    def submitted(self, request: Request) -> None:
-        return
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         end = self.clock()

@@ -10,9 +10,9 @@ from typing import Any
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, check, make_engine, run
 
 EOS = 0
@@ -139,7 +139,7 @@ def script_engine(text: str, *, max_num_seqs: int = 8) -> LLMEngine:
 
 
 @cache
-def expected(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+def expected(*prompt: int, max_tokens: int = 40) -> list[int]:
     """What a request with seed 0 gets, whatever else runs."""
     engine = make_engine()
     request = engine.make_request(list(prompt), greedy(max_tokens))

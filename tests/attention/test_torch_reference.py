@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.attention import torch_reference
 from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core import torch_attention
 from nanoengine.core.attention import AttentionSpec
@@ -53,7 +54,7 @@ def test_any_step_of_any_attention(
         for i, n in enumerate(lens)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_attention, "SHORT", data.draw(st.sampled_from([1, 64])))
+        patch.setattr(torch_reference, "SHORT", data.draw(st.sampled_from([1, 64])))
         patch.setattr(torch_attention, "MAX_SCORES", data.draw(st.sampled_from([1, 300, 1 << 24])))
         check_step(spec, data.draw(st.sampled_from([1, 4, 16])), lens, starts, seed)
 
@@ -71,7 +72,7 @@ def test_a_sink_that_outweighs_all_tokens_leaves_nothing_of_them(decoding: bool)
 
 def test_what_is_gathered_follows_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     attended = attention_calls(monkeypatch)
-    monkeypatch.setattr(torch_attention, "SHORT", 8)
+    monkeypatch.setattr(torch_reference, "SHORT", 8)
     spec = AttentionSpec(SCALE, window=20)
     check_step(spec, 16, [600, 20, 500], [599, 19, 499])
     assert attended
@@ -96,5 +97,5 @@ def test_tokens_do_not_depend_on_the_bounds(
 
     expected = tokens()
     monkeypatch.setattr(torch_attention, "MAX_SCORES", max_scores)
-    monkeypatch.setattr(torch_attention, "MAX_GATHERED_TOKENS", max_gathered_tokens)
+    monkeypatch.setattr(torch_reference, "MAX_GATHERED_TOKENS", max_gathered_tokens)
     assert tokens() == expected

@@ -49,7 +49,7 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         (["latency", "--option", "max_model_len=100"], "but max_model_len is 100"),
         (["latency", "--option", "max_nums_seqs=3"], "UnknownOption: unknown option 'max_nums_seqs'"),
         (["latency", "--option", "block_size=0"], "InvalidConfig: block_size is 0"),
-        (["scheduler", "--swap", "--no-prefix-caching"], "BadOption: --swap finds blocks by their prefixes"),
+        (["scheduler", "--nano-vllm", "no/such"], "BadOption: --nano-vllm no/such: there is no folder nanovllm in it"),
         (["latency", "--dtype", "int3"], "InvalidConfig: dtype is 'int3'"),
         (["latency", "--plot", "picture.doc"], "BadOption: --plot picture.doc: the name must end in .png"),
     ],

@@ -5,15 +5,32 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.drive import Interrupted, Kind, RequestTimes, Tap, count_wasted_slots, drive
+from benchmarks.drive import Interrupted, Kind, RequestTimes, count_wasted_slots, drive
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import Chunk, Decodes, Place, StepPlan, Tier, Transfer
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import Run, StepPlan
 from nanoengine.errors import InvalidPrompt
-from tests.engine.engine_toys import Script, assert_idle, make_engine
+from tests.core.toys import Done, ToyModel, make_engine
+
+
+class InterruptedModel(ToyModel):
+    """Ctrl-C comes while it is given its third plan."""
+
+    def launch(self, plan: StepPlan) -> Done:
+        if self.num_launched == 2:
+            raise KeyboardInterrupt
+        return super().launch(plan)
 
 
 def ignore(_: int) -> None:
     pass
+
+
+def assert_idle(engine: LLMEngine) -> None:
+    assert not engine.has_unfinished
+    assert not engine.requests
+    assert not engine.scheduler.in_flight
+    assert engine.scheduler.blocks.num_free == engine.scheduler.blocks.num_blocks
 
 
 def test_every_token_has_a_time_and_every_step_its_work() -> None:
@@ -47,12 +64,13 @@ def test_a_step_of_prompts_and_decodes_is_a_mixed_one() -> None:
 @pytest.mark.parametrize(
     ("plan", "kind"),
     [
-        (StepPlan(chunks=[Chunk(0, 0, 1, (0,))]), Kind.PREFILL),  # of a prompt of one token
-        (StepPlan(decodes=Decodes(np.zeros(1, np.int32), np.ones(1, np.int32))), Kind.DECODE),
-        (StepPlan(transfers=[Transfer(Place(Tier.DEVICE, 1), Place(Tier.HOST, 0))]), None),
-        (StepPlan(wait=True), None),
+        (StepPlan(runs=[Run(0, 0, 1, True)]), Kind.PREFILL),  # of a prompt of one token
+        (StepPlan(decode_rows=np.zeros(1, np.int32), decode_starts=np.ones(1, np.int32)), Kind.DECODE),
+        (StepPlan(runs=[Run(0, 3, 3, True, (5, 6))]), Kind.DECODE),
+        (StepPlan(runs=[Run(0, 3, 3, True, (5, 6)), Run(1, 0, 4, True)]), Kind.MIXED),
+        (StepPlan(extras={"kv_offload": "copies"}), None),
     ],
-    ids=["prefill", "decode", "copies", "waits"],
+    ids=["prefill", "decode", "drafts", "drafts and a prompt", "copies"],
 )
 def test_what_a_step_computes(plan: StepPlan, kind: Kind | None) -> None:
     assert Kind.of_plan(plan) is kind
@@ -60,7 +78,7 @@ def test_what_a_step_computes(plan: StepPlan, kind: Kind | None) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_step_is_recorded_with_its_own_plan(depth: int) -> None:
-    engine = make_engine(max_steps_in_flight=depth)
+    engine = make_engine(depth=depth)
     run = drive(engine, Workload([[1, 2], [3, 4]], [9, 9]), ignore)
     assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 8]
     assert [step.num_seqs for step in run.steps] == [2] * 9
@@ -72,12 +90,6 @@ def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
     run = drive(engine, workload, ignore, num_streams=2)
     assert [len(request.token_times) for request in run.requests] == [5, 5, 4]
     assert_idle(engine)
-
-
-def test_a_tap_says_what_its_executor_says() -> None:
-    engine = make_engine()
-    engine.executor.info = object()  # type: ignore[misc, assignment]
-    assert Tap(engine.executor).info is engine.executor.info
 
 
 def test_the_engine_gets_its_executor_back() -> None:
@@ -120,17 +132,16 @@ def test_hits_and_preemptions_are_counted() -> None:
 
 def test_wasted_slots_are_those_without_a_token() -> None:
     engine = make_engine(block_size=4, num_blocks=50)
-    engine.add_request([1] * 9)
-    engine.add_request([1] * 9)
-    engine.step()
+    for _ in range(2):
+        engine.submit(engine.make_request([1] * 9))
+    for _ in range(2):  # the second waits for what the first computes
+        engine.step()
     # Each has 3 blocks for its 9 tokens and the next, and the full ones are shared: 4 in use, 3 empty slots in each tail.
     assert count_wasted_slots(engine.scheduler) == (6, 16)
 
 
 def test_ctrl_c_leaves_the_engine_idle_and_tells_what_was_done() -> None:
-    script = Script()
-    script.errors = [None, None, KeyboardInterrupt()]
-    engine = make_engine(script)
+    engine = make_engine(model=InterruptedModel(4))
     workload = Workload([[1, 2], [3, 4]], [9, 9]).arriving([0.0, 1000.0])
     with pytest.raises(Interrupted) as stopped:
         drive(engine, workload, ignore)
@@ -140,16 +151,14 @@ def test_ctrl_c_leaves_the_engine_idle_and_tells_what_was_done() -> None:
 
 
 def test_a_failing_step_ends_the_run() -> None:
-    script = Script()
-    script.errors = [None, ValueError("the model broke")]
-    engine = make_engine(script)
-    with pytest.raises(ValueError, match="the model broke"):
+    engine = make_engine(model=ToyModel(4, failing=[2]))
+    with pytest.raises(RuntimeError, match="injected"):
         drive(engine, Workload([[1, 2], [3, 4]], [9, 9]).arriving([0.0, 1000.0]), ignore)
     assert_idle(engine)
 
 
 def test_a_bad_prompt_is_refused_before_anything_runs() -> None:
-    script = Script()
+    model = ToyModel(4)
     with pytest.raises(InvalidPrompt):
-        drive(make_engine(script), Workload([[1, 2], []], [9, 9]), ignore)
-    assert script.plans == []
+        drive(make_engine(model=model), Workload([[1, 2], []], [9, 9]), ignore)
+    assert model.num_launched == 0

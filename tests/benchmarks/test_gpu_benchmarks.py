@@ -18,9 +18,9 @@ from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import kept_going
 from benchmarks.gpu.targets import TARGETS
 from benchmarks.report import Report
+from benchmarks.session import runner_of
 from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine import LLM, SamplingParams
-from tests.support import model_runner
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = ["--device", "cpu", "--dtype", "float32"]
@@ -170,15 +170,15 @@ def test_a_part_that_fails_is_reported_and_ctrl_c_is_not_swallowed(capsys: pytes
 
 
 def test_an_engine_runs_in_another_mode_and_back(tiny_llm: LLM) -> None:
-    engine, runner = tiny_llm.engine, model_runner(tiny_llm)
+    engine, runner = tiny_llm.engine, runner_of(tiny_llm)
     assert modes_of(tiny_llm) == [Mode(True, False), Mode(False, False)]
     recorded: Any = object()
-    runner.graphs = recorded
+    runner.recorder = recorded
     assert modes_of(tiny_llm)[0] == FASTEST
     with running_in(tiny_llm, Mode(overlap=True, graphs=False)):
-        assert (engine.max_steps_in_flight, runner.graphs) == (2, None)
+        assert (engine.depth, runner.recorder) == (2, None)
         tokens = tiny_llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=5), use_tqdm=False)
-    assert (engine.max_steps_in_flight, runner.graphs) == (1, recorded)
-    runner.graphs = None
+    assert (engine.depth, runner.recorder) == (1, recorded)
+    runner.recorder = None
     again = tiny_llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=5), use_tqdm=False)
     assert again[0].outputs[0].token_ids == tokens[0].outputs[0].token_ids

@@ -8,7 +8,7 @@ from benchmarks import ceiling
 from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.workload import Workload
-from nanoengine.engine.messages import Chunk, Decodes, StepPlan
+from nanoengine.core.messages import Run, StepPlan
 from tests.support import QWEN3_06B
 
 NO_COMPUTE = Ceiling(read_bytes_s=32.3e9, flop_s=float("inf"))
@@ -43,20 +43,20 @@ def test_an_untied_head_is_read_and_its_embedding_is_not() -> None:
 
 
 def test_the_work_of_a_step() -> None:
-    chunks = [Chunk(0, 16, 3, samples=(0,)), Chunk(1, 0, 4, samples=())]
+    chunks = [Run(0, 16, 3, samples=True), Run(1, 0, 4, samples=False)]
     # Queries 17, 18, 19 see 17 + 18 + 19 keys; those of the other sequence 1 + 2 + 3 + 4.
     prefill = StepWork(num_tokens=7, num_sampled=1, num_context=23, num_pairs=54 + 10)
-    assert StepWork.of_plan(StepPlan(chunks=chunks)) == prefill
-    decodes = Decodes(np.array([2, 3], np.int32), np.array([16, 4], np.int32))
+    assert StepWork.of_plan(StepPlan(runs=chunks)) == prefill
+    rows, starts = np.array([2, 3], np.int32), np.array([16, 4], np.int32)
     decode = StepWork(num_tokens=2, num_sampled=2, num_context=22, num_pairs=22)
-    assert StepWork.of_plan(StepPlan(decodes=decodes)) == decode
+    assert StepWork.of_plan(StepPlan(decode_rows=rows, decode_starts=starts)) == decode
     both = StepWork(*(a + b for a, b in zip(prefill, decode, strict=True)))
-    assert StepWork.of_plan(StepPlan(decodes=decodes, chunks=chunks)) == both
+    assert StepWork.of_plan(StepPlan(decode_rows=rows, decode_starts=starts, runs=chunks)) == both
     assert all(type(number) is int for number in both), "sums of columns become plain numbers, as JSON takes them"
 
 
-def test_the_samples_of_a_fork_are_counted_each() -> None:
-    assert StepWork.of_plan(StepPlan(chunks=[Chunk(0, 0, 4, samples=(0, 1, 2))])) == StepWork(4, 3, 4, 10)
+def test_each_token_of_a_run_with_drafts_samples() -> None:
+    assert StepWork.of_plan(StepPlan(runs=[Run(0, 4, 3, True, drafts=(8, 9))])) == StepWork(3, 3, 7, 5 + 6 + 7)
 
 
 def test_a_step_that_computes_nothing_has_nothing_to_read() -> None:

@@ -18,8 +18,8 @@ from benchmarks import determinism
 from benchmarks.determinism import answers_of
 from benchmarks.neighbours import Neighbours, fair_share
 from nanoengine import LLM
-from nanoengine.engine.messages import StepPlan
-from nanoengine.runner.model_runner import ModelRunner, Step
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import LaunchedStep, ModelRunner
 
 ROOT = Path(__file__).parent.parent.parent
 TINY_WORK = ["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6"]
@@ -253,40 +253,6 @@ def test_prefix(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) 
     assert (tmp_path / "prefix.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_scheduler(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    sizes = ["--num-seqs", 4, 24, "--input-len", 20, 60, "--output-len", 20, 60]
-    result = run(capsys, "scheduler", *sizes, "--repeat", 2, "--plot", tmp_path / "scheduler.png")
-    for count, policy in product((4, 24), ("prefill_first", "mixed")):
-        plenty = row(result, num_seqs=count, policy=policy, pool="plenty")["figures"]
-        quarter = row(result, num_seqs=count, policy=policy, pool="a quarter")["figures"]
-        assert plenty["us_per_token"]["median"] > 0
-        assert plenty["preemptions"]["max"] == 0
-        assert plenty["steps"]["median"] < quarter["steps"]["median"]
-        assert 0 < plenty["kv_waste"]["median"] < 0.5
-        assert count == 4 or quarter["preemptions"]["min"] > 0
-    assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_scheduler_with_every_feature_on(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--num-seqs", 16, "--input-len", 20, 60, "--output-len", 20, 60, "--repeat", 1]
-    result = run(capsys, "scheduler", *sizes, "--swap", "--pool-blocks", 20, 200, "--depth", 2)
-    for policy in ("prefill_first", "mixed"):
-        case = {"num_seqs": 16, "policy": policy, "depth": 2}
-        assert row(result, pool="20 blocks", **case)["figures"]["preemptions"]["min"] > 0
-        assert row(result, pool="200 blocks", **case)["figures"]["preemptions"]["max"] == 0
-    assert row(result, prompt_tokens=100_000)["figures"]["hash_ms"]["median"] > 0
-
-
-def test_scheduler_with_other_numbers_of_plans_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--num-seqs", 4, "--input-len", 20, 20, "--output-len", 30, 30, "--repeat", 1, "--pool-blocks", 100]
-    result = run(capsys, "scheduler", *sizes, "--policy", "mixed", "--depth", 1, 2, 3)
-    for depth in (1, 2, 3):
-        figures = row(result, num_seqs=4, policy="mixed", depth=depth)["figures"]
-        assert figures["steps"]["median"] == 30, (
-            "a prefill, and a step for each token after the first: nothing is done in vain"
-        )
-
-
 def test_startup(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
     options = ["--model", tiny, "--repeat", 1, "--input-len", 5, "--plot", tmp_path / "startup.png"]
     result = run(capsys, "startup", *options, "--vs", "transformers")
@@ -327,7 +293,7 @@ def test_ctrl_c_shows_what_was_measured_so_far(
 ) -> None:
     launch, calls = ModelRunner.launch, 0
 
-    def interrupted_later(self: ModelRunner, plan: StepPlan) -> Step:
+    def interrupted_later(self: ModelRunner, plan: StepPlan) -> LaunchedStep:
         nonlocal calls
         calls += 1
         if calls == 14:  # 4 steps of warm-up, 6 in each repetition: in the middle of the second

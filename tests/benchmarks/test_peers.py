@@ -42,7 +42,7 @@ def test_random_weights_are_the_same_every_time_and_load(tmp_path: Path) -> None
     a, b = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert a == b
     with LLM(str(folders[0]), tokenizer="demo", num_kv_blocks=64, max_model_len=128, use_tqdm=False) as llm:
-        assert llm.model_config.dtype == "bfloat16"
+        assert llm.built.models.model_config.dtype == "bfloat16"
 
 
 def test_the_built_in_shapes_are_the_published_ones() -> None:

@@ -6,9 +6,11 @@ import argparse
 
 import pytest
 
+from benchmarks.drive import Kind, drive
 from benchmarks.policies import Variant, add_policy_options, scheduling, variants
-from nanoengine.engine.scheduler import Scheduler
-from tests.engine.toys import ToyModel, add, drain, is_decode, is_prefill, make_scheduler, new_tokens
+from benchmarks.workload import Workload
+from nanoengine.core.scheduler import Scheduler
+from tests.core.toys import make_engine
 
 
 def asked(scheduler: Scheduler, *arguments: str) -> list[Variant]:
@@ -18,7 +20,7 @@ def asked(scheduler: Scheduler, *arguments: str) -> list[Variant]:
 
 
 def test_each_policy_is_tried_with_each_chunk() -> None:
-    scheduler = make_scheduler(policy="mixed", max_chunk=16)
+    scheduler = make_engine(policy="mixed", max_chunk=16).scheduler
     assert asked(scheduler) == [("mixed", 16)], "what is not asked for is as the engine's options say"
     assert asked(scheduler, "--chunk", "4", "8", "4") == [("mixed", 4), ("mixed", 8)]
     both = asked(scheduler, "--policy", "prefill_first", "mixed", "--chunk", "4", "8")
@@ -27,24 +29,22 @@ def test_each_policy_is_tried_with_each_chunk() -> None:
 
 
 def test_a_scheduler_shares_out_its_steps_in_another_way_and_back() -> None:
-    scheduler = make_scheduler(block_size=4, policy="prefill_first")
-    before = scheduler.max_chunk
+    engine = make_engine(enable_prefix_caching=False)
+    scheduler, before = engine.scheduler, engine.scheduler.max_chunk
 
-    def plans() -> list[list[int]]:
-        add(scheduler, 3, 9, max_tokens=3)
-        found = drain(scheduler, ToyModel())
-        mixed = [plan for plan in found if not is_prefill(plan) and not is_decode(plan)]
-        return [new_tokens(plan) for plan in mixed]
+    def mixed_steps() -> list[int]:
+        run = drive(engine, Workload([[1] * 3, [2] * 9], [3, 3]), lambda _: None)
+        return [step.work.num_tokens for step in run.steps if step.kind is Kind.MIXED]
 
-    assert plans() == []
+    assert mixed_steps() == []
     with scheduling(scheduler, Variant("mixed", 4)):
-        assert plans() == [[1, 4], [1, 1]]
+        assert mixed_steps() == [1 + 4, 1 + 1]
     assert (scheduler.policy, scheduler.max_chunk) == ("prefill_first", before)
-    assert plans() == []
+    assert mixed_steps() == []
 
 
 def test_a_scheduler_at_work_is_left_alone() -> None:
-    scheduler = make_scheduler()
-    add(scheduler, 3)
-    with pytest.raises(AssertionError), scheduling(scheduler, Variant("mixed", 4)):
+    engine = make_engine()
+    engine.submit(engine.make_request([1, 2, 3]))
+    with pytest.raises(AssertionError), scheduling(engine.scheduler, Variant("mixed", 4)):
         pass

@@ -20,10 +20,13 @@ class Known:
         self.says = guess
         self.ended: list[list[int]] = []
 
-    def begin(self, num_prompt_tokens: int, cache_salt: bytes) -> Known:
+    def begin(self, prompt: Sequence[int], cache_salt: str) -> Known:
         return self
 
-    def guess(self, token_ids: Sequence[int], most: int) -> list[int]:
+    def fork(self) -> Known:
+        return self
+
+    def propose(self, token_ids: Sequence[int], most: int) -> list[int]:
         return self.says[:most]
 
     def end(self, token_ids: Sequence[int]) -> None:

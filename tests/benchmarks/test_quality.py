@@ -12,7 +12,8 @@ import torch
 
 import bench
 from benchmarks import quality, texts
-from benchmarks.quality import Comparison, Way, opened, weight_bytes
+from benchmarks.quality import Comparison, Way, opened
+from benchmarks.session import weight_bytes
 from nanoengine.models.tokenizer import HFTokenizer
 from tests.support import reference_logits, reference_model, tiny_checkpoint
 

@@ -74,10 +74,12 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> Non
     first, second = llm.generate(prompt, params)[0], llm.generate(prompt, params)[0]
     assert second.num_cached_tokens >= len(second.prompt_token_ids) - 17
     assert second.outputs[0].text == first.outputs[0].text
-    stop = first.outputs[0].text[2:5]
-    stopped = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12, stop=stop))[0].outputs[0]
-    assert stopped.text == first.outputs[0].text[: first.outputs[0].text.index(stop)]
+    tokens = first.outputs[0].token_ids
+    stop = next(token for token in tokens[3:] if token not in tokens[:3])
+    stopped = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)))[0].outputs[0]
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
+    assert stopped.token_ids == tokens[: tokens.index(stop) + 1]
+    assert first.outputs[0].text.startswith(stopped.text)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -17,7 +17,7 @@ NUM_WAYS = 40
 
 
 def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
-    """Prompts that share beginnings; seeds, ends, stop strings and completions of all kinds."""
+    """Prompts that share beginnings; seeds, ends and completions of all kinds."""
     rng = random.Random(seed)
     shared = [rng.randrange(VOCAB) for _ in range(20)]
     requests = []
@@ -28,7 +28,6 @@ def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
             seed=number,
             max_tokens=rng.randint(1, 20),
             ignore_eos=bool(number % 2),
-            stop="q" if number % 5 == 0 else (),
         )
         priority = rng.choice([0, 0, 0, -1, 1])
         requests.append(engine.make_request(prompt, params, priority=priority))

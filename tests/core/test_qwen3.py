@@ -15,7 +15,7 @@ from nanoengine.core.kernels import Kernels
 from nanoengine.core.model_config import read_config
 from nanoengine.core.qwen3 import Decoder, build_qwen3
 from nanoengine.core.torch_attention import TorchAttention
-from nanoengine.core.weights import SafetensorsFolder, load_weights
+from nanoengine.core.weights import load_weights
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 16
@@ -52,7 +52,7 @@ def reference(folder: Path, **changes: Any) -> Qwen3ForCausalLM:
 
 def load(folder: Path) -> Decoder:
     model = build_qwen3(read_config(folder), Kernels(), TorchAttention(BLOCK_SIZE), torch.float32, CPU)
-    load_weights(model.checkpoint_tensors(), SafetensorsFolder(folder))
+    load_weights(model.checkpoint_tensors(), folder)
     model.prepare(NUM_TOKENS)
     return model
 

@@ -127,7 +127,14 @@ MUTANTS = (
         "if True:",
         "A full queue of one client keeps all others out.",
         (TESTS + "test_serving.py",),
-        "Its test reads no answer of the newcomer, and waits for a number of sequences that is there without it.",
+    ),
+    Mutant(
+        "what-a-client-has-is-not-counted",
+        SERVER + "serving.py",
+        "own = self.jobs.num_sequences_of(client) + ",
+        "own = ",
+        "One client alone may fill a full queue further, as if it had nothing in it.",
+        (TESTS + "test_serving.py",),
     ),
     Mutant(
         "other-models-are-answered",
@@ -172,8 +179,8 @@ MUTANTS = (
     Mutant(
         "chat-usage-counts-one-choice",
         SERVER + "chat.py",
-        "sum(c.num_tokens for c in choices), cached))",
-        "choices[0].num_tokens, cached))",
+        "num_new = sum(progress.num_tokens for progress in choices)",
+        "num_new = choices[0].num_tokens",
         "The usage of a stream with several choices counts the tokens of the first.",
         (TESTS + "test_chat.py",),
     ),

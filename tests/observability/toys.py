@@ -7,12 +7,12 @@ from typing import Any
 from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
 from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.observability.metrics import EngineMetrics, Metrics
 from nanoengine.observability.observer import Observer
 from nanoengine.observability.request_times import RequestTimes
+from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, make_engine
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanoengine.builder import build_engine
-from nanoengine.config import EngineConfig
+from nanoengine.builder import build_engine, read_config
 from tests.server.parrot import build, save_tokenizer
 from tests.server.running import Server
 
@@ -49,6 +48,6 @@ def parrot(tokenizer_folder: Path) -> Iterator[Server]:
 def demo() -> Iterator[Server]:
     """A server of the bundled model in float32, shared likewise."""
     options = {"dtype": "float32", "device": "cpu", "num_kv_blocks": 600, "scheduling_policy": "mixed"}
-    server = Server(build_engine(EngineConfig.from_options("demo", options), use_tqdm=False), "demo", **LIMITS)
+    server = Server(build_engine(read_config("demo", options), use_tqdm=False), "demo", **LIMITS)
     yield server
     server.close()

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 from tokenizers import AddedToken
 
-from nanoengine.builder import Built
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import Chunk, PromptLogprobs, StepPlan, StepResult
+from nanoengine.builder import Built, read_config
+from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.scheduler import Scheduler
 from nanoengine.models.tokenizer import HFTokenizer
-from nanoengine.outputs import TokenLogprob
-from tests.engine.toys import Eager, make_scheduler, samples_of
-from tests.support import TOY, byte_tokenizer
+from nanoengine.observability.kv_events import KVEventPublisher
+from nanoengine.observability.metrics import Metrics
+from nanoengine.observability.observer import Observer
+from nanoengine.sampling.collector import LOGPROBS, PROMPT_LOGPROBS, Collector
+from nanoengine.sampling.token_logprobs import TokenLogprobs
+from tests.core.toys import Done
+from tests.support import byte_tokenizer
+
+BLOCK_SIZE = 4
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}"
@@ -24,23 +34,19 @@ POISON = "\x01"
 """A step that begins a prompt with it at its start fails."""
 
 
-LOGPROB = TokenLogprob(-0.5, 1)
-
-
 class Row(NamedTuple):
     """What is known of a sequence."""
 
     token_ids: list[int]
     num_prompt: int  # how many of them are the prompt
     wants_logprobs: bool
-    wants_prompt_logprobs: bool
 
 
 class BrokenStep(Exception):
     """What such a step raises."""
 
 
-class Parrot(Eager):
+class Parrot:
     """The executor."""
 
     def __init__(self, eos: int, poison: int):
@@ -48,35 +54,39 @@ class Parrot(Eager):
         self.poison = poison
         self.rows: dict[int, Row] = {}
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Done:
         for start in plan.started:
-            sampling = start.sampling
+            params = start.sampling.params
             self.rows[start.row] = Row(
-                list(start.token_ids),
-                sampling.num_prompt_tokens,
-                sampling.params.num_logprobs is not None,
-                sampling.prompt_logprobs is not None,
+                start.token_ids, start.sampling.num_prompt_tokens, params.num_logprobs is not None
             )
         if any(start.token_ids[0] == self.poison for start in plan.started):
-            raise BrokenStep("the step broke")
-        samples = samples_of(plan)
-        tokens = [self._next(position, row) for position, row in samples]
-        wanted = {i: {tokens[i]: LOGPROB} for i, (_, row) in enumerate(samples) if self.rows[row].wants_logprobs}
-        return StepResult(tokens, wanted, [self._prompt_logprobs(chunk) for chunk in plan.chunks])
+            return Done(BrokenStep("the step broke"))
+        # Who samples, and the place of the token that comes.
+        decodes = zip(plan.decode_rows.tolist(), (plan.decode_starts + 1).tolist(), strict=True)
+        samples = [*decodes, *((run.row, run.start + run.num_new) for run in plan.runs if run.samples)]
+        tokens = [self._next(row, position) for row, position in samples]
+        asked = {i: logprob(tokens[i]) for i, (row, _) in enumerate(samples) if self.rows[row].wants_logprobs}
+        of_prompts = [
+            (place, self._prompt(plan, place, count)) for place, count, _ in plan.extras.get(PROMPT_LOGPROBS, ())
+        ]
+        return Done(StepResult(tokens, extras={LOGPROBS: asked, PROMPT_LOGPROBS: of_prompts}))
 
     def close(self) -> None:
         pass
 
-    def _next(self, position: int, row: int) -> int:
+    def _next(self, row: int, position: int) -> int:
         own = self.rows[row]
         return own.token_ids[position - own.num_prompt] if position < 2 * own.num_prompt else self.eos
 
-    def _prompt_logprobs(self, chunk: Chunk) -> PromptLogprobs:
-        """Of the tokens that those of a chunk predict: one behind each, as far as the prompt goes."""
-        own = self.rows[chunk.row]
-        start = chunk.num_computed + 1
-        end = min(start + chunk.num_new, own.num_prompt) if own.wants_prompt_logprobs else start
-        return PromptLogprobs(chunk.row, start, [{token: LOGPROB} for token in own.token_ids[start:end]])
+    def _prompt(self, plan: StepPlan, place: int, count: int) -> list[TokenLogprobs]:
+        """Of the tokens behind the first ones of a chunk."""
+        run = plan.runs[place]
+        return [logprob(token) for token in self.rows[run.row].token_ids[run.start + 1 : run.start + 1 + count]]
+
+
+def logprob(token: int) -> TokenLogprobs:
+    return TokenLogprobs(token, -0.5, 1, np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 def save_tokenizer(folder: Path) -> Path:
@@ -88,22 +98,33 @@ def save_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def build(folder: Path, **options: Any) -> Built:
-    """An engine around a parrot.
-
-    Args:
-        folder: see `save_tokenizer`.
-        options: see `make_scheduler`.
-    """
+def build(
+    folder: Path, *, num_blocks: int = 4000, max_num_seqs: int = 64, max_model_len: int = 1024, policy: str = "mixed"
+) -> Built:
+    """An engine around a parrot, with the tokenizer of a folder (see `save_tokenizer`)."""
     tokenizer = HFTokenizer(folder)
     assert tokenizer.eos_token_id is not None
     [poison] = tokenizer.encode(POISON)
-    sizes = {"num_blocks": 4000, "max_num_seqs": 64, "budget": 512, "max_model_len": 1024, "policy": "mixed"}
+    events, observer, collector = KVEventPublisher(), Observer(max_model_len), Collector()
+    scheduler = Scheduler(
+        BlockManager(num_blocks, BLOCK_SIZE, stores=[events]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=512,
+        policy=policy,
+        extras=[collector, observer],
+    )
     engine = LLMEngine(
-        make_scheduler(**(sizes | options)),
+        scheduler,
         Parrot(tokenizer.eos_token_id, poison),
         tokenizer,
         vocab_size=len(tokenizer.token_ids()),
+        max_model_len=max_model_len,
         eos_token_ids=tokenizer.eos_token_ids,
+        listeners=[collector, observer, events],
     )
-    return Built(engine, TOY, tokenizer, {})
+    metrics = Metrics(max_model_len, max_model_len // BLOCK_SIZE, observer, events)
+    capabilities: dict[str, Any] = {
+        "observability": SimpleNamespace(metrics=metrics),
+        "models": SimpleNamespace(default_sampling={}),
+    }
+    return Built(read_config("parrot", {}), engine, tokenizer, capabilities)

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import uvicorn
 
 from nanoengine.builder import Built
-from nanoengine.engine.llm_engine import LLMEngine
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.app import make_app
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.http import BoundedHTTP
 from nanoengine.server.serving import Serving
-from tests.engine.gate import PATIENCE, Gate
+from tests.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.server.events import read_events
 
 JSON = {"content-type": "application/json"}
@@ -73,7 +73,7 @@ class Server:
     """
 
     def __init__(self, built: Built, name: str = "model", **config: Any):
-        self.gate = Gate(built.engine)
+        self.gate = StepGate(built.engine)
         self.serving = Serving(lambda: built, ServerConfig(**config), name)
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()
@@ -140,7 +140,7 @@ class Server:
     # ---- inside
 
     def metrics(self) -> Any:
-        return self.call(LLMEngine.metrics)
+        return self.call(self.serving.metrics.snapshot)
 
     def call(self, function: Callable[[LLMEngine], Any]) -> Any:
         """The result of a function of the engine, from its thread: all that was asked of it before was done before."""
@@ -152,14 +152,7 @@ class Server:
 
     def check_idle(self) -> None:
         """Nothing runs or waits, and every block is back."""
-        self.call(check_idle)
-
-
-def check_idle(engine: LLMEngine) -> None:
-    engine.scheduler.check()
-    pool = engine.scheduler.block_manager.pool
-    assert not engine.has_unfinished
-    assert pool.num_free == pool.num_blocks
+        self.call(assert_idle)
 
 
 def post_bytes(path: str, body: Any, headers: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""The command line of the server: every option of two classes, and nothing that was not given."""
+"""The command line of the server: every option of the engine and of the server, and nothing that was not given."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from nanoengine.config import EngineConfig
+from nanoengine.builder import option_types
 from nanoengine.errors import InvalidConfig
 from nanoengine.server.command import add_arguments, configs
 from nanoengine.server.config import ServerConfig
@@ -39,11 +39,12 @@ def test_options_have_the_types_of_their_fields(parser: argparse.ArgumentParser)
     assert server == ServerConfig(port=0, api_key=("a", "b"), request_timeout=2.5, page=False, served_model_name=("m",))
 
 
-def test_every_field_of_both_classes_is_an_option_with_help(parser: argparse.ArgumentParser) -> None:
+def test_every_option_is_there_with_help(parser: argparse.ArgumentParser) -> None:
     helps = {action.dest: action.help for action in parser._actions}
-    for kind in (EngineConfig, ServerConfig):
-        for field in fields(kind):
-            assert helps[field.name], field.name
+    names = {field.name for kind in (*option_types(), ServerConfig) for field in fields(kind)} - {"options"}
+    assert {"model", "kv_host_memory", "speculation", "port"} <= names
+    for name in names:
+        assert helps[name], name
 
 
 def test_a_key_may_come_by_the_environment(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from nanoengine.models.tokenizer import ModelTokenizer
-from nanoengine.outputs import TokenLogprob
+from nanoengine.sampling.token_logprobs import TokenLogprob
 from nanoengine.server.logprobs import LEAST, LogprobShapes
 from nanoengine.server.text import TokenTexts
 

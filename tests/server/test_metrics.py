@@ -17,14 +17,11 @@ from prometheus_client import REGISTRY
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import StepPlan, StepResult
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.kv_offload.offload import OffloadStats
 from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
-from tests.engine.engine_toys import Clock, Script, make_engine, run
-from tests.engine.speculation.guessers import speculation
-from tests.engine.test_fetching import FILED, make_slow_engine
-from tests.engine.toys import ToyModel
+from nanoengine.speculation.statistics import SpeculationStats
+from tests.core.toys import run
+from tests.observability.toys import Observed
 
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 FIRST = [
@@ -91,19 +88,10 @@ COUNTERS: dict[str, set[str]] = {  # a sample has "_total" behind it
 }
 
 
-class Slow(Script):
-    def __init__(self, clock: Clock):
-        super().__init__("hello, world")
-        self.clock = clock
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        self.clock.now += 0.25
-        return super().execute(plan)
-
-
-def text_of(engine: LLMEngine, num_rejected: Mapping[str, int] | None = None, **options: Any) -> str:
+def text_of(observed: Observed | None = None, num_rejected: Mapping[str, int] | None = None, **options: Any) -> str:
+    metrics = (observed or Observed(max_model_len=64)).snapshot()
     options = {"model_name": "demo", "cache_config": {"cache_dtype": "auto"}} | options
-    return render_metrics(engine.metrics(), num_rejected=num_rejected or {}, **options).decode()
+    return render_metrics(metrics, num_rejected=num_rejected or {}, **options).decode()
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -124,16 +112,17 @@ def value(text: str, name: str, **labels: str) -> float:
 
 @pytest.mark.parametrize("name", HISTOGRAMS)
 def test_histograms_have_vllms_bounds(name: str) -> None:
-    family = families(text_of(make_engine()))[name]
+    text = text_of()
+    family = families(text)[name]
     assert family.type == "histogram"
     buckets = [sample for sample in family.samples if sample.name == f"{name}_bucket"]
     assert [float(sample.labels["le"]) for sample in buckets] == [*HISTOGRAMS[name], math.inf]
     assert {tuple(sample.labels) for sample in buckets} == {("engine", "le", "model_name")}
-    assert value(text_of(make_engine()), f"{name}_count", model_name="demo", engine="0") == 0
+    assert value(text, f"{name}_count", model_name="demo", engine="0") == 0
 
 
 def test_bounds_are_written_as_prometheus_writes_them() -> None:
-    text = text_of(make_engine(max_model_len=2**21, num_blocks=2**19))
+    text = text_of(Observed(max_model_len=2**21))
     assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="demo"} 0' in text
     assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="demo"} 0' in text
     assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1e+06",model_name="demo"} 0' in text
@@ -142,7 +131,7 @@ def test_bounds_are_written_as_prometheus_writes_them() -> None:
 
 @pytest.mark.parametrize(("type_", "expected"), [("gauge", GAUGES), ("counter", COUNTERS)])
 def test_other_families_have_vllms_types_and_labels(type_: str, expected: dict[str, set[str]]) -> None:
-    found = families(text_of(make_engine()))
+    found = families(text_of())
     for name, more in expected.items():
         assert found[name].type == type_
         assert found[name].samples
@@ -153,7 +142,7 @@ def test_other_families_have_vllms_types_and_labels(type_: str, expected: dict[s
 
 
 def test_every_value_of_a_label_has_a_series_from_the_start() -> None:
-    found = families(text_of(make_engine()))
+    found = families(text_of())
 
     def values(name: str, label: str) -> list[str]:
         return [sample.labels[label] for sample in found[name].samples]
@@ -166,108 +155,117 @@ def test_every_value_of_a_label_has_a_series_from_the_start() -> None:
 
 
 def test_no_series_comes_twice() -> None:
-    engine = make_engine(ToyModel(), eos=(), speculation=speculation())
-    run(engine, engine.add_request([1, 2], SamplingParams(max_tokens=9)))
-    series = [line.rsplit(" ", 1)[0] for line in text_of(engine).splitlines() if not line.startswith("#")]
+    observed = Observed()
+    stats = SpeculationStats()
+    stats.record(3, 3)
+    observed.sources |= {"speculation": lambda: stats, "offload": OffloadStats}
+    series = [line.rsplit(" ", 1)[0] for line in text_of(observed).splitlines() if not line.startswith("#")]
     assert len(series) == len(set(series))
 
 
 def test_the_values_are_those_of_the_engine() -> None:
-    clock = Clock()
-    engine = make_engine(Slow(clock), clock=clock)
-    run(engine, *[engine.add_request("abcdefghij", SamplingParams(n=2, max_tokens=3)) for _ in range(2)])
-    engine.abort(engine.add_request("gone").request_id)
-    text = text_of(engine)
+    observed = Observed()
+    for _ in range(2):  # equal prompts: the completions of one, and the other request, find its two full blocks
+        observed.add(list(range(10)), 3, n=2)
+    run(observed.engine, [])
+    observed.engine.abort(observed.add([1, 2]).request_id)
+    text = text_of(observed)
     assert value(text, "vllm:request_success_total", finished_reason="length") == 4
     assert value(text, "vllm:request_success_total", finished_reason="abort") == 1
     assert value(text, "vllm:prompt_tokens_total") == 40
-    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_compute") == 10 + 2
-    assert value(text, "vllm:prompt_tokens_cached_total") == 10 + 8 + 10
-    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 28
+    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_compute") == 10 + 3 * 2
+    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 3 * 8
+    assert value(text, "vllm:prompt_tokens_cached_total") == 3 * 8
     assert value(text, "vllm:generation_tokens_total") == 12
-    assert value(text, "vllm:prefix_cache_queries_total") == 20
-    assert value(text, "vllm:prefix_cache_hits_total") == 8
+    assert value(text, "vllm:prefix_cache_queries_total") == 40
+    assert value(text, "vllm:prefix_cache_hits_total") == 3 * 8
+    # A step for the first prompt, one for the rest of the others, two for the other tokens of all.
     assert value(text, "vllm:time_to_first_token_seconds_count") == 4
-    assert value(text, "vllm:time_to_first_token_seconds_sum") == 1.0
+    assert value(text, "vllm:time_to_first_token_seconds_sum") == 0.25 + 3 * 0.5
     assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
-    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 4
+    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
     assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 4
     assert value(text, "vllm:inter_token_latency_seconds_count") == 8
-    assert value(text, "vllm:e2e_request_latency_seconds_sum") == 4 * 0.75
-    assert value(text, "vllm:request_prefill_time_seconds_sum") == 1.0
-    assert value(text, "vllm:request_decode_time_seconds_sum") == 2.0
-    assert value(text, "vllm:request_inference_time_seconds_sum") == 3.0
-    assert value(text, "vllm:request_queue_time_seconds_sum") == 0.0
-    assert value(text, "vllm:request_time_per_output_token_seconds_sum") == 1.0
+    assert value(text, "vllm:e2e_request_latency_seconds_sum") == 4 * 1.0
+    assert value(text, "vllm:request_queue_time_seconds_sum") == 3 * 0.25
+    assert value(text, "vllm:request_prefill_time_seconds_sum") == 4 * 0.25
+    assert value(text, "vllm:request_decode_time_seconds_sum") == 0.75 + 3 * 0.5
+    assert value(text, "vllm:request_inference_time_seconds_sum") == 1.0 + 3 * 0.75
     assert value(text, "vllm:request_prompt_tokens_sum") == 40
-    assert value(text, "vllm:request_prefill_kv_computed_tokens_sum") == 12
+    assert value(text, "vllm:request_prefill_kv_computed_tokens_sum") == 16
     assert value(text, "vllm:request_generation_tokens_sum") == 12
     assert value(text, "vllm:request_max_num_generation_tokens_sum") == 6
     assert value(text, "vllm:request_params_n_sum") == 4
     assert value(text, "vllm:request_params_max_tokens_sum") == 12
-    assert value(text, "vllm:iteration_tokens_total_sum") == 12 + 12
-    assert value(text, "vllm:iteration_tokens_total_count") == 3
-    assert value(text, "nanoengine:prefix_cache_hits_by_tier_total", tier="device") == 8
-    assert value(text, "nanoengine:step_seconds_total", phase="prefill") == 0.25
+    assert value(text, "vllm:iteration_tokens_total_sum") == 16 + 12
+    assert value(text, "vllm:iteration_tokens_total_count") == 4
+    assert value(text, "nanoengine:step_seconds_total", phase="prefill") == 0.5
     assert value(text, "nanoengine:step_seconds_total", phase="decode") == 0.5
 
 
 def test_gauges_are_those_of_the_moment() -> None:
-    engine = make_engine(max_num_seqs=1, num_blocks=16)
-    requests = [engine.add_request("abcd", SamplingParams(max_tokens=3)) for _ in range(3)]
-    engine.step()
-    text = text_of(engine)
+    observed = Observed(max_num_seqs=1, num_blocks=16)
+    for i in range(3):
+        observed.add([i] * 4, 3)
+    observed.engine.step()
+    text = text_of(observed)
     assert value(text, "vllm:num_requests_running") == 1
     assert value(text, "vllm:num_requests_waiting") == 2
     assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
     assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
     assert value(text, "vllm:kv_cache_usage_perc") == 2 / 16
-    run(engine, *requests)
-    idle = text_of(engine)
+    observed.sources["fetching"] = lambda: observed.engine.scheduler.waiting[:1]
+    text = text_of(observed)
+    assert value(text, "vllm:num_requests_waiting") == 2
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 1
+    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 1
+    del observed.sources["fetching"]
+    run(observed.engine, [])
+    idle = text_of(observed)
     assert value(idle, "vllm:num_requests_running") == value(idle, "vllm:num_requests_waiting") == 0
     assert value(idle, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_those_that_wait_for_files_are_deferred(tmp_path: Path) -> None:
-    engine, _ = make_slow_engine(tmp_path, 1)
-    for prompt in ([7] * 5, FILED):  # beside somebody else nobody waits for the files
-        engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=9))
-    engine.step()
-    text = text_of(engine)
-    assert value(text, "vllm:num_requests_waiting") == 1
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 0
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 1
-    run(engine)
-    text = text_of(engine)
-    assert value(text, "nanoengine:prefix_cache_hits_by_tier_total", tier="disk") > 0
-    assert value(text, "nanoengine:kv_blocks_moved_total", way="from_disk") > 0
-    assert value(text, "nanoengine:kv_file_errors_total") == 0
-
-
-def test_preemptions_are_counted_by_kind() -> None:
-    engine = make_engine(ToyModel(), eos=(), num_blocks=4, max_model_len=16)
-    run(engine, *[engine.add_request([n] * 6, SamplingParams(max_tokens=9)) for n in (1, 2)])
-    text = text_of(engine)
+def test_preemptions_are_counted() -> None:
+    observed = Observed(num_blocks=4, max_model_len=16)
+    for i in (1, 2):
+        observed.add([i] * 6, 9)
+    run(observed.engine, [])
+    text = text_of(observed)
     assert value(text, "vllm:num_preemptions_total") == 1
     assert value(text, "vllm:request_num_preemptions_sum") == 1
-    assert value(text, "nanoengine:preemptions_by_kind_total", kind="recompute") == 1
-    assert value(text, "nanoengine:preemptions_by_kind_total", kind="swap") == 0
 
 
 def test_speculation_is_told_of_where_there_is_any() -> None:
-    assert "spec_decode" not in text_of(make_engine())
-    engine = make_engine(ToyModel(), eos=(), speculation=speculation(num_drafts=3))
-    run(engine, engine.add_request([1, 2, 3], SamplingParams(max_tokens=9)))
-    text = text_of(engine)
+    assert "spec_decode" not in text_of()
+    observed = Observed()
+    stats = SpeculationStats()
+    observed.sources["speculation"] = lambda: stats
+    for num_accepted in (3, 1):
+        stats.record(3, num_accepted)
+    text = text_of(observed)
     assert value(text, "vllm:spec_decode_num_drafts_total") == 2
     assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 6
-    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 6
-    for place in "012":
-        assert value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) == 2
+    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 4
+    for place, count in (("0", 2), ("1", 1), ("2", 1)):
+        assert value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) == count
+
+
+def test_blocks_that_move_are_told_of_where_there_are_tiers() -> None:
+    assert "nanoengine:kv_" not in text_of()
+    observed = Observed()
+    stats = OffloadStats(
+        num_saved_blocks=1, num_loaded_blocks=2, num_written_files=3, num_loaded_files=4, num_bad_files=5
+    )
+    observed.sources["offload"] = lambda: stats
+    text = text_of(observed)
+    ways = ("device_to_host", "host_to_device", "to_disk", "from_disk")
+    assert [value(text, "nanoengine:kv_blocks_moved_total", way=way) for way in ways] == [1, 2, 3, 4]
+    assert value(text, "nanoengine:kv_file_errors_total") == 5
 
 
 def test_rejections_are_counted_by_reason_and_belong_to_no_engine() -> None:
-    text = text_of(make_engine(), {"max_num_queued_reqs": 3, "draining": 1})
+    text = text_of(None, {"max_num_queued_reqs": 3, "draining": 1})
     samples = families(text)["vllm:admission_rejections"].samples
     assert [(sample.labels, sample.value) for sample in samples] == [
         ({"model_name": "demo", "reason": "max_num_queued_reqs"}, 3),
@@ -277,8 +275,8 @@ def test_rejections_are_counted_by_reason_and_belong_to_no_engine() -> None:
 
 
 def test_the_options_of_the_cache_are_labels() -> None:
-    engine = make_engine(num_blocks=24, block_size=4, max_model_len=64)
-    [sample] = families(text_of(engine, cache_config={"cache_dtype": "int8", "enable_prefix_caching": "True"}))[
+    observed = Observed(num_blocks=24, max_model_len=64)
+    [sample] = families(text_of(observed, cache_config={"cache_dtype": "int8", "enable_prefix_caching": "True"}))[
         "vllm:cache_config_info"
     ].samples
     assert sample.value == 1
@@ -295,12 +293,12 @@ def test_the_options_of_the_cache_are_labels() -> None:
 
 def test_names_of_models_are_escaped() -> None:
     name = 'my "own"\\\nmodel é'
-    assert value(text_of(make_engine(), model_name=name), "vllm:num_requests_running", model_name=name) == 0
+    assert value(text_of(model_name=name), "vllm:num_requests_running", model_name=name) == 0
 
 
 def test_the_process_is_told_of_and_nothing_global_is_touched() -> None:
     before = {family.name for family in REGISTRY.collect()}
-    text = text_of(make_engine())
+    text = text_of()
     assert {family.name for family in REGISTRY.collect()} == before
     if Path("/proc/self/stat").exists():
         assert value(text, "process_resident_memory_bytes") > 2**20

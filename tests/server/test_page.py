@@ -8,17 +8,15 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from nanoengine.engine.view import EngineView, take_view
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.observability.view import EngineView, take_view
 from nanoengine.server.page import page_routes
-from tests.engine.engine_toys import make_engine
-from tests.engine.toys import ToyModel
+from tests.observability.toys import Observed
 
-ENGINE = make_engine(ToyModel(), eos=())
+OBSERVED = Observed()
 
 
 async def view() -> EngineView:
-    return take_view(ENGINE)
+    return take_view(OBSERVED.engine, OBSERVED.metrics)
 
 
 def get(path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
@@ -98,16 +96,16 @@ def test_a_browser_asks_again_and_is_told_that_nothing_has_changed(path: str) ->
 
 
 def test_views_are_those_of_this_moment() -> None:
-    request = ENGINE.add_request([5] * 6, SamplingParams(max_tokens=4), "seen")
+    request = OBSERVED.add([5] * 6, 4, "seen")
     try:
         status, headers, body = get("/view")
         assert (status, headers["content-type"], headers["cache-control"]) == (200, "application/json", "no-store")
         shown = msgspec.json.decode(body, type=EngineView)
         assert [(seq.request_id, seq.state) for seq in shown.sequences] == [("seen", "waiting")]
-        ENGINE.step()
+        OBSERVED.engine.step()
         assert msgspec.json.decode(get("/view")[2], type=EngineView).sequences[0].state == "decode"
     finally:
-        ENGINE.abort(request.request_id)
+        OBSERVED.engine.abort(request.request_id)
     assert msgspec.json.decode(get("/view")[2], type=EngineView).sequences == []
 
 

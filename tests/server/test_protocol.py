@@ -146,8 +146,3 @@ def test_values_outside_their_range_are_refused_by_field(
 def test_plain_text_is_a_format(parrot: Server) -> None:
     for path in PATHS:
         assert send(parrot, path, response_format={"type": "text"}).status == 200
-
-
-def test_seed_minus_one_is_none_and_a_bias_is_bounded(parrot: Server) -> None:
-    for path in PATHS:
-        assert send(parrot, path, seed=-1, logit_bias={"5": 1000, "6": -1000}).status == 200

@@ -19,7 +19,7 @@ import pytest
 from nanoengine.builder import Built
 from nanoengine.cli import main
 from nanoengine.errors import InvalidConfig
-from tests.engine.gate import PATIENCE
+from tests.aio.toys import PATIENCE
 from tests.server.events import EventReader
 from tests.server.running import JSON, until
 

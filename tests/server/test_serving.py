@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.gate import PATIENCE
+from tests.aio.toys import PATIENCE
 from tests.server.conftest import LIMITS, MakeServer
 from tests.server.events import reasons_of, text_of
 from tests.server.running import Answer, Server, until
@@ -102,20 +102,28 @@ def test_what_no_queue_could_hold_is_refused_for_good(make_server: MakeServer) -
 
 
 def test_who_has_little_in_a_full_queue_is_let_in(make_server: MakeServer) -> None:
+    """An eighth of the queue is for each client, also of what the engine, which is in a step, has not heard of."""
     server = make_server({"max_num_seqs": 1}, max_waiting=16, api_key=("a", "b"))
     server.gate.shut()
-    one, another = {"authorization": "Bearer a"}, {"authorization": "Bearer b"}
-    body = {"prompt": ["abc"] * 16, "max_tokens": 2}
-    threads = [Thread(target=server.post, args=("/v1/completions", body, one))]
-    threads[0].start()
-    until(lambda: server.serving.engine.num_waiting >= 15)
-    assert server.post("/v1/completions", {"prompt": "abc"}, one).status == 503
-    threads.append(Thread(target=server.post, args=("/v1/completions", {"prompt": "abc"}, another)))
-    threads[1].start()
-    until(lambda: server.serving.engine.num_waiting >= 16)
+    answers: list[Answer] = []
+    threads: list[Thread] = []
+
+    def post(key: str, count: int) -> Answer:
+        body = {"prompt": ["abc"] * count, "max_tokens": 2}
+        return server.post("/v1/completions", body, {"authorization": f"Bearer {key}"})
+
+    for num_jobs, (key, count) in enumerate((("a", 16), ("b", 1), ("b", 1)), start=1):
+        threads.append(Thread(target=lambda key=key, count=count: answers.append(post(key, count))))
+        threads[-1].start()
+        until(lambda num_jobs=num_jobs: len(server.serving.jobs) == num_jobs)
+        assert post("a", 1).status == 503
+    assert post("b", 1).status == 503
     server.gate.open()
     for thread in threads:
         thread.join()
+    assert [answer.status for answer in answers] == [200] * 3
+    assert post("a", 1).status == 200
+    server.check_idle()
 
 
 def test_what_was_refused_leaves_nothing_behind(make_server: MakeServer) -> None:

@@ -13,8 +13,8 @@ import pytest
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.proposer import Proposer
 from nanoengine.speculation.speculation import Speculation

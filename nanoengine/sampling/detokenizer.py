@@ -1,0 +1,128 @@
+"""StopDetokenizer: turns tokens into text as they come, holds back what may still change, and finds stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from nanoengine.core.detokenizer import INCOMPLETE, Detokenizer
+
+MOST_INCOMPLETE = 3
+"""Bytes of a character that may be there before its last one comes, and so replacements that may still go away."""
+
+FIRST_KEPT, LAST_KEPT = 4, 12
+"""Tokens that stay in the window of a long text without a whole end. 4 bytes prove that a run of bytes is no character. The
+last 3 replacements stand for at most 9 bytes, and of the last 12 bytes at most 3 belong to a character that begins before."""
+
+
+class StopDetokenizer(Detokenizer):
+    """Text of one completion. It only grows: what was released is never taken back.
+
+    Two kinds of text are held back: an incomplete character, which a later token may complete, and the beginning of what
+    may become a stop string that is cut off.
+
+    Args:
+        decode: token ids to text; the text of a prefix of the ids is a prefix of the text, incomplete characters aside.
+        stop: strings that end the text.
+        include_stop: the text ends behind its stop string or token, and not before it.
+        min_tokens: with fewer tokens no string ends the text.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ):
+        self._decode = decode
+        self._min_tokens, self._num_tokens = min_tokens, 0
+        self._stop = tuple(stop)
+        self._include_stop = include_stop
+        self._matched = [0] * len(self._stop)  # leading characters of each stop that the text ends with
+        self._text = ""  # all complete characters so far
+        self._num_released = 0
+        self._window: list[int] = []  # the tokens that are decoded again: some as context, then those that may change
+        self._num_context = 0  # leading tokens of the window
+        self._window_text = ""  # characters of the window that are in _text already
+
+    @property
+    def text(self) -> str:  # type: ignore[override]
+        """The text that is final."""
+        return self._text[: self._num_released]
+
+    def text_from(self, start: int) -> str:
+        """The final text from this character on."""
+        return self._text[start : self._num_released]
+
+    def push(self, token_id: int, *, is_stop: bool = False) -> str | None:
+        """Take the next token; returns the stop string that it completed, if any: the text ends there."""
+        self._num_tokens += 1
+        if is_stop and not self._include_stop:
+            return None
+        self._window.append(token_id)
+        decoded = self._decode(self._window)
+        ends_whole = not decoded.endswith(INCOMPLETE)
+        complete = decoded.rstrip(INCOMPLETE)
+        if len(self._window) - self._num_context > MOST_INCOMPLETE:  # more than a character can be waiting for
+            complete = decoded[: max(len(complete), len(decoded) - MOST_INCOMPLETE)]
+        new = complete[len(self._window_text) :]
+        if ends_whole and new:  # the window ends at a character: these tokens become the context of the next
+            del self._window[: self._num_context]
+            self._num_context = len(self._window)
+            self._window_text = self._decode(self._window)
+        elif new:
+            self._window_text = complete
+        elif not self._decode([token_id, token_id]):  # two, since some decoders drop a space at the beginning
+            self._window.pop()
+        if len(self._window) - self._num_context > 2 * (FIRST_KEPT + LAST_KEPT):
+            num_held = len(decoded) - len(self._window_text)
+            del self._window[self._num_context + FIRST_KEPT : -LAST_KEPT]
+            shorter = self._decode(self._window)
+            self._window_text = shorter[: len(shorter) - num_held]
+        return self._append(new, self._num_tokens >= self._min_tokens)
+
+    def finish(self) -> None:
+        """No more tokens come: release what was held back, incomplete characters included."""
+        self._text += self._decode(self._window)[len(self._window_text) :]
+        self._end_at(len(self._text))
+
+    def _end_at(self, end: int) -> None:
+        self._text = self._text[:end]
+        self._window, self._num_context, self._window_text = [], 0, ""
+        self._num_released = end
+
+    def _append(self, new: str, match_stop: bool) -> str | None:
+        """Follow each stop by Knuth, Morris and Pratt, through the new text alone: one that ended before `min_tokens` is text."""
+        found: list[tuple[int, str]] = []
+        for i, stop in enumerate(self._stop):
+            fallbacks, matched = _fallbacks(stop), self._matched[i]
+            for end, character in enumerate(new, len(self._text) + 1):
+                while matched and stop[matched] != character:
+                    matched = fallbacks[matched - 1]
+                matched += stop[matched] == character
+                if matched == len(stop):
+                    found.append((end - len(stop), stop))
+                    matched = fallbacks[matched - 1]
+            self._matched[i] = matched
+        self._text += new
+        if match_stop and found:
+            position, stop = min(found)
+            self._end_at(position + len(stop) if self._include_stop else position)
+            return stop
+        num_held = 0 if self._include_stop else max(self._matched, default=0)
+        self._num_released = len(self._text) - num_held
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _fallbacks(stop: str) -> tuple[int, ...]:
+    """For each beginning of a string, the length of the longest shorter beginning that it ends with."""
+    lengths = [0]
+    for character in stop[1:]:
+        length = lengths[-1]
+        while length and stop[length] != character:
+            length = lengths[length - 1]
+        lengths.append(length + (stop[length] == character))
+    return tuple(lengths)
