@@ -141,25 +141,49 @@ def test_an_id_is_used_by_one_request_at_a_time_and_a_request_once() -> None:
     assert not engine.abort("same")
 
 
-@pytest.mark.parametrize("is_shown", [False, True])
-def test_what_ends_a_text_is_told_and_shown_if_that_is_wanted(is_shown: bool) -> None:
+def test_what_ends_a_text_is_told_and_has_no_text() -> None:
     engine = make_engine()
-    seeds = range(40)
-    requests = [
-        engine.make_request([3], SamplingParams(max_tokens=30, seed=seed, include_stop_str_in_output=is_shown))
-        for seed in seeds
-    ]
+    requests = [engine.make_request([3], SamplingParams(max_tokens=30, seed=seed)) for seed in range(40)]
     run(engine, requests)
     ended = [own for request in requests for own in request.output().outputs if own.finish_reason == "stop"]
     assert ended
     for own in ended:
         assert own.token_ids[-1] == EOS
         assert own.stop_reason is None, "an end of text is no stop of the request"
-        assert len(own.text) == len(own.token_ids) - (not is_shown)
+        assert len(own.text) == len(own.token_ids) - 1
     run(engine, [plain := engine.make_request([3], SamplingParams(max_tokens=5, seed=1, ignore_eos=True))])
     tokens = plain.output().outputs[0].token_ids
-    params = SamplingParams(max_tokens=5, seed=1, stop_token_ids=[tokens[2]], include_stop_str_in_output=is_shown)
+    params = SamplingParams(max_tokens=5, seed=1, stop_token_ids=[tokens[2]])
     run(engine, [stopped := engine.make_request([3], params)])
     own = stopped.output().outputs[0]
     assert (own.token_ids, own.finish_reason, own.stop_reason) == (tokens[:3], "stop", tokens[2])
-    assert own.text == plain.output().outputs[0].text[: 2 + is_shown]
+    assert own.text == plain.output().outputs[0].text[:2]
+
+
+def test_seeds_are_those_of_the_engine_and_do_not_depend_on_who_has_one() -> None:
+    found = []
+    for seed in (5, 5, 6):
+        engine = make_engine(seed=seed)
+        own = SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
+        drawn = SamplingParams(max_tokens=8, ignore_eos=True)
+        asked = [drawn, drawn] if found else [drawn, own, drawn]
+        run(engine, requests := [engine.make_request([3], params) for params in asked])
+        outputs = [request.sequences[0].output_token_ids for request in requests]
+        found.append([outputs[0], outputs[-1]])
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+    assert found[2][0] != found[0][0]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_so_many_steps_are_in_flight_and_a_reset_waits_for_all_requests(depth: int) -> None:
+    engine = make_engine(depth=depth)
+    engine.submit(engine.make_request([1] * 9, SamplingParams(max_tokens=9, ignore_eos=True)))
+    assert not engine.reset_prefix_cache(), "a request that waits counts, too"
+    engine.step()
+    assert engine.executor.num_launched == depth
+    assert len(engine.scheduler.in_flight) == depth - 1
+    assert not engine.reset_prefix_cache()
+    run(engine, [])
+    assert engine.reset_prefix_cache()
+    assert not engine.scheduler.blocks.index[0]

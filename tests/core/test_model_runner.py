@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +83,11 @@ def test_a_step_whose_hidden_states_are_read_is_not_replayed(runner: Any) -> Non
     assert runner.recorder.asked == 1
 
 
-def test_a_closed_runner_says_so(runner: Any) -> None:
+def test_a_closed_runner_says_so_and_holds_no_memory(runner: Any) -> None:
+    held = [weakref.ref(own) for own in (runner.model, runner.kv_cache, runner.rows)]
     runner.close()
     runner.close()
+    gc.collect()
+    assert [own() for own in held] == [None] * 3
     with pytest.raises(EngineClosed):
         runner.launch(begin(0, 1))

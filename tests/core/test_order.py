@@ -38,6 +38,7 @@ def test_who_came_last_gives_way_and_resumes_before_those_who_wait(policy: str) 
     counts = [request.sequences[0].num_preemptions for request in requests]
     assert counts[0] == 0, "the first always goes on"
     assert counts[3] > 0
+    assert {request.output().num_cached_tokens for request in requests} == {0}, "what it finds of its own is no hit"
 
 
 def test_who_runs_gives_way_only_to_one_who_runs() -> None:

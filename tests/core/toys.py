@@ -197,6 +197,7 @@ def make_engine(
     enable_prefix_caching: bool = True,
     blocks: BlockManager | None = None,
     listeners: Seq[object] = (),
+    seed: int = 0,
     **scheduler: object,
 ) -> LLMEngine:
     blocks = blocks or BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
@@ -209,6 +210,7 @@ def make_engine(
         max_model_len=max_model_len,
         eos_token_ids=(EOS,),
         depth=depth,
+        seed=seed,
         listeners=listeners,
     )
 

@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "top-p-may-be-zero",
         PARAMS,
-        'number("top_p", self.top_p, 0.0, 1.0, above=True)',
-        'number("top_p", self.top_p, 0.0, 1.0)',
+        'self.check_number("top_p", 0.0, 1.0, above=True)',
+        'self.check_number("top_p", 0.0, 1.0)',
         "A top_p of 0, which keeps no token, is accepted.",
         (TEST_PARAMS,),
     ),
@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "best-of-below-n-passes",
         "nanoengine/sampling/params.py",
-        'optional("best_of", self.best_of, self.n, MAX_COMPLETIONS)',
-        'optional("best_of", self.best_of, 1, MAX_COMPLETIONS)',
+        'self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)',
+        'self.check_integer("best_of", 1, MAX_COMPLETIONS, optional=True)',
         "Fewer completions are made than n asks for.",
         (TEST_PARAMS,),
     ),

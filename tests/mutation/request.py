@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 ENGINE = "nanoengine/core/llm_engine.py"
-TEXT = "nanoengine/core/detokenizer.py"
+TEXT = "nanoengine/sampling/detokenizer.py"
 PARAMS = "nanoengine/sampling/params.py"
 COLLECTOR = "nanoengine/sampling/collector.py"
 TIMES = "nanoengine/observability/request_times.py"
 ASYNC = "nanoengine/aio/async_llm_engine.py"
 BEAMS = "nanoengine/beam_search/beams.py"
 TEST_ENGINE = "tests/core/test_llm_engine.py"
-TEST_TEXT = "tests/core/test_detokenizer.py"
+TEST_TEXT = "tests/sampling/test_detokenizer.py"
 TEST_FAILURES = "tests/core/test_failures.py"
 TEST_MODEL = "tests/sampling/test_for_model.py"
 TEST_SAMPLING = "tests/sampling/test_in_an_engine.py"
@@ -200,19 +200,43 @@ MUTANTS = (
     ),
     Mutant(
         "stop-string-comes-a-token-late",
-        PARAMS,
-        "return num_output_tokens >= self.min_tokens",
-        "return num_output_tokens > self.min_tokens",
+        TEXT,
+        "self._append(new, self._num_tokens >= self._min_tokens)",
+        "self._append(new, self._num_tokens > self._min_tokens)",
         "A stop string that ends with token number min_tokens is not heeded.",
-        ("tests/sampling/test_params.py",),
+        (TEST_TEXT,),
     ),
     Mutant(
         "text-of-a-stop-token-is-shown",
-        ENGINE,
-        "if token in seq.stop_token_ids and not params.include_stop_str_in_output:",
-        "if False:",
-        "The text of the token that ended a sequence is in the output unasked.",
+        "nanoengine/core/detokenizer.py",
+        "        if not is_stop:\n",
+        "        if True:\n",
+        "The text of the token that ended a sequence is in the output.",
         (TEST_ENGINE,),
+    ),
+    Mutant(
+        "text-of-a-stop-token-is-shown-unasked",
+        TEXT,
+        "if is_stop and not self._include_stop:",
+        "if False:",
+        "The text of the token that ended a sequence is in the output though nobody asked for it.",
+        (TEST_SAMPLING,),
+    ),
+    Mutant(
+        "end-of-length-wins",
+        ENGINE,
+        '                    seq.finish_reason, seq.stop_reason = "stop", stop\n',
+        "                    seq.stop_reason = stop\n",
+        "A stop string that the last token of a sequence completes is not named as its end.",
+        (TEST_SAMPLING,),
+    ),
+    Mutant(
+        "half-a-character-is-shown",
+        "nanoengine/core/detokenizer.py",
+        "if new and (is_last or not new.endswith(INCOMPLETE)):",
+        "if new:",
+        "Bytes that a later token makes a character of are shown as broken.",
+        ("tests/core/test_detokenizer.py",),
     ),
     Mutant(
         "request-id-is-used-twice",
@@ -338,8 +362,8 @@ MUTANTS = (
     Mutant(
         "bucket-leaves-out-its-bound",
         "nanoengine/observability/histogram.py",
-        "self.counts[bisect_left(self.bounds, value)] += 1",
-        "self.counts[bisect_left(self.bounds, value + 1e-9)] += 1",
+        "self.counts[bisect_left(self.bounds, value)] += times",
+        "self.counts[bisect_left(self.bounds, value + 1e-9)] += times",
         "A value that is equal to the bound of a bucket is counted in the next one.",
         ("tests/observability/test_histogram.py",),
     ),

@@ -153,10 +153,6 @@ def test_min_tokens_above_max_tokens_is_an_error_that_names_both() -> None:
         SamplingParams(min_tokens=5, max_tokens=4)
 
 
-def test_a_stop_string_may_end_a_text_of_min_tokens() -> None:
-    assert [SamplingParams(min_tokens=2).may_stop(count) for count in (1, 2, 3)] == [False, True, True]
-
-
 def test_min_tokens_needs_no_max_tokens() -> None:
     assert SamplingParams(min_tokens=500, max_tokens=None).min_tokens == 500
 
