@@ -312,3 +312,16 @@ def test_what_is_not_copied_for_certain_or_is_held_is_not_pushed_out() -> None:
         entry.is_copied = True
     host.held.add((0, b"\x01"))
     assert host.oldest() == (0, b"\x02")
+    host.held.clear()
+    assert host.oldest() == (0, b"\x01")
+    host.use((0, b"\x01"))
+    assert host.oldest() == (0, b"\x02"), "a hit makes it the newest"
+
+
+def test_a_file_that_was_read_is_for_its_tokens_alone() -> None:
+    disk, orders, key = DiskTier(["11" * 16 + "-0"], "model", 5), Orders(), (0, b"\x11" * 16)
+    disk.want(orders, key, b"tokens")
+    assert not disk.has(key, b"tokens")
+    disk.answer(FileAnswer("read", disk.name(key)))
+    assert disk.has(key, b"tokens")
+    assert not disk.has(key, b"others")

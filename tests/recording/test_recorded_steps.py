@@ -50,7 +50,9 @@ def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
     return found, recorder, num_replays
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str
+)
 def test_recorded_steps_change_no_token(options: dict[str, Any]) -> None:
     expected, _, none = answers(enforce_eager=True, **options)
     found, _, num_replays = answers(**options)
