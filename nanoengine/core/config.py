@@ -34,7 +34,7 @@ class EngineConfig:
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
-        enable_prefix_caching: reuse the K/V of equal prefixes.
+        enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
         num_threads: threads that compute on the CPU. None: torch's own choice.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
