@@ -27,7 +27,7 @@ from benchmarks.options import (
     positive_float,
     positive_int,
 )
-from benchmarks.policies import POLICIES, add_policy_options, scheduling, variants
+from benchmarks.policies import add_policy_options, scheduling, variants
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.spans import merge

@@ -64,7 +64,7 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
-        self.waiting: list[Sequence] = []  # both in order
+        self.waiting: list[Sequence] = []  # both sorted by `Sequence.order`
         self.running: list[Sequence] = []
         self.in_flight: deque[Step] = deque()
         self.free_rows = list(range(self.max_num_seqs))[::-1]
@@ -93,14 +93,14 @@ class Scheduler:
         for gate in self.gates:
             for seq in gate.make_way(self.running, self.waiting):
                 self._preempt(seq)
-        num_preemptions = self.num_preemptions
-        if self.policy == MIXED:
+        num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
+        if decodes_first:
             self._decode(step)
         if self.num_preemptions == num_preemptions:  # else there is no room for more
             self._prefill(step, self.max_num_batched_tokens - len(step.decodes))
-        if self.policy != MIXED and not step.runs:
+        if not decodes_first and not step.runs:
             self._decode(step)
-        if not step.runs and not step.decodes:
+        if not (step.runs or step.decodes or step.started):
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
@@ -181,7 +181,7 @@ class Scheduler:
             if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
                 break
             if not self.blocks.may_admit(seq):
-                break
+                break  # no room: nobody behind it overtakes it
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
             if hit.waits_for is not None:
