@@ -55,8 +55,8 @@ class KVStore:
 
 
 class Gate:
-    """Says who must give way, which prompts may start now, and how many tokens of each are computed. Called by the scheduler, in the
-    order of `Scheduler.gates`.
+    """Says who must give way, which prompts may start now, and how many tokens of each are computed. Called by the scheduler, in
+    the order of `Scheduler.gates`.
     """
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
@@ -67,8 +67,8 @@ class Gate:
         """A step may compute so many tokens of prompts."""
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Those of `waiting` that may start now, in the order in which they are tried. The scheduler takes one after the other, and
-        what it took may decide who comes next: do not look ahead.
+        """Those of `waiting` that may start now, in the order in which they are tried. The scheduler takes one after the other,
+        and what it took may decide who comes next: do not look ahead.
         """
         return waiting
 
