@@ -28,8 +28,8 @@ class FullLayout:
 
 @dataclass(slots=True)
 class Hit:
-    """The longest cached prefix of a sequence, in blocks. `waits_for` is the hash of a block in it, or right behind it, that a
-    step in flight computes or loads for another sequence.
+    """The longest cached prefix of a sequence, in blocks; or the hash of the last of its blocks that another sequence has
+    computed or loaded for it soon.
     """
 
     num_blocks: int
@@ -79,7 +79,7 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        # Hashes of blocks that steps in flight compute or load -> for whom first.
+        # Hashes of blocks that running sequences have computed or loaded soon -> for whom first.
         self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
@@ -209,10 +209,10 @@ class BlockManager:
     def find(self, seq: Sequence) -> Hit:
         """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
         hashes = self.hit_hashes(seq)
-        best = self.longest_hit(hashes, self.has)
-        pending = (hash for hash, _ in hashes[: best + 1] if hash in self.pending) if self.pending else ()
-        waits_for = next((hash for hash in pending if any(hash not in index for index in self.index)), None)
-        return Hit(best, waits_for)
+        pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
+        # With the last of them, all before it are there.
+        waits_for = next((hash for hash in reversed(pending) if any(hash not in index for index in self.index)), None)
+        return Hit(self.longest_hit(hashes, self.has) if waits_for is None else 0, waits_for)
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
@@ -239,9 +239,9 @@ class BlockManager:
                 best = i + 1
         return best
 
-    def begin(self, seq: Sequence, end: int) -> None:
-        """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, end)[seq.num_computed // self.block_size :]:
+    def begin(self, seq: Sequence) -> None:
+        """The next steps compute the known tokens of a sequence: others wait for its full blocks."""
+        for hash, _ in self._hashes(seq, seq.num_tokens)[seq.num_computed // self.block_size :]:
             self.pending.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
@@ -257,6 +257,7 @@ class BlockManager:
                 block = table[i]
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
+                    self.dirty.discard(block)  # all of it was written
                     self.num_taken += 1
                     for store in self.stores:
                         store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
@@ -278,10 +279,9 @@ class BlockManager:
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
-        """The blocks of a sequence may hold NaN: they are cleared before their next use."""
+        """Blocks of a sequence may hold NaN, but for those that can be found: they are cleared before their next use."""
         for table in seq.block_tables:
-            self.dirty.update(table)
-        self.dirty.discard(NULL_BLOCK)
+            self.dirty.update(block for block in table if block != NULL_BLOCK and self.contents[block] is None)
 
     def reset(self) -> bool:
         """Forget all prefixes, in stores too; refused (False) while a sequence has blocks."""

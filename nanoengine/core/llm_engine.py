@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import traceback
 from collections.abc import Sequence as Seq
@@ -14,6 +15,8 @@ from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import Listener
 from nanoengine.core.sequence import Request, Sequence
+
+logger = logging.getLogger("nanoengine")
 
 
 class Tokenizer(Protocol):
@@ -215,6 +218,8 @@ class LLMEngine:
             self._drop_all(error)
             raise
         scheduler = self.scheduler
+        if isinstance(result, Exception) and not step.is_dropped and not (step.decodes or step.runs):
+            logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
         for listener in self.listeners:
             listener.after_step(step, result, seqs)

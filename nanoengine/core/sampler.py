@@ -29,6 +29,9 @@ class LogitsProcessor:
     pieces: Mapping[int, Any]
     """What it keeps for the rows that ask for it; while that is empty, only `start` and `end` are called."""
 
+    forbids = True
+    """Whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault."""
+
     def start(self, started: Seq[Started]) -> None:
         """Rows begin anew; `end` was called for all of them."""
 
@@ -162,4 +165,4 @@ class Sampler:
             verified = self.verifier.verify(drafts, tokens, last_tokens)
         observed = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
         reads = [read for read in observed if read is not None]
-        return Samples(tokens, len(rows), verified, reads, [numbers for _, numbers in bound])
+        return Samples(tokens, len(rows), verified, reads, [numbers for own, numbers in bound if own.forbids])

@@ -198,6 +198,7 @@ class Scheduler:
     def _start(self, step: Step, seq: Sequence) -> None:
         insort(self.running, seq, key=_order)
         seq.phase, seq.row, seq.start_step = Phase.PREFILLING, self.free_rows.pop(), step.number
+        self.blocks.begin(seq)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
         step.started.append(seq)
@@ -218,7 +219,6 @@ class Scheduler:
         if (changes := self.blocks.grow(seq, start + count)) is None:
             return 0
         step.plan.tables += changes
-        self.blocks.begin(seq, start + count)
         seq.num_computed += count
         samples = seq.num_computed == seq.num_tokens
         if samples:
@@ -357,6 +357,8 @@ class Scheduler:
             return []
         for step in self.in_flight:
             step.is_dropped = True
+        for step in (failed, *self.in_flight):
+            self.blocks.dirty.update(step.plan.zeroed)
         self.epoch += 1
         while self.running:
             self._preempt_last()

@@ -100,8 +100,8 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
 
     def end(self, rows: Sequence[int]) -> None:
         for row in rows:
-            if self.pieces.pop(row, None) is not None:
-                self._ends[row] = 0
+            self.pieces.pop(row, None)
+            self._ends[row] = 0
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Numbers of the samples whose rows have a piece."""
