@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from nanoengine.core.errors import InvalidConfig, UnknownOption, shown
 
+POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class EngineConfig:
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
-        enable_prefix_caching: reuse the K/V of equal prefixes.
+        enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
         num_threads: threads that compute on the CPU. None: torch's own choice.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
@@ -66,7 +67,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, ("auto", *DTYPES))
-        check_choice("scheduling_policy", self.scheduling_policy, ("prefill_first", "mixed"))
+        check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             check_count(name, getattr(self, name), 2**20)
         optional = ("max_model_len", "long_prefill_token_threshold", "num_kv_blocks", "kv_cache_memory", "num_threads")

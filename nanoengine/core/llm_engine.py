@@ -229,13 +229,13 @@ class LLMEngine:
         detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
         assert detokenizer is not None
         try:
-            while start + seq.num_taken < len(seq.token_ids):
-                token = seq.token_ids[start + seq.num_taken]
-                seq.num_taken += 1
+            while start + seq.num_detokenized < len(seq.token_ids):
+                token = seq.token_ids[start + seq.num_detokenized]
+                seq.num_detokenized += 1
                 stop = detokenizer.push(token, is_stop=token in seq.stop_token_ids)
                 if stop is not None:
                     # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
-                    del seq.token_ids[start + seq.num_taken :]
+                    del seq.token_ids[start + seq.num_detokenized :]
                     self.scheduler.finish(seq, "stop")
                     seq.finish_reason, seq.stop_reason = "stop", stop
         except Exception as error:  # the tokenizer's: only this sequence is concerned

@@ -36,7 +36,9 @@ class LogitsProcessor:
         """No sequence has these rows any more."""
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand."""
+        """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand. Called first in each
+        step that samples: what depends on lengths is noted here.
+        """
         raise NotImplementedError
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:

@@ -38,7 +38,9 @@ class Drafts(Protocol):
         ...
 
     def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them; as wide as they were."""
+        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them. They are right-aligned,
+        the newest last, and stay as wide as they were: what does not fit is dropped in front.
+        """
         ...
 
 

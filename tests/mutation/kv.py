@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "promise-is-not-noted",
         MANAGER,
-        "            self.computing.setdefault(hash, seq)\n\n",
+        "            self.pending.setdefault(hash, seq)\n\n",
         "            pass\n\n",
         "Two prompts with a common beginning compute it both, in the same step.",
         ("tests/core/test_llm_engine.py",),
@@ -171,7 +171,7 @@ MUTANTS = (
     Mutant(
         "promise-is-kept-by-the-dead",
         MANAGER,
-        "            self.computing = {hash: owner for hash, owner in self.computing.items() if owner is not seq}\n",
+        "            self.pending = {hash: owner for hash, owner in self.pending.items() if owner is not seq}\n",
         "            pass\n",
         "A sequence waits forever for a block that a preempted one was to compute.",
         (EVERY_WAY,),

@@ -342,7 +342,7 @@ MUTANTS = (
     Mutant(
         "former-life-publishes",
         SCHEDULER,
-        "is_current = seq.first_step <= step.number and bool(seq.block_tables)",
+        "is_current = seq.start_step <= step.number and bool(seq.block_tables)",
         "is_current = bool(seq.block_tables)",
         "A step that began before its sequence was preempted publishes blocks that it has not written.",
         (TEST_ENGINE,),

@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "tokens-behind-a-stop-stay",
         ENGINE,
-        "                    del seq.token_ids[start + seq.num_taken :]\n",
+        "                    del seq.token_ids[start + seq.num_detokenized :]\n",
         "",
         "Accepted drafts behind a stop string stay in the result.",
         (TEST_SAMPLING, "tests/core/test_policy_every_way.py"),
