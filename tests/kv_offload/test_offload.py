@@ -108,6 +108,22 @@ def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
     assert {f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes} <= set(model.files)
 
 
+def test_what_host_memory_pushes_out_goes_to_files() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    model.is_quick = True
+    engine, offload = offload_engine(model, num_blocks=8, num_slots=2, max_staged=40)
+    requests = [engine.make_request([number] * 20, params(1)) for number in range(4)]
+    for request in requests:
+        finish(engine, offload, request)
+    assert offload.stats.num_saved_blocks > 2, "slots were used again"
+    assert offload.disk is not None
+    assert offload.host is not None
+    in_memory = {hash for _, hash in (*offload.in_pool, *offload.host.entries)}
+    for request in requests:
+        for hash, _ in request.sequences[0].block_hashes:
+            assert hash in in_memory or f"{hash.hex()}-0" in offload.disk.files | offload.disk.writing
+
+
 @pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_wrong_kv_is_forgotten_in_every_tier(depth: int, tiers: dict[str, int]) -> None:

@@ -35,8 +35,8 @@ MUTANTS = (
     Mutant(
         "closed-stream-runs-on",
         LLM,
-        "        finally:\n            self.engine.abort(request.request_id)\n",
-        "        finally:\n            pass\n",
+        "            with self._interrupts:\n                self.engine.abort(request.request_id)\n",
+        "            pass\n",
         "A stream that is closed early leaves its request in the engine.",
         (TEST_LLM,),
     ),
