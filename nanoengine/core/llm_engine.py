@@ -113,7 +113,8 @@ class LLMEngine:
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
         if request_id is None:
-            request_id = f"request-{self._num_requests}"
+            while (request_id := f"request-{self._num_requests}") in self.requests:
+                self._num_requests += 1
             self._num_requests += 1
         text = prompt if isinstance(prompt, str) else None
         return Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)

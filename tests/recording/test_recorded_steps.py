@@ -89,3 +89,10 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     assert isinstance(runner.recorder, RecordedSteps)
     assert runner.recorder.buckets == []
     engine.close()
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
+    engine = build(speculation=speculation)
+    assert len(engine.executor.recorder) > 0, "timing them at start-up is not in the way"
+    engine.close()
