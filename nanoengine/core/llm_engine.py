@@ -112,10 +112,10 @@ class LLMEngine:
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
-        if request_id is None:
-            while (request_id := f"request-{self._num_requests}") in self.requests:
-                self._num_requests += 1
+        while request_id is None:
+            own = f"request-{self._num_requests}"
             self._num_requests += 1
+            request_id = None if own in self.requests else own
         text = prompt if isinstance(prompt, str) else None
         return Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
 

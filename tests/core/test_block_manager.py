@@ -115,3 +115,17 @@ def test_a_reset_forgets_all_but_nothing_while_a_sequence_has_blocks() -> None:
     assert blocks.reset()
     assert num_hits(blocks, [1] * 9) == 0
     assert blocks.num_free == 10
+
+
+def test_blocks_that_may_hold_nan_are_cleared_unless_they_can_be_found() -> None:
+    blocks = BlockManager(10, SIZE)
+    seq = make_seq([1] * 11)
+    assert blocks.admit(seq, blocks.find(seq))
+    first, second, third = seq.block_tables[0]
+    blocks.publish(seq, 4)
+    blocks.mark_dirty(seq)
+    assert blocks.dirty == {second, third}, "the first is sound: a store may be given it, and must not get zeros"
+    blocks.publish(seq, 8)
+    assert blocks.dirty == {third}, "all of the second was written since"
+    blocks.invalidate(seq)
+    assert blocks.dirty == {first, second, third}

@@ -23,26 +23,27 @@ def model(num_layers: int) -> ModelConfig:
 @pytest.mark.parametrize(
     ("options", "free", "expected"),
     [
-        ({}, 5000, (50, 100)),  # no more than all rows can use: 10 sequences of 100 tokens
-        ({}, 1250, (12, 100)),
-        ({}, 590, (5, 100)),
-        ({}, 410, (4, 80)),  # the length is lowered to what the pool holds
+        ({}, 5100, (50, 100)),  # no more than all rows can use: 10 sequences of 100 tokens
+        ({}, 1350, (12, 100)),
+        ({}, 690, (5, 100)),
+        ({}, 510, (4, 80)),  # the length is lowered to what the pool holds
         ({"max_model_len": 40}, 5000, (20, 40)),
         ({"num_kv_blocks": 70}, 0, (70, 100)),
-        ({"kv_cache_memory": 7000}, 0, (70, 100)),
-        ({"kv_cache_memory": 299, "max_model_len": 40}, 9999, (2, 40)),
+        ({"kv_cache_memory": 7100}, 0, (70, 100)),
+        ({"kv_cache_memory": 399, "max_model_len": 40}, 9999, (2, 40)),
         ({"num_kv_blocks": 1}, 0, (1, 20)),
     ],
     ids=str,
 )
 def test_the_size_of_the_pool(options: dict[str, int], free: int, expected: tuple[int, int]) -> None:
+    """Memory is for one block more, the null block."""
     config = EngineConfig(model="", max_num_seqs=10, **options)  # type: ignore[arg-type]
     assert size_pool(config, 100, lambda tokens: -(-tokens // 20), 100, free) == expected
 
 
 @pytest.mark.parametrize(
     ("options", "free"),
-    [({}, 99), ({}, -5), ({"max_model_len": 100}, 499), ({"max_model_len": 21, "num_kv_blocks": 1}, 9999)],
+    [({}, 199), ({}, -5), ({"max_model_len": 100}, 599), ({"max_model_len": 21, "num_kv_blocks": 1}, 9999)],
     ids=str,
 )
 def test_a_pool_that_holds_no_sequence_of_the_length_asked_for_is_an_error(options: dict[str, int], free: int) -> None:

@@ -48,7 +48,9 @@ def test_room_that_comes_is_taken_at_once() -> None:
         engine.step()
 
 
-def test_completions_of_a_long_prompt_look_it_up_twice_and_not_after_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completions_of_a_long_prompt_look_it_up_twice_and_not_after_each_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make_engine(num_blocks=400, max_model_len=700, max_num_batched_tokens=64, max_chunk=16)
     lookups, blocks = [], engine.scheduler.blocks
     find = blocks.find
