@@ -44,7 +44,7 @@ def draw_spec(rng: random.Random, kind: Kind, dim: int) -> AttentionSpec:
 def draw_pool(rng: random.Random, kind: Kind, backend_of: BackendOf) -> tuple[Pool, int, list[int]]:
     """Sequences in a pool, how many of them decode, and where each run starts; what is before is in the cache."""
     heads = Heads(rng.randint(1, 3), rng.choice([1, 2, 3, 4, 5, 8, 35]), rng.choice(kind.head_dims))
-    block_size, dtype = rng.choice(kind.block_sizes), rng.choice([torch.float32, torch.float32, torch.bfloat16])
+    block_size, dtype = rng.choice(kind.block_sizes), rng.choice(kind.dtypes)
     spec = draw_spec(rng, kind, heads.dim)
     count = rng.randint(1, 6)
     most = max(2, min(kind.longest, kind.work // (count * (heads.group + 2) * heads.num * heads.dim)))
@@ -60,7 +60,7 @@ def draw_pool(rng: random.Random, kind: Kind, backend_of: BackendOf) -> tuple[Po
         starts.append(max(least, n - few) if i < num_decodes else rng.choice([least, rng.randrange(least, n)]))
     quantized = kind.quantizes and rng.random() < 0.3
     # Where a number is rounded before and after, or ends up a step of int8 apart, no exact result is near.
-    plain = quantized or dtype is torch.bfloat16 or rng.random() < 0.3
+    plain = quantized or dtype is not torch.float32 or rng.random() < 0.3
     how = {"quantized": quantized, "norms": not plain, "rotated": not plain, "one_go": rng.random() < 0.7}
     sequences = Sequences(heads, block_size, lens, dtype, seed=rng.randrange(1000), shared=shared)
     return Pool(sequences, backend_of(block_size), spec=spec, **how), num_decodes, starts  # type: ignore[arg-type]
@@ -117,8 +117,7 @@ def check_step(kind: Kind, backend_of: BackendOf, seed: int) -> None:
     q = pool.write_span(rows, starts, lens)
     pool.forget(rows, starts)
     out = attend_somehow(rng, pool.backend, pool, q, pool.metadata(num_decodes, rows, starts, lens))
-    cut_off = kind.name == "triton" and pool.dtype is torch.bfloat16  # the interpreter does not round to the nearest
-    assert_attended(out, pool.exact(starts, lens), 4 if cut_off else 1)
+    assert_attended(out, pool.exact(starts, lens), kind.looser if pool.dtype is torch.bfloat16 else 1)
 
 
 def check_write(kind: Kind, backend_of: BackendOf, seed: int, most: int = 100) -> None:
@@ -142,7 +141,7 @@ def check_write(kind: Kind, backend_of: BackendOf, seed: int, most: int = 100) -
         assert_same_memory(other, whole)
     elif dtype is torch.float32 or rounded_once:
         assert_close(q, exact, exact.abs() + exact.abs().roll(heads.dim // 2, -1))
-    missing = torch.rand(tokens, generator=torch.Generator().manual_seed(seed)) < 0.4 * some
+    missing = torch.rand(tokens, generator=torch.Generator().manual_seed(seed), device="cpu") < 0.4 * some
     if not quantized:
         assert whole.memory.isfinite().sum() == 2 * tokens * heads.num * heads.dim
     apart = torch.cat((qkv, qkv), 1)[:, : qkv.shape[1]]  # with a gap between two tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,15 +62,19 @@ class Sequences:
         shared: int = 0,
     ):
         generator = torch.Generator().manual_seed(seed)
+
+        def drawn(draw: Callable[..., Tensor], *shape: int) -> Tensor:
+            return draw(shape, generator=generator, device="cpu").to(torch.get_default_device())
+
         self.heads = heads
         self.block_size = block_size
         self.dtype = dtype
         self.lens = list(seq_lens)
         width = (heads.group + 2) * heads.num * heads.dim
         self.num_shared = shared * block_size
-        self.qkv = [torch.randn(n, width, generator=generator).to(dtype) for n in self.lens]
-        self.sinks = torch.randn(heads.num * heads.group, generator=torch.Generator().manual_seed(seed))
-        self.norms = [(torch.rand(heads.dim, generator=generator) + 0.5).to(dtype) for _ in range(2)]
+        self.qkv = [drawn(torch.randn, n, width).to(dtype) for n in self.lens]
+        self.sinks = drawn(torch.randn, heads.num * heads.group)
+        self.norms = [(drawn(torch.rand, heads.dim) + 0.5).to(dtype) for _ in range(2)]
         counts = [math.ceil(n / block_size) for n in self.lens]
         self.num_blocks = sum(counts) + 3
         blocks = list(range(1, self.num_blocks))
