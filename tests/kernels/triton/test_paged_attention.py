@@ -116,6 +116,8 @@ def test_any_step_however_it_is_launched(part: int, monkeypatch: pytest.MonkeyPa
 def test_sequences_that_have_several_tokens_one_or_none(tuning: Tuning) -> None:
     check(pool_of(Heads(1, 2, 32), [3, 17, 0, 16, 64, 131, 90, 300], tuning), [3, 1, 0, 4, 2, 4, 0, 3])
     check(pool_of(Heads(2, 1, 32), [70, 0, 130, 0], tuning), [1, 0, 1, 0])
+    together = pool_of(Heads(1, 2, 32), [300, 259], tuning, replace(SCALED, window=8 * ROWS))
+    check(together, [4, 5])  # they see more than each, and in more parts than what each sees has
 
 
 def test_more_parts_than_are_combined_at_once() -> None:
@@ -178,9 +180,10 @@ def test_a_sequence_decodes_the_same_alone_and_in_a_batch(tuning: Tuning) -> Non
 
 
 @whole_or_in_parts
-def test_padding_with_more_tokens_than_there_may_be_changes_nothing(tuning: Tuning) -> None:
+@pytest.mark.parametrize("spec", [SCALED, FULL], ids=["plain", "full"])
+def test_padding_with_more_tokens_than_there_may_be_changes_nothing(tuning: Tuning, spec: AttentionSpec) -> None:
     """All that is left of a recorded step is a run of its own, of length 0. Its blocks are nobody's."""
-    pool, padding = pool_of(Heads(2, 2, 32), [150, 40], tuning, FULL), 90
+    pool, padding = pool_of(Heads(2, 2, 32), [150, 40], tuning, spec), 90
     q, metadata = last(pool, [4, 3])
     alone = attend(pool, q, metadata)
     nowhere = torch.full_like(metadata.block_tables, 1 << 30)
