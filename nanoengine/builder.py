@@ -111,7 +111,9 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
         ModelNotFound, UnsupportedModel, InvalidWeights: the model is missing, unsupported or broken. Nothing that its files
             say takes time or memory before it was compared with the headers of its weights.
     """
-    # It imports torch: `import nanoengine` takes no time, and mistakes in options are told at once.
+    # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
+    if is_installed("models"):
+        import_module("nanoengine.models.names").find_model(config.model)
     from nanoengine.core.startup import Startup
 
     parts: dict[str, Capability] = {

@@ -161,24 +161,31 @@ class LLM(CoreLLM):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
-        return self.engine.reset_prefix_cache()
+        with self._interrupts:
+            return self.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Abort what runs and give the memory back; Ctrl-C waits for that. Closing twice is allowed."""
+        with self._interrupts:
+            super().close()
 
     def _run_with_bar(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
         metrics = self.built.metrics if use_tqdm and "observability" in self.built.capabilities else None
-        before = None if metrics is None else copy(metrics.observer.steps)
+        before, own = None if metrics is None else copy(metrics.observer.steps), {own.request_id for own in requests}
         with _bar(len(requests), use_tqdm) as bar, self._interrupts:
 
-            def after_step() -> None:
+            def after_step(advanced: Sequence[Request]) -> None:
                 if metrics is not None and before is not None:
                     bar.set_postfix_str(metrics.progress(self.engine, before), refresh=False)
-                bar.update(sum(request.finished for request in requests) - bar.n)
+                bar.update(sum(request.finished and request.request_id in own for request in advanced))
 
             return self.run(requests, after_step)
 
     def _stream(self, request: Request) -> Iterator[str]:
         sent = 0
         try:
-            self.engine.submit(request)
+            with self._interrupts:
+                self.engine.submit(request)
             while True:
                 detokenizer = request.sequences[0].detokenizer
                 assert detokenizer is not None
@@ -192,7 +199,8 @@ class LLM(CoreLLM):
                     with self._interrupts:
                         self.engine.step()
         finally:
-            self.engine.abort(request.request_id)
+            with self._interrupts:
+                self.engine.abort(request.request_id)
         if request.error is not None:
             raise StepFailed(f"the request failed: {request.error}", [request.output()]) from request.error
 

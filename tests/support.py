@@ -15,16 +15,18 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nanoengine import LLM, SamplingParams
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
-from nanoengine.engine.messages import Chunk, Decodes, RowSampling, Started, StepPlan
+from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
+from nanoengine.core.model_runner import ModelRunner
+from nanoengine.interrupts import Interruptible
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
 from nanoengine.layers.rotary import RotaryEmbedding
 from nanoengine.models.decoder import Decoder
 from nanoengine.models.model_config import LayerConfig, ModelConfig, RopeConfig
-from nanoengine.runner.inputs import InputBatch, pack, shape_of, unpack
-from nanoengine.runner.model_runner import ModelRunner
 
 TINY = {
     "vocab_size": 300,
@@ -159,15 +161,28 @@ def num_weights(model: Any) -> int:
 
 
 def model_runner(llm: LLM) -> ModelRunner:
-    assert isinstance(llm.engine.executor, ModelRunner)
-    return llm.engine.executor
+    """What computes the steps, below what holds Ctrl-C back."""
+    executor = llm.engine.executor
+    runner = executor.executor if isinstance(executor, Interruptible) else executor
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
+def backend_of(llm: LLM) -> AttentionBackend:
+    backend = model_runner(llm).model.layers[0].self_attn.attention.backend
+    assert isinstance(backend, AttentionBackend)
+    return backend
 
 
 def fill_kv_with_nan(llm: LLM) -> None:
-    """Whoever reads a slot that nobody wrote, will show."""
-    kv_cache = model_runner(llm).kv_cache
-    assert kv_cache is not None
-    kv_cache.fill(float("nan"))
+    """Whoever reads a slot that nobody wrote, will show. Bytes that hold K/V in 8 bits and their scales are NaN if all are -1."""
+    fill_with_nan(model_runner(llm))
+
+
+def fill_with_nan(runner: ModelRunner) -> None:
+    for place in runner.kv_cache.places:
+        for tensor in place:
+            tensor.fill_(-1 if tensor.dtype is torch.int8 else float("nan"))
 
 
 @torch.inference_mode()
@@ -179,12 +194,10 @@ def forced_logits(
     The first `num_prompt_tokens` are prefilled in chunks, the others decoded one by one; the block tables are shuffled ones.
     """
     runner = model_runner(llm)
-    assert runner.kv_cache is not None
-    block_size = llm.config.block_size
-    num_blocks = -(-len(token_ids) // block_size)
+    num_blocks = -(-len(token_ids) // runner.block_size)
     order = [(7 * i + 3) % num_blocks for i in range(num_blocks)] if num_blocks % 7 else list(range(num_blocks))[::-1]
     # Groups of layers have blocks of their own.
-    tables = tuple([1 + group * num_blocks + i for i in order] for group in range(max(runner.kv_cache.groups) + 1))
+    tables = [[1 + group * num_blocks + i for i in order] for group in range(max(runner.kv_cache.groups) + 1)]
     how = RowSampling(SamplingParams(), seed=0, num_prompt_tokens=num_prompt_tokens)
     logits = []
     start = 0
@@ -192,11 +205,13 @@ def forced_logits(
         if start < num_prompt_tokens:
             count = min(chunk, num_prompt_tokens - start)
             begun = [] if start else [Started(0, list(token_ids[:num_prompt_tokens]), tables, how)]
-            plan = StepPlan(started=begun, chunks=[Chunk(0, start, count, ())])
+            plan = StepPlan(started=begun, runs=[Run(0, start, count, False)])
         else:  # begun anew, since nobody samples what was given
             count = 1
             begun = [Started(0, list(token_ids[: start + 1]), tables, how)]
-            plan = StepPlan(started=begun, decodes=Decodes(np.array([0], np.int32), np.array([start], np.int32)))
+            plan = StepPlan(
+                started=begun, decode_rows=np.array([0], np.int32), decode_starts=np.array([start], np.int32)
+            )
         inputs = input_batch(runner, plan)
         hidden = runner.model.forward(inputs.input_ids, inputs.positions, inputs.metadata)
         logits.append(runner.model.compute_logits(hidden[-start % every :: every]))
@@ -206,12 +221,10 @@ def forced_logits(
 
 def input_batch(runner: ModelRunner, plan: StepPlan) -> InputBatch:
     """The tensors of a plan, as a step has them."""
-    assert runner.kv_cache is not None
     runner.rows.apply(plan)
-    packed = pack(plan, runner.rows, runner.stream)
-    shape = shape_of(plan, packed.layout, runner.block_size)
-    numbers = packed.numbers.to(runner.stream.torch_device)
-    return unpack(shape, numbers, runner.rows, runner.kernels, runner.kv_cache, runner.block_size)
+    packed = pack(plan, runner.rows)
+    runner.send(packed)
+    return runner.batch(packed.shape)
 
 
 @contextmanager

@@ -7,18 +7,21 @@ import pickle
 import shutil
 import struct
 from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM
-from nanoengine.builder import Built, build_engine
-from nanoengine.config import EngineConfig
-from nanoengine.engine.executor import ExecutorInfo
+from nanoengine.builder import CAPABILITIES, build_engine, option_types, read_config
+from nanoengine.core.capability import Capability
+from nanoengine.core.model_runner import ModelRunner
+from nanoengine.core.startup import Startup
 from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, UnsupportedModel
 from nanoengine.models import placement
-from nanoengine.models.model_config import ModelConfig
+from nanoengine.models.capability import Models
 from nanoengine.models.names import DEMO
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,71 +31,81 @@ GENERATION = "generation_config.json"
 Damage = Callable[[Path], object]
 
 
-class StandIn:
-    """An executor that was never asked for a step."""
-
-    def __init__(self, **changes: Any):
-        sizes = {"num_blocks": 20, "num_host_blocks": 0, "max_model_len": 64, "num_rows": 5, "block_bytes": 32 << 10}
-        self.info = ExecutorInfo(**sizes | {"max_steps_in_flight": 1} | changes)
-        self.closed = False
-
-    def launch(self, _: Any) -> Any:
-        raise AssertionError("no step is launched here")
-
-    def close(self) -> None:
-        self.closed = True
+def described(model: Path = DEMO) -> Models:
+    """What the files of a model say; nothing is loaded."""
+    models = Models()
+    Startup(read_config(str(model), {}), [models]).describe()
+    return models
 
 
-def build(executor: StandIn | None = None, model: Path = DEMO, **options: Any) -> Built:
-    stand_in = executor or StandIn()
-    return build_engine(EngineConfig(model=str(model), **options), use_tqdm=False, executor=lambda *_: stand_in)
+@pytest.fixture
+def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Startup, "load", lambda _: pytest.fail("memory was taken for it"))
+
+
+# ---- capabilities and their options
+
+
+def test_the_names_of_options_are_the_fields_of_their_classes() -> None:
+    """`CAPABILITIES` says them again: of what is not installed, nothing else is known."""
+    for folder, own in CAPABILITIES.items():
+        if own.options is None:
+            assert own.names == ()
+            continue
+        kind = getattr(import_module(f"nanoengine.{folder}.options"), own.options)
+        assert own.names == tuple(field.name for field in fields(kind))
+        assert kind in option_types()
+
+
+def test_every_capability_is_one_and_knows_its_options() -> None:
+    for folder, own in CAPABILITIES.items():
+        kind = getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)
+        assert issubclass(kind, Capability)
+        assert (kind.options and kind.options.__name__) == own.options
+
+
+def test_options_can_be_sent_to_another_process() -> None:
+    config = read_config("demo", {"max_num_seqs": 3, "speculation": "ngram", "kv_host_memory": 1 << 20})
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 # ---- what reaches which part
 
 
-def test_an_engine_is_as_large_as_its_executor_says() -> None:
-    built = build(StandIn(num_host_blocks=7, max_steps_in_flight=2))
-    scheduler = built.engine.scheduler
-    manager = scheduler.block_manager
-    assert manager.pool.num_blocks == 20
-    assert manager.tiers.host is not None
-    assert manager.tiers.host.num_slots == 7
-    assert (scheduler.max_num_seqs, scheduler.max_model_len) == (5, 64)
-    assert built.engine.max_steps_in_flight == 2
-    assert built.engine.vocab_size == built.model_config.vocab_size == 4096
-    assert built.engine.eos_token_ids == (0,)
+def test_what_is_asked_for_reaches_the_parts() -> None:
+    options: dict[str, Any] = {
+        "device": "cpu",
+        "max_num_seqs": 5,
+        "num_kv_blocks": 20,
+        "block_size": 32,
+        "max_model_len": 64,
+        "max_num_batched_tokens": 100,
+        "long_prefill_token_threshold": 7,
+        "scheduling_policy": "mixed",
+        "enable_prefix_caching": False,
+        "async_scheduling": True,
+    }
+    built = build_engine(read_config("demo", options), use_tqdm=False)
+    engine, scheduler, runner = built.engine, built.engine.scheduler, built.engine.executor
+    assert isinstance(runner, ModelRunner)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_chunk) == (5, 100, 7)
+    assert scheduler.policy == "mixed"
+    assert (scheduler.blocks.num_blocks, scheduler.blocks.block_size) == (20, runner.block_size) == (20, 32)
+    assert not scheduler.blocks.enable_prefix_caching
+    assert (engine.depth, engine.max_model_len) == (2, 64)
+    assert engine.vocab_size == built.models.model_config.vocab_size == 4096
+    assert engine.eos_token_ids == (0,)
+    assert runner.rows.padding_row == 5
+    engine.close()
 
 
-def test_an_executor_is_told_all_in_plain_data() -> None:
-    """So that it may be made in another process."""
-    seen: list[tuple[EngineConfig, ModelConfig, Path, bool]] = []
-
-    def make(*args: Any) -> StandIn:
-        seen.append(pickle.loads(pickle.dumps(args)))
-        return StandIn()
-
-    config = EngineConfig(model="demo", max_num_seqs=3)
-    built = build_engine(config, use_tqdm=False, executor=make)
-    assert seen == [(config, built.model_config, DEMO, False)]
-
-
-def test_there_are_no_lower_tiers_unless_they_are_asked_for(tmp_path: Path) -> None:
-    tiers = build().engine.scheduler.block_manager.tiers
-    assert (tiers.host, tiers.disk) == (None, None)
-    with_disk = build(StandIn(num_host_blocks=2, kv_fingerprint="ab" * 16), kv_disk_path=str(tmp_path / "kv"))
-    disk = with_disk.engine.scheduler.block_manager.tiers.disk
-    assert disk is not None
-    assert disk.folder.parent == tmp_path / "kv"
-
-
-@pytest.mark.parametrize("name", ["nul\0", "n" * 5000, "half \ud800", "file", "file/below"])
-def test_a_disk_path_that_cannot_be_is_refused_and_the_executor_closed(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("in the way")
-    executor = StandIn(num_host_blocks=2, kv_fingerprint="ab" * 16)
-    with pytest.raises(InvalidConfig, match="kv_disk_path is"):
-        build(executor, kv_disk_path=f"{tmp_path}/{name}")
-    assert executor.closed
+def test_nothing_is_added_unless_it_is_asked_for() -> None:
+    engine = build_engine(read_config("demo", {"num_kv_blocks": 20, "max_model_len": 64}), use_tqdm=False).engine
+    assert engine.scheduler.drafter is None
+    assert isinstance(engine.executor, ModelRunner)
+    assert engine.executor.sampler.verifier is None
+    metrics = LLM("demo", num_kv_blocks=20, max_model_len=64, use_tqdm=False).metrics
+    assert (metrics.offload, metrics.speculation) == (None, None)
 
 
 def test_weights_that_ram_has_no_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,19 +333,16 @@ def folder(tmp_path: Path) -> Path:
     return copy
 
 
-def refuse_to_load(*_: object) -> Any:
-    pytest.fail("memory was taken for it")
+def test_a_folder_that_is_not_damaged_is_sound(folder: Path) -> None:
+    assert described(folder).model_config == described().model_config
 
 
-def test_a_folder_that_is_not_damaged_is_loaded(folder: Path) -> None:
-    assert build(model=folder).model_config == build().model_config
-
-
+@pytest.mark.usefixtures("loads_nothing")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_folder_is_a_named_error_and_never_loaded(folder: Path, damage: Damage) -> None:
     damage(folder)
     with pytest.raises(NanoEngineError) as raised:
-        build_engine(EngineConfig(model=str(folder)), use_tqdm=False, executor=refuse_to_load)
+        build_engine(read_config(str(folder), {}), use_tqdm=False)
     assert len(str(raised.value)) < 6000, "a message can be read"
 
 
@@ -363,10 +373,10 @@ ODD_BUT_SOUND: dict[str, Damage] = {
 def test_an_odd_folder_gives_the_same_tokens_or_a_named_error(folder: Path, damage: Damage) -> None:
     damage(folder)
     try:
-        tokenizer = build(model=folder).tokenizer
+        tokenizer = described(folder).tokenizer
     except NanoEngineError:
         return
-    assert tokenizer.encode("def f(x):") == build().tokenizer.encode("def f(x):")
+    assert tokenizer.encode("def f(x):") == described().tokenizer.encode("def f(x):")
 
 
 NO_PATHS = [
@@ -383,15 +393,17 @@ NO_PATHS = [
 ]
 
 
+@pytest.mark.usefixtures("loads_nothing")
 @pytest.mark.parametrize("path", NO_PATHS, ids=lambda path: ascii(path[:9]))
 def test_what_cannot_be_a_path_is_no_model_and_no_tokenizer(path: str) -> None:
     with pytest.raises(ModelNotFound) as raised:
-        build_engine(EngineConfig(model=path), executor=refuse_to_load)
+        build_engine(read_config(path, {}), use_tqdm=False)
     assert len(str(raised.value)) < 6000
     with pytest.raises(ModelNotFound):
-        build_engine(EngineConfig(model="demo", tokenizer=path), executor=refuse_to_load)
+        build_engine(read_config("demo", {"tokenizer": path}), use_tqdm=False)
 
 
+@pytest.mark.usefixtures("loads_nothing")
 @pytest.mark.parametrize("name", [CONFIG, GENERATION, INDEX, WEIGHTS])
 def test_a_file_that_may_not_be_read_is_a_named_error(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def refuse(path: Path, *_: Any, **__: Any) -> Any:
@@ -405,10 +417,10 @@ def test_a_file_that_may_not_be_read_is_a_named_error(folder: Path, monkeypatch:
     )
     monkeypatch.setattr("nanoengine.core.weights.safe_open", refuse)
     with pytest.raises(NanoEngineError, match="cannot be read"):
-        build_engine(EngineConfig(model=str(folder)), executor=refuse_to_load)
+        build_engine(read_config(str(folder), {}), use_tqdm=False)
 
 
 def test_the_first_thing_that_is_wrong_is_told_with_its_value(folder: Path) -> None:
     change(CONFIG, vocab_size=10**11)(folder)
     with pytest.raises(UnsupportedModel, match=r"vocab_size is 100000000000 in .*at most 2147483647"):
-        build(model=folder)
+        described(folder)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nanoengine import LLM
-from nanoengine.config import EngineConfig
+from nanoengine.builder import read_config
+from nanoengine.core.config import EngineConfig
 from nanoengine.errors import InvalidConfig, UnknownOption
 
 
+def value_of(config: EngineConfig, name: str) -> Any:
+    """An option, of the core or of a capability."""
+    (owner,) = [own for own in (config, *config.options.values()) if hasattr(own, name)]
+    return getattr(owner, name)
+
+
 def test_the_defaults_are_valid() -> None:
-    config = EngineConfig.from_options("demo", {})
-    assert config == EngineConfig(model="demo")
-    assert config.block_size == 16
+    config = read_config("demo", {})
+    assert config == read_config("demo", {"block_size": 16})
+    assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
 
 
 @pytest.mark.parametrize(
@@ -24,7 +30,6 @@ def test_the_defaults_are_valid() -> None:
         "max_num_seqs",
         "max_num_batched_tokens",
         "block_size",
-        "tensor_parallel_size",
         "max_model_len",
         "num_kv_blocks",
         "kv_cache_memory",
@@ -38,15 +43,13 @@ def test_the_defaults_are_valid() -> None:
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
 def test_counts_must_be_positive_integers(name: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=rf"{name} is {value!r}: it must be a positive integer"):
-        EngineConfig(model="demo", **{name: value})  # type: ignore[arg-type]
+        read_config("demo", {name: value})
 
 
-@pytest.mark.parametrize(
-    "name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "seed", "num_drafts"]
-)
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "seed", "num_drafts"])
 def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
-        EngineConfig(model="demo", **{name: None})  # type: ignore[arg-type]
+        read_config("demo", {name: None})
 
 
 @pytest.mark.parametrize(
@@ -61,8 +64,6 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("kernels", "numpy"),
         ("kernels", "Native"),
         ("kernels", None),
-        ("device", "tpu"),
-        ("device", "CUDA"),
         *(("max_client_share", value) for value in (0.0, 1.1, -0.5, float("nan"), "0.5", True, None)),
         ("gpu_memory_utilization", 0.0),
         ("gpu_memory_utilization", 1.1),
@@ -73,15 +74,12 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
         ("enable_prefix_caching", 1),
         ("enable_prefix_caching", "yes"),
         ("enforce_eager", None),
-        ("tensor_parallel_size", 2),
         ("scheduling_policy", "fcfs"),
         ("scheduling_policy", None),
         ("long_prefill_token_threshold", 0),
         ("long_prefill_token_threshold", 1.5),
-        ("device", "cuda:\u0661"),
         ("async_scheduling", "yes"),
         ("tokenizer", 7),
-        ("model", 7),
         ("seed", 1.5),
         ("seed", "7"),
         ("seed", True),
@@ -99,17 +97,17 @@ def test_counts_without_a_default_meaning_may_not_be_none(name: str) -> None:
 )
 def test_a_value_that_cannot_work_is_refused_with_field_and_value(name: str, value: object) -> None:
     with pytest.raises(InvalidConfig) as raised:
-        EngineConfig(**{"model": "demo", name: value})  # type: ignore[arg-type]
+        read_config("demo", {name: value})
     assert name in str(raised.value)
     assert str(value) in str(raised.value)
 
 
 LIMITS = {
     "max_model_len": 2**24,
-    "max_num_seqs": 2**16,
+    "max_num_seqs": 2**20,
     "max_num_batched_tokens": 2**20,
     "long_prefill_token_threshold": 2**20,
-    "block_size": 2**16,
+    "block_size": 2**20,
     "num_kv_blocks": 2**31 - 2,
     "kv_cache_memory": 2**50,
     "kv_host_memory": 2**50,
@@ -121,19 +119,17 @@ LIMITS = {
 
 @pytest.mark.parametrize(("name", "limit"), LIMITS.items(), ids=LIMITS)
 def test_counts_are_limited_to_what_the_layers_below_can_hold(name: str, limit: int) -> None:
-    EngineConfig(model="demo", **{name: limit})  # type: ignore[arg-type]
+    read_config("demo", {name: limit})
     with pytest.raises(InvalidConfig, match=f"{name} is {limit + 1}: it must be at most {limit}; lower it"):
-        EngineConfig(model="demo", **{name: limit + 1})  # type: ignore[arg-type]
+        read_config("demo", {name: limit + 1})
     with pytest.raises(InvalidConfig, match=f"{name} is a number of 33220 bits"):
-        EngineConfig(model="demo", **{name: 10**10_000})  # type: ignore[arg-type]
+        read_config("demo", {name: 10**10_000})
 
 
 @pytest.mark.parametrize("seed", [2**64, 2**70, -(2**63) - 1, 10**10_000], ids=lambda seed: f"{seed.bit_length()} bits")
 def test_a_seed_has_64_bits_like_that_of_a_request(seed: int) -> None:
-    with pytest.raises(
-        InvalidConfig, match=r"seed is .*at least -9223372036854775808 and at most 18446744073709551615"
-    ):
-        EngineConfig(model="demo", seed=seed)
+    with pytest.raises(InvalidConfig, match=r"seed is .* from -9223372036854775808 to 18446744073709551615"):
+        read_config("demo", {"seed": seed})
 
 
 def test_a_value_is_shown_in_a_line_whatever_it_is() -> None:
@@ -142,16 +138,8 @@ def test_a_value_is_shown_in_a_line_whatever_it_is() -> None:
         deep = [deep]
     for value in (deep, "x" * 10**6, -(10**10_000), dict.fromkeys(range(1000), deep), float("nan")):
         with pytest.raises(InvalidConfig, match="dtype is ") as raised:
-            EngineConfig(model="demo", dtype=value)  # type: ignore[arg-type]
+            read_config("demo", {"dtype": value})
         assert len(str(raised.value)) < 1000
-
-
-@pytest.mark.parametrize(
-    "tiers", [{}, {"preemption_mode": "swap"}, {"kv_host_memory": 9}, {"kv_disk_path": "x"}], ids=str
-)
-@pytest.mark.parametrize("wanted", [True, False, None])
-def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | None) -> None:
-    assert EngineConfig(model="demo", async_scheduling=wanted, **tiers).async_scheduling is wanted
 
 
 @pytest.mark.parametrize(
@@ -169,7 +157,7 @@ def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | 
         ("scheduling_policy", "mixed"),
         ("long_prefill_token_threshold", None),
         ("long_prefill_token_threshold", 512),
-        ("tokenizer", Path("some/folder")),
+        ("tokenizer", "some/folder"),
         ("device", "cuda:1"),
         ("max_client_share", 1),
         ("max_client_share", 0.01),
@@ -189,11 +177,7 @@ def test_steps_may_overlap_with_all_tiers(tiers: dict[str, Any], wanted: bool | 
     ],
 )
 def test_a_value_that_works_is_kept(name: str, value: object) -> None:
-    assert getattr(EngineConfig.from_options("demo", {name: value}), name) == value
-
-
-def test_an_engine_guesses_nothing_unless_it_is_told_to() -> None:
-    assert EngineConfig(model="demo").speculation is None
+    assert value_of(read_config("demo", {name: value}), name) == value
 
 
 @pytest.mark.parametrize(
@@ -201,26 +185,17 @@ def test_an_engine_guesses_nothing_unless_it_is_told_to() -> None:
     [(None, None), ("ngram", None), ("suffix", None), ("model:demo", "demo"), ("model:model:x", "model:x")],
 )
 def test_the_model_that_guesses_is_named_behind_a_colon(speculation: str | None, model: str | None) -> None:
-    assert EngineConfig(model="demo", speculation=speculation).draft_model == model
+    assert value_of(read_config("demo", {"speculation": speculation}), "draft_model") == model
 
 
 def test_a_speculation_that_is_unknown_is_answered_with_those_there_are() -> None:
     with pytest.raises(InvalidConfig, match="speculation is 'medusa': it must be 'ngram', 'suffix', 'model:' and a"):
-        EngineConfig(model="demo", speculation="medusa")
+        read_config("demo", {"speculation": "medusa"})
 
 
 def test_two_sizes_of_the_pool_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="num_kv_blocks and kv_cache_memory"):
-        EngineConfig(model="demo", num_kv_blocks=4, kv_cache_memory=1 << 20)
-
-
-@pytest.mark.parametrize(
-    "options", [{"preemption_mode": "swap"}, {"preemption_mode": "auto"}, {"kv_host_memory": 9}, {"kv_disk_path": "x"}]
-)
-def test_tiers_need_the_prefix_cache(options: dict[str, Any]) -> None:
-    EngineConfig(model="demo", **options)
-    with pytest.raises(InvalidConfig, match="enable_prefix_caching is False"):
-        EngineConfig(model="demo", enable_prefix_caching=False, **options)
+        read_config("demo", {"num_kv_blocks": 4, "kv_cache_memory": 1 << 20})
 
 
 @pytest.mark.parametrize(
@@ -234,13 +209,8 @@ def test_tiers_need_the_prefix_cache(options: dict[str, Any]) -> None:
     ],
 )
 def test_an_unknown_option_is_refused_and_the_nearest_is_suggested(name: str, nearest: str) -> None:
-    with pytest.raises(UnknownOption, match=f"'{name}': did you mean '{nearest}'"):
+    with pytest.raises(UnknownOption, match=f"'{name}'; did you mean '{nearest}'"):
         LLM("demo", **{name: 4})
-
-
-def test_an_unknown_option_that_is_like_none_gets_the_list() -> None:
-    with pytest.raises(UnknownOption, match=r"'zzz': the options are .*max_num_seqs.*seed"):
-        LLM("demo", zzz=1)
 
 
 def test_errors_about_options_are_also_what_python_programs_expect() -> None:
@@ -252,4 +222,4 @@ def test_errors_about_options_are_also_what_python_programs_expect() -> None:
 
 def test_a_config_does_not_change() -> None:
     with pytest.raises(AttributeError):
-        EngineConfig(model="demo").block_size = 4  # type: ignore[misc]
+        read_config("demo", {}).block_size = 4  # type: ignore[misc]

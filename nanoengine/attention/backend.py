@@ -10,8 +10,8 @@ import torch
 
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig
-from nanoengine.models.model_config import ModelConfig
 
 
 class AttentionBackend(core.AttentionBackend):

@@ -41,7 +41,7 @@ class NativeAttention(AttentionBackend):
     capturable = True
     captures_prompts = False
     reads_shared_once = True
-    features = frozenset({"window", "chunk", "sinks", "soft_cap"})
+    features = frozenset({"window", "sinks", "soft_cap"})
     block_major = True
     quantizes = True
 

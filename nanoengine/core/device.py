@@ -100,9 +100,11 @@ def open_device(name: str) -> Device:
     try:
         device = torch.device(name)
         if device.type == "cuda":
-            return CudaDevice(
-                torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-            )
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            if index >= torch.cuda.device_count():
+                raise InvalidConfig(f"device is {shown(name)}, but torch sees {torch.cuda.device_count()} GPUs")
+            return CudaDevice(torch.device("cuda", index))
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidConfig(f"device is {shown(name)}: {error}") from error
     if device.type != "cpu":

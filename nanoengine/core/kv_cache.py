@@ -11,7 +11,7 @@ import torch
 
 from nanoengine.core.attention import AttentionBackend, KVLayer
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.errors import KVCacheTooSmall
+from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall
 from nanoengine.core.model_config import ModelConfig
 
 
@@ -78,10 +78,15 @@ def size_pool(
         free_bytes: what the device has left for the pool.
 
     Raises:
+        InvalidConfig: `max_model_len` is too small, or more than the model can.
         KVCacheTooSmall: the pool cannot hold a sequence of `max_model_len`, or not even one of two tokens.
     """
     wanted = config.max_model_len or model_len
-    num_blocks = config.num_kv_blocks or (config.kv_cache_memory or max(0, free_bytes)) // block_bytes
+    if not 2 <= wanted <= model_len:
+        raise InvalidConfig(
+            f"max_model_len is {wanted}: it must be from 2, a prompt token and a new one, to {model_len}, the model's own limit"
+        )
+    num_blocks = config.num_kv_blocks or max(0, (config.kv_cache_memory or free_bytes) // block_bytes - 1)
     if config.num_kv_blocks is None and config.kv_cache_memory is None:
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_needed(wanted))  # more could never be in use at once
     longest = bisect(range(1, wanted + 1), num_blocks, key=blocks_needed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def weight_files(folder: Path) -> list[Path]:
     for path in files:
         if path.parent != folder:
             raise InvalidWeights(f"{index} names {shown(path.name)} outside the model folder")
-        if not path.is_file():
+        if not os.path.isfile(path):  # False for what cannot be a path, too
             raise ModelNotFound(f"{str(path)[:500]} is missing, though {index.name} lists it: fetch the model again")
     if not files:
         raise ModelNotFound(

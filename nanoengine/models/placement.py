@@ -1,4 +1,4 @@
-"""Where a model runs, and in what dtype."""
+"""In what dtype a model runs, and whether there is room for it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,6 @@ import torch
 
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import InvalidConfig
-
-
-def find_device(name: str) -> torch.device:
-    """The device of that name; "auto" is a GPU if there is one.
-
-    Raises:
-        InvalidConfig: there is no such device; the message says why.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise InvalidConfig(
-                f"device is {name!r}, but torch sees {count} CUDA devices{_why_no_cuda()}: use device='cpu'"
-            )
-        device = torch.device("cuda", device.index or 0)
-    return device
 
 
 def choose_dtype(asked: str, checkpoint: str, device: torch.device) -> torch.dtype:
@@ -60,19 +41,3 @@ def check_room_for_weights(num_bytes: int, device: torch.device) -> None:
             f"the weights take {num_bytes} bytes, but {available} bytes of RAM are available: free memory, or choose a smaller "
             "dtype or quantization, another device or a smaller model"
         )
-
-
-def device_name(device: torch.device) -> str:
-    """As the start-up line says it."""
-    if device.type == "cpu":
-        return f"cpu, {torch.get_num_threads()} threads"
-    return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
-def _why_no_cuda() -> str:
-    """What torch says if it cannot use CUDA at all: no driver, one too old, or a torch without CUDA."""
-    try:
-        torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:
-        return f" ({str(error).splitlines()[0]})"
-    return ""

@@ -63,6 +63,7 @@ def test_answers_are_the_same_in_every_way_of_running(llm: LLM, way: dict[str, A
         got = [[(own.token_ids, own.text) for own in output.outputs] for output in other.generate(prompts, params)]
         again = other.generate(prompts[2], params[2])
         assert got == expected
+        assert other.engine.depth == 1 + way.get("async_scheduling", False)
         assert [(own.token_ids, own.text) for own in again[0].outputs] == expected[2]
         if "num_kv_blocks" in way:
             assert other.engine.scheduler.num_preemptions
@@ -116,6 +117,11 @@ def test_mistakes_are_named() -> None:
         LLM(DEMO, block_size=0)
     with pytest.raises(KVCacheTooSmall, match="one sequence of max_model_len 100 takes 7"):
         LLM(DEMO, num_kv_blocks=5, max_model_len=100)
+    for length in (1, 5000):
+        with pytest.raises(InvalidConfig, match=f"max_model_len is {length}: it must be from 2, .* to 4096"):
+            LLM(DEMO, max_model_len=length)
+    with pytest.raises(InvalidConfig, match="which this device does not have: lower num_kv_blocks"):
+        LLM(DEMO, num_kv_blocks=2**31 - 2)
 
 
 def test_prompts_are_checked_before_anything_runs(llm: LLM) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, mix, sequence_seed
 from nanoengine.core.sampling import position_keys, signed
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 # The first outputs of SplitMix64 from two states: a reference implementation's, known from many test suites.
 FROM_0 = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +10,17 @@ import pytest
 import torch
 
 from nanoengine import LLM
-from nanoengine.engine.messages import StepPlan
-from nanoengine.engine.sequence import Sequence
-from nanoengine.runner import model_runner as runner_module
-from nanoengine.runner.model_runner import ModelRunner
+from nanoengine.core import model_runner as runner_module
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import LaunchedStep, ModelRunner
+from nanoengine.core.scheduler import Step
+from nanoengine.core.sequence import Sequence
+from nanoengine.recording import recorded_steps
 from tests.e2e.small_engine import POISON, Broken
 from tests.support import model_runner
+
+Place = tuple[Any, str]
+"""An object, and the name of what is called there."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +28,14 @@ class Point:
     """A place in a step where something may go wrong.
 
     Attributes:
-        find: the object and the attribute that is called there.
+        find: where that is; what is called there is called by one of these.
         is_late: whether the fault comes after what is called there is done.
         samples: whether only steps that sample get there.
-        starts: whether only steps that start a row get there.
+        starts: whether only steps that start a row can go wrong there.
         error: what is raised.
     """
 
-    find: Callable[[ModelRunner], tuple[Any, str]]
+    find: Callable[[ModelRunner], list[Place]]
     is_late: bool = False
     samples: bool = False
     starts: bool = False
@@ -39,31 +43,31 @@ class Point:
 
 
 POINTS = {
-    "before anything": Point(lambda runner: (runner.mover, "begin")),
-    "rows": Point(lambda runner: (runner.rows, "apply")),
-    "sampling params": Point(lambda runner: (runner.sampler, "start"), starts=True),
-    "packing": Point(lambda _: (runner_module, "pack")),
-    "first layer": Point(lambda runner: (runner.model.layers[0], "self_attn"), is_late=True),
-    "last layer": Point(lambda runner: (runner.model.layers[-1], "self_attn"), is_late=True),
+    "before anything": Point(lambda runner: [(runner.rows, "apply")]),
+    "rows": Point(lambda runner: [(runner.rows, "apply")], is_late=True),
+    "sampling params": Point(lambda runner: [(runner.sampler, "apply")], starts=True),
+    "parts of capabilities": Point(lambda runner: [(runner.parts[-1], "begin")]),
+    "packing": Point(lambda _: [(runner_module, "pack"), (recorded_steps, "pack")]),
+    "first layer": Point(lambda runner: [(runner.model.layers[0], "self_attn")], is_late=True),
+    "last layer": Point(lambda runner: [(runner.model.layers[-1], "self_attn")], is_late=True),
     "no memory for a layer": Point(
-        lambda runner: (runner.model.layers[-1], "mlp"), is_late=True, error=torch.OutOfMemoryError
+        lambda runner: [(runner.model.layers[-1], "mlp")], is_late=True, error=torch.OutOfMemoryError
     ),
-    "no memory to sample": Point(lambda runner: (runner.sampler, "sample"), samples=True, error=torch.OutOfMemoryError),
-    "results": Point(lambda _: (runner_module.Step, "result"), samples=True),
-    "NaN": Point(lambda runner: (runner.model, "compute_logits"), is_late=True, samples=True),
+    "no memory to sample": Point(
+        lambda runner: [(runner.sampler, "sample")], samples=True, error=torch.OutOfMemoryError
+    ),
+    "results": Point(lambda _: [(LaunchedStep, "result")], samples=True),
+    "NaN": Point(lambda runner: [(runner.model, "compute_logits")], is_late=True, samples=True),
 }
 
 
-@dataclass(eq=False)
-class Launch:
-    """A plan, and whose runs and samples are in it."""
+def is_victim(seq: Sequence) -> bool:
+    return POISON in seq.request.prompt_token_ids
 
-    plan: StepPlan
-    seqs: dict[int, Sequence]  # by row
-    victims: set[int]  # rows of the victim that are computed
-    samplers: set[int]  # rows of the victim that sample
-    starts: bool  # whether any of its rows begins
-    decodes: bool
+
+def sampling(step: Step) -> list[Sequence]:
+    """Whose the samples of a step are, in their order."""
+    return [*step.decodes, *(seq for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples)]
 
 
 @dataclass(eq=False)
@@ -84,86 +88,66 @@ class Saboteur:
     has_struck: bool = False
 
     def __post_init__(self) -> None:
-        self._launched: deque[Launch] = deque()  # those whose execution has not begun
-        self._now: Launch | None = None
-        self._plan: StepPlan | None = None  # what of it is executed
-        self._rows: set[int] = set()  # of the victim
-        self._launches: dict[int, Launch] = {}
+        self._now: Step | None = None  # what is executed
+        self._steps: dict[int, Step] = {}  # of plans that were launched
+        self._launched: dict[LaunchedStep, Step] = {}
 
     def lie_in_wait(self, patch: pytest.MonkeyPatch) -> None:
         runner = model_runner(self.llm)
-        launch, begin = runner.launch, runner.mover.begin
+        launch, execute = runner.launch, runner._execute
 
-        def launching(plan: StepPlan) -> Any:
-            self._note(plan)
-            return launch(plan)
+        def launching(plan: StepPlan) -> LaunchedStep:
+            step = self._steps[id(plan)] = self.llm.engine.scheduler.in_flight[-1]
+            assert step.plan is plan
+            launched = launch(plan)
+            self._launched[launched] = step
+            return launched
 
-        def beginning(plan: StepPlan) -> None:
-            self._now, self._plan = self._launched.popleft(), plan
-            begin(plan)
+        def executing(launched: LaunchedStep, plan: StepPlan) -> None:
+            self._now = self._steps[id(plan)]
+            execute(launched, plan)
 
         patch.setattr(runner, "launch", launching)
-        patch.setattr(runner.mover, "begin", beginning)
-        owner, name = self.point.find(runner)
-        original = getattr(owner, name)
+        patch.setattr(runner, "_execute", executing)
+        for owner, name in self.point.find(runner):
+            patch.setattr(owner, name, self._sabotaged(getattr(owner, name)))
 
+    def _sabotaged(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def sabotaged(*args: Any, **kwargs: Any) -> Any:
-            if name == "begin":
-                self._now, self._plan = self._launched.popleft(), args[0]
-            launched = self._launches[id(args[0].plan)] if name == "result" else self._now
-            strikes = self._strikes(launched)
+            step = self._launched[args[0]] if isinstance(args[0], LaunchedStep) else self._now
+            assert step is not None
+            strikes = self._strikes(step)
             if strikes and not self.point.is_late:
-                self._strike(launched)
-            result = (begin if name == "begin" else original)(*args, **kwargs)
+                self._strike(step)
+            result = original(*args, **kwargs)
             if strikes and self.is_nan:
-                self._spoil(result)
+                self._spoil(step, result)
             elif strikes and self.point.is_late:
-                self._strike(launched)
+                self._strike(step)
             return result
 
-        patch.setattr(owner, name, sabotaged)
+        return sabotaged
 
-    def _note(self, plan: StepPlan) -> None:
-        for start in plan.started:
-            self._rows.discard(start.row)
-            if POISON in start.token_ids:
-                self._rows.add(start.row)
-        samplers = [*plan.decodes.rows.tolist(), *(row for chunk in plan.chunks for row in chunk.samples)]
-        rows = {*samplers, *(chunk.row for chunk in plan.chunks)}
-        launch = Launch(
-            plan,
-            {seq.row: seq for seq in self.llm.engine.scheduler.running if seq.row in rows},
-            self._rows & rows,
-            self._rows & set(samplers),
-            any(start.row in self._rows for start in plan.started),
-            bool(self._rows & set(plan.decodes.rows.tolist())),
-        )
-        self._launched.append(launch)
-        self._launches[id(plan)] = launch
-
-    def _strikes(self, launch: Launch | None) -> bool:
-        if self.has_struck or launch is None or not launch.victims or launch.decodes != self.in_decode:
+    def _strikes(self, step: Step) -> bool:
+        victims = [seq for seq in (*step.decodes, *step.runs) if is_victim(seq)]
+        if self.has_struck or not victims or any(map(is_victim, step.decodes)) != self.in_decode:
             return False
-        return (bool(launch.samplers) or not self.point.samples) and (launch.starts or not self.point.starts)
+        samples, starts = any(map(is_victim, sampling(step))), any(map(is_victim, step.started))
+        return (samples or not self.point.samples) and (starts or not self.point.starts)
 
-    def _strike(self, launch: Launch | None) -> None:
-        self._hit(launch)
+    def _strike(self, step: Step) -> None:
+        self._hit(step)
         raise self.point.error("sabotaged")
 
-    def _spoil(self, logits: Any) -> None:
-        """NaN for the victim's first row that samples."""
-        assert self._now is not None
-        assert self._plan is not None
-        plan = self._plan
-        order = [*plan.decodes.rows.tolist(), *(row for chunk in plan.chunks for row in chunk.samples)]
-        row = next(row for row in order if row in self._now.samplers)
-        logits[order.index(row)] = torch.nan
-        self._hit(self._now)
-        self.touched = {self._now.seqs[row]}
+    def _spoil(self, step: Step, logits: torch.Tensor) -> None:
+        """NaN for the first of the victim's rows that samples."""
+        place, seq = next((i, seq) for i, seq in enumerate(sampling(step)) if is_victim(seq))
+        logits[place] = torch.nan
+        self._hit(step)
+        self.touched = {seq}
 
-    def _hit(self, launch: Launch | None) -> None:
-        assert launch is not None
+    def _hit(self, step: Step) -> None:
         self.has_struck = True
-        self.touched = set(launch.seqs.values())
-        chunks = [chunk.num_computed for chunk in launch.plan.chunks if chunk.row in launch.victims]
-        self.num_sound = min(chunks, default=10**9)
+        self.touched = {*step.decodes, *step.runs}
+        pairs = zip(step.runs, step.plan.runs, strict=True)
+        self.num_sound = min((run.start for seq, run in pairs if is_victim(seq)), default=10**9)

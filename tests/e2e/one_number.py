@@ -25,15 +25,16 @@ from torch import Tensor
 from benchmarks import block_encoder, determinism
 from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
 from nanoengine.attention.native import NativeAttention
-from nanoengine.outputs import TokenLogprobs
+from nanoengine.models import capability as models
 from nanoengine.quantization.at_load import quantizer
 from nanoengine.quantization.tensor import QuantizedTensor
-from nanoengine.runner import startup
-from tests.e2e.small_engine import assert_idle, late_device
+from nanoengine.sampling.token_logprobs import TokenLogprobs
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import assert_idle, run_with_beams
 from tests.e2e.speculating import GUESSERS, WISHES, Asked, note, teach
-from tests.e2e.test_windows_every_way import THREE_GROUPS, checkpoint
+from tests.e2e.test_windows_every_way import THREE_GROUPS, checkpoint, least_blocks
 from tests.models.families import SHAPES
-from tests.support import fill_kv_with_nan, model_runner, threads
+from tests.support import backend_of, fill_kv_with_nan, threads
 
 MAX_LEN = 700
 SHARED = [(3 * i + 1) % 200 for i in range(530)]
@@ -91,6 +92,7 @@ def draw_way(rng: random.Random, folder: Path) -> dict[str, Any]:
     return determinism.draw_way(rng, folder) | {
         "max_num_batched_tokens": rng.choice([7, 64, 300, 8192]),
         "max_num_seqs": rng.choice([4, 6, 256]),
+        "block_size": rng.choice([16, 16, 32, 48, 128]),
         "num_drafts": rng.randint(2, 15),
     }
 
@@ -124,8 +126,7 @@ def run(
         llm.engine.make_request(prompt, params, **place)
         for (prompt, params), place in zip(requests, places, strict=True)
     ]
-    made += [llm.engine.make_beam_request(prompt, BeamSearchParams(beam_width=3, max_tokens=5)) for prompt in beams]
-    outputs = llm._run(made, use_tqdm=False)
+    outputs = run_with_beams(llm, made, beams, BeamSearchParams(beam_width=3, max_tokens=5))
     assert_idle(llm)
     return [said(output) for output in outputs]
 
@@ -142,10 +143,10 @@ def in_q4_k(values: Tensor) -> QuantizedTensor:
 def opened(model: Model, folder: Path, **options: Any) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
         if model.q4_k:
-            patch.setattr(startup, "quantizer", lambda *_: in_q4_k)
+            patch.setattr(models, "quantizer", lambda *_: in_q4_k)
         options = {"max_model_len": MAX_LEN, "device": "cpu", **model.options, **options}
         with LLM(str(folder), use_tqdm=False, **options) as llm:
-            assert isinstance(model_runner(llm).backend, NativeAttention)
+            assert isinstance(backend_of(llm), NativeAttention)
             fill_kv_with_nan(llm)
             yield llm
 
@@ -177,12 +178,12 @@ def run_in_a_way(
     folder: Path, stack: ExitStack, seen: Counter[str], *, is_crowded: bool,
 ) -> None:  # fmt: skip
     options = draw_way(rng, folder)
-    least = determinism.least_blocks(str(path), options, MAX_LEN)
+    least = least_blocks(path, options, MAX_LEN)
     options["num_kv_blocks"] = least + 3 if is_crowded and not beams else 12 * least  # beams ask for room for all
     count = rng.choice([1, 2])
     stack.enter_context(threads(count))
     late = rng.random() < 0.3
-    stream = stack.enter_context(late_device(can_record=False, seed=rng.randrange(99))) if late else None
+    device = stack.enter_context(late_device(can_record=False, seed=rng.randrange(99))) if late else None
     llm = stack.enter_context(opened(model, path, num_threads=count, **options))
     if options["speculation"]:
         outputs = [completion for found in right[: len(requests)] for completion in found[2:]]
@@ -197,15 +198,11 @@ def run_in_a_way(
     if rng.random() < 0.5:
         check_sent_again(llm, requests, right[: len(requests)], seen)
     check_resumed(llm, requests, right[: len(requests)], rng, seen)
-    metrics = llm.engine.metrics()
-    if options["speculation"]:
-        note(seen, metrics)
-    else:
-        seen.update(preemptions=metrics.num_preemptions, swaps=metrics.num_swaps, hits=metrics.cache.num_hit_tokens)
+    note(seen, llm.metrics)
     seen.update(
         tokens=2 * sum(len(own[1]) for found in right for own in found[2:]),
-        forks=metrics.num_forks,
-        overlapping=stream.num_overlapping if stream else 0,
+        several=2 * sum(len(found) > 3 for found in right),
+        overlapping=device.num_overlapping if device else 0,
         ways=1,
     )
 

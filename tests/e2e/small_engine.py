@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 
-from nanoengine import LLM, SamplingParams
-from nanoengine.attention.torch_reference import TorchAttention
+from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
+from nanoengine.beam_search.search import beam_search
 from nanoengine.core.attention import AttentionMetadata
-from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.runner import startup
-from tests.runner.fake_stream import FakeStream
+from nanoengine.core.sequence import Request
+from tests.core.toys import check
 from tests.support import model_runner
 
 VOCAB_SIZE = 300
@@ -40,15 +38,42 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     return LLM(str(folder), use_tqdm=False, **defaults | options)
 
 
-@contextmanager
-def late_device(*, can_record: bool = False, seed: int | None = None) -> Iterator[FakeStream]:
-    """Engines made here run on a device on which time passes. With kernels in torch, their decode steps can be recorded."""
-    stream = FakeStream(can_record=can_record, seed=seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(startup, "open_stream", lambda _: stream)
-        patch.setattr(TorchKernels, "capturable", True)
-        patch.setattr(TorchAttention, "capturable", True)
-        yield stream
+def submit(llm: LLM, prompt: str | list[int], params: SamplingParams | None = None, **place: Any) -> Request:
+    """Queue a request; who calls this steps the engine."""
+    request = llm.engine.make_request(prompt, params, **place)
+    llm.engine.submit(request)
+    return request
+
+
+def step(llm: LLM, count: int = 1) -> None:
+    for _ in range(count):
+        llm.engine.step()
+        check(llm.engine.scheduler)
+
+
+def finish(llm: LLM) -> None:
+    """Step until nothing is left."""
+    while llm.engine.has_unfinished:
+        step(llm)
+    assert_idle(llm)
+
+
+def tokens_of(request: Request) -> list[list[int]]:
+    return [seq.output_token_ids for seq in request.sequences]
+
+
+def run_with_beams(
+    llm: LLM, requests: Sequence[Request], prompts: Sequence[list[int]], params: BeamSearchParams
+) -> list[RequestOutput]:
+    """Run requests, and beam searches for some prompts beside them."""
+    if not prompts:
+        return llm.run(requests)
+    for request in requests:
+        llm.engine.submit(request)
+    beams = beam_search(llm.engine, prompts, params, SamplingParams)
+    finish(llm)
+    assert [request.error for request in requests] == [None] * len(requests)
+    return [*(request.output() for request in requests), *beams]
 
 
 def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
@@ -56,11 +81,13 @@ def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
 
 
 def assert_idle(llm: LLM) -> None:
-    """Nothing runs or waits, and every block is back."""
+    """Nothing runs, waits or is in flight, and every block is back."""
     scheduler = llm.engine.scheduler
     assert not llm.engine.has_unfinished
-    scheduler.check()
-    assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
+    assert not llm.engine.requests
+    assert not scheduler.in_flight
+    check(scheduler)
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
 
 
 def kind_of(metadata: AttentionMetadata) -> Kind:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from nanoengine.engine.metrics import EngineMetrics
-from nanoengine.engine.speculation.step_costs import StepCosts
-from nanoengine.outputs import TokenLogprobs
-from tests.e2e.small_engine import VOCAB_SIZE, Broken, assert_idle
+from nanoengine.observability.metrics import EngineMetrics
+from nanoengine.sampling.token_logprobs import TokenLogprobs
+from nanoengine.speculation.step_costs import StepCosts
+from tests.e2e.small_engine import VOCAB_SIZE, Broken, assert_idle, run_with_beams
 from tests.e2e.test_every_way_of_running import SHARED, draw_engine
-from tests.engine.speculation.guessers import Say, Scripted
+from tests.speculation.scripted import Say, Scripted
 
 NUM_REQUESTS = 36
 MAX_LEN = 72
@@ -94,8 +94,7 @@ def assert_close(
 def run(llm: LLM, requests: Sequence[Asked], beams: Sequence[list[int]] = ()) -> list[RequestOutput]:
     """All of them at once, and beams for some prompts beside them."""
     made = [llm.engine.make_request(prompt, params) for prompt, params in requests]
-    made += [llm.engine.make_beam_request(prompt, BEAMS) for prompt in beams]
-    outputs = llm._run(made, use_tqdm=False)
+    outputs = run_with_beams(llm, made, beams, BEAMS)
     assert_idle(llm)
     return outputs
 
@@ -156,12 +155,12 @@ GUESSERS = ["ngram", "suffix", *ERRORS]
 
 def teach(llm: LLM, guesser: str, outputs: Sequence[RequestOutput], number: int = 0) -> None:
     """Let an engine's speculation have this guesser."""
-    drafts = llm.engine.scheduler.drafts
-    assert drafts is not None
-    drafts.speculation.costs = Free()
+    speculation = llm.built.capabilities["speculation"].speculation
+    assert speculation is not None
+    speculation.costs = Free()
     if guesser in ERRORS:
         say: Say = Knowing(outputs, ERRORS[guesser])
-        drafts.speculation.proposer = Scripted(HARM[number % len(HARM)](say) if guesser == "means harm" else say)
+        speculation.proposer = Scripted(HARM[number % len(HARM)](say) if guesser == "means harm" else say)
 
 
 # ---- engines
@@ -188,14 +187,13 @@ def draw_speculating(i: int, guesser: str, folder: Path) -> dict[str, Any]:
 
 
 def note(seen: Counter[str], metrics: EngineMetrics) -> None:
-    stats = metrics.speculation
-    assert stats is not None
-    seen.update(
-        drafts=stats.num_drafts,
-        accepted=stats.num_accepted,
-        rejected=stats.num_drafts - stats.num_accepted,
-        postponed=stats.num_postponed,
-        preemptions=metrics.num_preemptions,
-        swaps=metrics.num_swaps,
-        hits=metrics.cache.num_hit_tokens,
-    )
+    if (stats := metrics.speculation) is not None:
+        seen.update(
+            drafts=stats.num_drafts,
+            accepted=stats.num_accepted,
+            rejected=stats.num_drafts - stats.num_accepted,
+            postponed=stats.num_postponed,
+        )
+    if (offload := metrics.offload) is not None:
+        seen.update(saved=offload.num_saved_blocks + offload.num_written_files)
+    seen.update(preemptions=metrics.num_preemptions, hits=metrics.cache.num_hit_tokens)

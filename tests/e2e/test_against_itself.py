@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
+from tests.e2e.small_engine import assert_idle
 from tests.support import fill_kv_with_nan
 
 NUM_PROMPTS = 32
@@ -31,8 +32,7 @@ def engine(**options: Any) -> LLM:
 
 def run(llm: LLM, prompts: Tokens, params: list[SamplingParams]) -> Tokens:
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    llm.engine.scheduler.check()
-    assert llm.engine.scheduler.block_manager.pool.usage == 0
+    assert_idle(llm)
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -73,10 +73,10 @@ def alone(prompts: Tokens, params: list[SamplingParams]) -> Tokens:
 def test_in_one_batch_twice_and_in_another_order(prompts: Tokens, params: list[SamplingParams], alone: Tokens) -> None:
     with engine() as llm:
         assert run(llm, prompts, params) == alone
-        hits = llm.engine.scheduler.block_manager.stats.num_hit_tokens
+        hits = llm.cache_stats.num_hit_tokens
         assert hits > 0, "prompts of one step share their beginnings"
         assert run(llm, prompts, params) == alone, "the second time, from the prefix cache"
-        assert llm.engine.scheduler.block_manager.stats.num_hit_tokens > 2 * hits
+        assert llm.cache_stats.num_hit_tokens > 2 * hits
         assert run(llm, prompts[::-1], params[::-1]) == alone[::-1]
 
 
@@ -103,7 +103,7 @@ def test_in_chunks_of_any_size(
     options = {"enable_prefix_caching": enable_prefix_caching, "scheduling_policy": scheduling_policy}
     with engine(max_num_batched_tokens=max_num_batched_tokens, **options) as llm:
         assert run(llm, prompts, params) == alone
-        assert (llm.engine.scheduler.block_manager.stats.num_hit_tokens > 0) == enable_prefix_caching
+        assert (llm.cache_stats.num_hit_tokens > 0) == enable_prefix_caching
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 64, 256])

@@ -26,8 +26,9 @@ from tests.e2e.small_engine import (
     open_llm,
     raise_at,
     sabotage,
+    submit,
 )
-from tests.support import model_runner, tiny_checkpoint
+from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
 
 # ---- the end of an engine
 
@@ -42,7 +43,7 @@ def test_closing_twice_is_allowed(llm: LLM) -> None:
     [
         lambda llm: llm.generate("hello", use_tqdm=False),
         lambda llm: llm.stream("hello"),
-        lambda llm: llm.engine.add_request("hello"),
+        lambda llm: submit(llm, "hello"),
         lambda llm: llm.engine.step(),
     ],
 )
@@ -62,7 +63,7 @@ def test_leaving_the_context_closes_also_after_an_error(folder: Path) -> None:
 def test_closing_ends_what_runs(llm: LLM) -> None:
     stream = llm.stream("hello", GREEDY)
     next(stream)
-    request = llm.engine.add_request("other", GREEDY)
+    request = submit(llm, "other", GREEDY)
     llm.close()
     assert request.finished
     assert request.output().outputs[0].finish_reason == "abort"
@@ -104,7 +105,7 @@ def test_a_refused_engine_leaves_room_for_a_right_one(folder: Path, right: list[
 
 
 @pytest.mark.usefixtures("ctrl_c")
-@pytest.mark.parametrize("where", ["forward", "schedule", "update", "submit", "decode"])
+@pytest.mark.parametrize("where", ["forward", "schedule", "commit", "submit", "decode"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_ctrl_c_frees_everything_wherever_it_comes(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]], where: str, overlap: bool
@@ -112,8 +113,8 @@ def test_ctrl_c_frees_everything_wherever_it_comes(
     llm = make(max_num_seqs=2, async_scheduling=overlap)  # two run, two wait
     owner, name = {
         "forward": (model_runner(llm).model, "forward"),
-        "schedule": (llm.engine.scheduler.block_manager, "admit"),
-        "update": (llm.engine.scheduler, "update"),
+        "schedule": (llm.engine.scheduler.blocks, "admit"),
+        "commit": (llm.engine.scheduler, "commit"),
         "submit": (llm.engine.scheduler, "add"),
         "decode": (llm.tokenizer, "decode"),
     }[where]
@@ -132,8 +133,8 @@ def test_ctrl_c_frees_everything_wherever_it_comes(
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert calls >= 2
     assert_idle(llm)
-    model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
-    llm.engine.scheduler.block_manager.reset_prefix_cache()
+    fill_kv_with_nan(llm)
+    assert llm.engine.scheduler.blocks.reset()
     assert generate(llm, PROMPTS) == right
     assert_idle(llm)
 
@@ -146,14 +147,14 @@ def test_what_an_interrupted_step_should_have_written_is_never_served(
         sabotage(llm, patch, raise_at(1, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
+    fill_kv_with_nan(llm)
     assert generate(llm, PROMPTS) == right
 
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("where", ["finish", "close"])
 def test_ctrl_c_while_closing_waits_until_all_is_gone(llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    requests = [llm.engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    requests = [submit(llm, prompt, GREEDY) for prompt in PROMPTS]
     llm.engine.step()
     owner = llm.engine.scheduler if where == "finish" else model_runner(llm)
     original = getattr(owner, where)
@@ -167,7 +168,7 @@ def test_ctrl_c_while_closing_waits_until_all_is_gone(llm: LLM, monkeypatch: pyt
         with pytest.raises(KeyboardInterrupt):
             llm.close()
     assert [request.output().outputs[0].finish_reason for request in requests] == ["abort"] * len(requests)
-    assert model_runner(llm).kv_cache is None
+    assert not hasattr(model_runner(llm), "kv_cache")
     assert_idle(llm)
     llm.close()
 

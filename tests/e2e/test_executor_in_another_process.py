@@ -1,34 +1,27 @@
-"""An executor that has nothing but the bytes of plans computes the tokens that one in this process does.
-
-One process serves all engines of this file, one after the other: each has its own scheduler, pool size, policy and depth, and
-finds the rows and K/V that those before it have left.
-"""
+"""A model runner in another process, which knows nothing but the bytes of plans, computes what one in this process does."""
 
 from __future__ import annotations
 
-import random
+import multiprocessing
+import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from nanoengine import LLM, BeamSearchParams, SamplingParams
-from nanoengine.builder import build_engine
-from nanoengine.config import EngineConfig
-from nanoengine.engine.executor import ExecutorInfo
-from nanoengine.engine.llm_engine import LLMEngine
-from nanoengine.engine.messages import StepPlan
-from nanoengine.engine.request import Request
-from tests.e2e.other_process import POISON, RemoteExecutor, RemoteStep
-from tests.e2e.small_engine import open_llm
+from nanoengine import RequestOutput, SamplingParams
+from nanoengine.builder import Built, build_engine, read_config
+from nanoengine.core.messages import StepPlan, StepResult
+from nanoengine.core.model_runner import ModelRunner
+from tests.core.toys import check
+from tests.support import fill_with_nan
 
-BLOCK = 4
-MOST_BLOCKS = 150
-MOST_TOKENS = 64
-MOST_SEQS = 12
-MAX_LEN = 56
+POISON = 222
+"""A token at which the model over there raises."""
 
 SHARED = [(3 * i + 1) % 200 for i in range(14)]
 PROMPTS = [
@@ -46,214 +39,167 @@ PARAMS = [
     SamplingParams(temperature=0.8, seed=7, n=2, best_of=3, top_p=0.9, **COMMON),
     SamplingParams(temperature=0.0, n=2, logprobs=0, **COMMON),
 ]
-BEAMS = BeamSearchParams(beam_width=3, max_tokens=6, length_penalty=0.5)
 
 
-@dataclass
-class Borrowed:
-    """The executor, for one engine of several."""
+class Remote:
+    """An executor that sends plans, and takes results in their order."""
 
-    executor: RemoteExecutor
-    info: ExecutorInfo
+    def __init__(self, pipe: Connection):
+        self.pipe, self.sizes = pipe, list[int]()
 
-    def launch(self, plan: StepPlan) -> RemoteStep:
-        return self.executor.launch(plan)
+    def launch(self, plan: StepPlan) -> Remote:
+        message = pickle.dumps(plan)
+        self.sizes.append(len(message))
+        self.pipe.send_bytes(message)
+        return self
+
+    def result(self) -> StepResult:
+        outcome = pickle.loads(self.pipe.recv_bytes())
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert isinstance(outcome, StepResult)
+        return outcome
 
     def close(self) -> None:
-        """It is given back as it is."""
+        """The runner over there goes with the next one."""
 
 
-@dataclass
-class Engines:
-    """Makes engines over the one executor."""
-
-    executor: RemoteExecutor
-    folder: Path
-
-    def open(self, *, blocks: int = MOST_BLOCKS, host_blocks: int = 0, depth: int = 1, **options: Any) -> LLMEngine:
-        config = replace(config_of(self.folder), **options)
-        info = replace(
-            self.executor.info,
-            num_blocks=blocks,
-            num_host_blocks=host_blocks,
-            num_rows=min(config.max_num_seqs, config.max_num_batched_tokens),
-            max_steps_in_flight=depth,
-        )
-        return build_engine(config, False, lambda *_: Borrowed(self.executor, info)).engine
-
-
-def config_of(folder: Path) -> EngineConfig:
-    return EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        device="cpu",
-        block_size=BLOCK,
-        num_kv_blocks=MOST_BLOCKS,
-        max_model_len=MAX_LEN,
-        max_num_seqs=MOST_SEQS,
-        max_num_batched_tokens=MOST_TOKENS,
-    )
+def serve(pipe: Connection) -> None:
+    """The other side: a runner for each config, with a pool of NaN, whose model raises at POISON."""
+    runner: ModelRunner | None = None
+    while (message := pickle.loads(pipe.recv_bytes())) is not None:
+        outcome: Any = None
+        if isinstance(message, StepPlan):
+            assert runner is not None
+            try:
+                outcome = runner.launch(message).result()
+            except Exception as error:
+                outcome = RuntimeError(str(error))
+        else:
+            found = build_engine(read_config(*message), use_tqdm=False).engine.executor
+            assert isinstance(found, ModelRunner)
+            runner = poisoned(found)
+        pipe.send_bytes(pickle.dumps(outcome))
 
 
-@pytest.fixture(scope="module")
-def engines(tiny: Path) -> Iterator[Engines]:
-    config = replace(config_of(tiny), preemption_mode="swap", kv_host_memory=1 << 20)
-    executors: list[RemoteExecutor] = []
+def poisoned(runner: ModelRunner) -> ModelRunner:
+    fill_with_nan(runner)
+    forward = runner.model.forward
 
-    def start(*arguments: Any) -> RemoteExecutor:
-        executors.append(RemoteExecutor(*arguments))
-        return executors[0]
+    def raising(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        hidden = forward(input_ids, *rest)  # its K/V are written by now
+        if POISON in input_ids.tolist():
+            raise RuntimeError("poisoned")
+        return hidden
 
-    engine = build_engine(config, False, start).engine
-    assert executors[0].info.num_host_blocks > 20
-    yield Engines(executors[0], tiny)
-    engine.close()
-    assert not executors[0].process.is_alive()
+    runner.model.forward = raising  # type: ignore[method-assign]
+    return runner
 
 
 @pytest.fixture(scope="module")
-def here(tiny: Path) -> Iterator[LLM]:
-    """An engine in this process, with room for all."""
-    with open_llm(tiny, max_model_len=MAX_LEN, num_kv_blocks=200) as llm:
-        yield llm
+def pipe() -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    yield here
+    here.send_bytes(pickle.dumps(None))
+    process.join(30)
+    assert process.exitcode == 0
 
 
-@pytest.fixture(scope="module")
-def right(here: LLM) -> list[list[list[int]]]:
-    outputs = here.generate(PROMPTS, PARAMS, use_tqdm=False)
-    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+def build(tiny: Path, pipe: Connection | None = None, **options: Any) -> Built:
+    """An engine; with a pipe its runner is over there."""
+    sizes = {"dtype": "float32", "device": "cpu", "block_size": 4, "num_kv_blocks": 150, "max_model_len": 56}
+    asked = str(tiny), sizes | {"max_num_seqs": 12, "max_num_batched_tokens": 64, "num_threads": 1} | options
+    built = build_engine(read_config(*asked), use_tqdm=False)
+    if pipe is not None:
+        pipe.send_bytes(pickle.dumps(asked))
+        pipe.recv_bytes()
+        built.engine.executor.close()
+        built.engine.executor = Remote(pipe)
+    return built
 
 
-def run(engine: LLMEngine, requests: list[Request]) -> list[list[list[int]]]:
+def run(built: Built, params: list[SamplingParams]) -> list[RequestOutput]:
+    engine = built.engine
+    requests = [engine.make_request(prompt, own) for prompt, own in zip(PROMPTS, params, strict=True)]
     for request in requests:
         engine.submit(request)
-    finish(engine)
-    assert all(request.error is None for request in requests)
-    return [tokens_of(request) for request in requests]
-
-
-def finish(engine: LLMEngine) -> None:
     while engine.has_unfinished:
         engine.step()
-        engine.scheduler.check()
-    assert engine.scheduler.num_in_flight == 0
-    assert engine.scheduler.block_manager.pool.usage == 0
+        check(engine.scheduler)
+    return [replace(request.output(), metrics=None) for request in requests]
 
 
-def tokens_of(request: Request) -> list[list[int]]:
-    return [completion.token_ids for completion in request.output().outputs]
+def said(outputs: list[RequestOutput]) -> list[Any]:
+    """All but how much was cached, and the values of log probabilities."""
+    return [
+        [(own.token_ids, own.text, own.finish_reason, shown(own.logprobs)) for own in output.outputs]
+        + [shown(output.prompt_logprobs)]
+        for output in outputs
+    ]
 
 
-def make(engine: LLMEngine) -> list[Request]:
-    return [engine.make_request(prompt, own) for prompt, own in zip(PROMPTS, PARAMS, strict=True)]
+def shown(logprobs: Any) -> Any:
+    return None if logprobs is None else [entry and sorted(entry) for entry in logprobs]
 
 
-def drawn(seed: int) -> dict[str, Any]:
-    """How an engine is set up. Every second one has a pool that is too small for all, every second of those swaps."""
-    rng = random.Random(seed)
-    is_small, swaps = seed % 2 == 0, seed % 4 == 0
-    return {
-        "scheduling_policy": rng.choice(["prefill_first", "mixed"]),
-        "max_num_batched_tokens": rng.choice([5, 16, MOST_TOKENS]),
-        "long_prefill_token_threshold": rng.choice([None, 3]),
-        "max_num_seqs": rng.choice([4, MOST_SEQS]),
-        "depth": rng.choice([1, 2, 3]),
-        "blocks": 18 if is_small else MOST_BLOCKS,
-        "host_blocks": rng.choice([6, 20]) if swaps else 0,
-        "preemption_mode": "swap" if swaps else "recompute",
-        "kv_host_memory": 1 << 20 if swaps else None,
-        "enable_prefix_caching": swaps or rng.random() < 0.7,
-    }
+@pytest.fixture(scope="module")
+def right(tiny: Path) -> list[Any]:
+    return said(run(build(tiny), PARAMS))
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_tokens_are_those_of_an_engine_in_this_process(
-    engines: Engines, right: list[list[list[int]]], seed: int
+WAYS: list[dict[str, Any]] = [
+    {},
+    {"num_kv_blocks": 18, "max_num_batched_tokens": 16, "scheduling_policy": "mixed", "async_scheduling": True},
+    {"num_kv_blocks": 18, "preemption_mode": "swap", "kv_host_memory": 1 << 20, "max_num_seqs": 4},
+    {"speculation": "ngram", "async_scheduling": True, "enable_prefix_caching": False},
+]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_what_is_said_is_what_an_engine_in_this_process_says(
+    tiny: Path, pipe: Connection, right: list[Any], options: dict[str, Any]
 ) -> None:
-    options = drawn(seed)
-    engine = engines.open(**options)
-    assert run(engine, make(engine)) == right
-    assert run(engine, make(engine)[::-1]) == right[::-1], "with what the first time has left in the cache"
-    metrics = engine.metrics()
-    assert metrics.num_preemptions > 0 or options["blocks"] == MOST_BLOCKS
-    assert (metrics.num_swaps > 0) == (options["preemption_mode"] == "swap")
-    assert (metrics.cache.num_loaded_blocks > 0) <= (options["preemption_mode"] == "swap")
-    assert (metrics.cache.num_hit_tokens > 0) == options["enable_prefix_caching"]
+    built = build(tiny, pipe, **options)
+    for _ in range(2):  # the second time with what the first has left in the cache
+        assert said(run(built, PARAMS)) == right
+    metrics = built.metrics.snapshot(built.engine)
+    assert metrics.num_preemptions > 0 or "num_kv_blocks" not in options
+    assert metrics.offload is None or metrics.offload.num_loaded_blocks > 0
 
 
-@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_aborts_in_the_middle_leave_the_others_alone(
-    engines: Engines, right: list[list[list[int]]], depth: int, policy: str
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_fails_over_there_ends_its_requests_and_the_others_go_on(
+    tiny: Path, pipe: Connection, overlap: bool
 ) -> None:
-    engine = engines.open(depth=depth, blocks=30, scheduling_policy=policy)
-    for abort_after in (1, 3, 6):
-        requests = make(engine)[:7]
-        for request in requests:
-            engine.submit(request)
-        for _ in range(abort_after):
-            engine.step()
-        for request in requests[::3]:
-            engine.abort(request.request_id)
-        finish(engine)
-        for i, request in enumerate(requests):
-            for completion, tokens in zip(request.output().outputs, right[i], strict=True):
-                is_aborted = completion.finish_reason == "abort"
-                assert i % 3 == 0 or not is_aborted
-                assert completion.token_ids == (tokens[: len(completion.token_ids)] if is_aborted else tokens)
-
-
-@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_step_that_fails_over_there_ends_its_requests_and_no_others(
-    engines: Engines, here: LLM, depth: int, policy: str
-) -> None:
-    """Poison in a prompt, and poison that is sampled: then a step that decodes fails."""
+    """POISON is sampled: a step that decodes fails."""
     greedy = SamplingParams(temperature=0.0, **COMMON)
-    expected = [output.outputs[0].token_ids for output in here.generate(PROMPTS, greedy, use_tqdm=False)]
-    engine = engines.open(depth=depth, scheduling_policy=policy, max_num_seqs=4)
-    samples_poison = replace(greedy, logit_bias={POISON: 100.0})
-    for _ in range(2):
-        first = [engine.add_request(prompt, greedy) for prompt in PROMPTS[:2]]
-        while not all(request.finished for request in first):
-            engine.step()
-        together = [engine.add_request(prompt, greedy) for prompt in PROMPTS[2:4]]
-        engine.step()
-        bad = [engine.add_request([*SHARED, POISON, 1, 2], greedy)]
-        bad.append(engine.add_request([*SHARED, 9], samples_poison))
-        later = [engine.add_request(prompt, greedy) for prompt in PROMPTS[4:]]
-        finish(engine)
-        assert all(str(request.error) == "poisoned" for request in bad)
-        for request, tokens in zip([*first, *together, *later], expected, strict=True):
-            assert request.error is None or (request not in first and str(request.error) == "poisoned")
-            had = tokens_of(request)[0]
-            assert had == (tokens if request.error is None else tokens[: len(had)])
-        assert sum(request.error is None for request in later) >= 3, "those that waited"
-        again = engine.make_request([*SHARED, POISON, 1, 2], greedy)
-        engine.submit(again)
-        finish(engine)
-        assert again.completions[0].seq.num_cached_tokens in (0, len(SHARED) // BLOCK * BLOCK)
-        assert run(engine, [engine.make_request(prompt, greedy) for prompt in PROMPTS]) == [[own] for own in expected]
+    expected = said(run(build(tiny), [greedy] * 9))
+    built = build(tiny, pipe, async_scheduling=overlap, max_num_seqs=4)
+    bad = replace(greedy, logit_bias={POISON: 100.0})
+    outputs = run(built, [*[greedy] * 4, bad, *[greedy] * 4])
+    assert outputs[4].outputs[0].finish_reason == "error"
+    found = said(outputs)
+    sound = [i for i in range(9) if outputs[i].outputs[0].finish_reason != "error"]
+    assert len(sound) >= 5
+    assert [found[i] for i in sound] == [expected[i] for i in sound]
+    assert said(run(built, [greedy] * 9)) == expected
 
 
-@pytest.mark.parametrize("options", [{}, {"blocks": 20}, {"scheduling_policy": "mixed", "depth": 2, "blocks": 30}])
-def test_beams_are_those_of_an_engine_in_this_process(engines: Engines, here: LLM, options: dict[str, Any]) -> None:
-    prompts = PROMPTS[1::3]
-    expected = here.beam_search(prompts, BEAMS, use_tqdm=False)
-    engine = engines.open(**options)
-    found = run(engine, [engine.make_beam_request(prompt, BEAMS) for prompt in prompts])
-    assert found == [[completion.token_ids for completion in output.outputs] for output in expected]
-
-
-def test_a_step_that_only_decodes_takes_few_bytes(engines: Engines) -> None:
+def test_a_step_that_only_decodes_takes_few_bytes(tiny: Path, pipe: Connection) -> None:
     """Nothing in it grows with what there was before."""
-    engine, executor = engines.open(), engines.executor
+    built = build(tiny, pipe)
+    engine, remote = built.engine, built.engine.executor
+    assert isinstance(remote, Remote)
     for i in range(8):
-        engine.add_request(list(range(i, i + 8)), SamplingParams(temperature=0.0, max_tokens=17, ignore_eos=True))
-    engine.step()
-    num_plans, num_bytes = executor.num_plans, executor.num_bytes
-    engine.step()
-    empty = executor.num_bytes - num_bytes
-    finish(engine)
-    assert executor.num_plans - num_plans == 16
-    assert (executor.num_bytes - num_bytes) / 16 < 1.5 * empty < 1500
+        params = SamplingParams(temperature=0.0, max_tokens=17, ignore_eos=True)
+        engine.submit(engine.make_request(list(range(i, i + 8)), params))
+    while engine.has_unfinished:
+        engine.step()
+    first, *decodes = remote.sizes
+    assert len(decodes) == 16
+    assert max(decodes) < min(1500, first)
+    assert sum(decodes) / 16 < 1.5 * decodes[1]

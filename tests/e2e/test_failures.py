@@ -25,7 +25,7 @@ from tests.e2e.small_engine import (
     raise_on_poison,
     sabotage,
 )
-from tests.support import model_runner
+from tests.support import fill_kv_with_nan, model_runner
 
 # ---- a step that raises
 
@@ -33,7 +33,7 @@ from tests.support import model_runner
 def test_a_failed_step_ends_its_own_requests_only(
     make: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, right: list[list[int]]
 ) -> None:
-    llm = make(max_num_batched_tokens=16)  # each prompt is a step
+    llm = make(max_num_seqs=1)  # each is alone in its steps
     sabotage(llm, monkeypatch, raise_on_poison)
     prompts = [PROMPTS[0], [POISON] * 16, PROMPTS[1], [3] * 15 + [POISON], PROMPTS[2]]
     with pytest.raises(StepFailed, match=r"2 of 5 requests failed.*222") as raised:
@@ -85,7 +85,7 @@ def test_what_a_failed_step_should_have_written_is_never_served(
         sabotage(llm, patch, raise_on_poison)
         with pytest.raises(StepFailed):
             llm.generate([[*PROMPTS[0], POISON, 1, 2]], GREEDY, use_tqdm=False)
-    model_runner(llm).kv_cache.fill(float("nan"))  # type: ignore[union-attr]
+    fill_kv_with_nan(llm)
     output = llm.generate([[*PROMPTS[0], 5]], GREEDY, use_tqdm=False)[0]
     assert output.num_cached_tokens == 0
     assert generate(llm, PROMPTS) == right
@@ -103,10 +103,7 @@ def test_the_engine_is_usable_after_a_failed_step(
 
 
 def test_an_error_that_is_kept_does_not_keep_the_kv_pool(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    kv_cache = model_runner(llm).kv_cache
-    assert kv_cache is not None
-    pool = [weakref.ref(tensor) for layer in kv_cache.layers for tensor in layer]
-    del kv_cache
+    pool = [weakref.ref(tensor) for layer in model_runner(llm).kv_cache.layers for tensor in layer]
     with monkeypatch.context() as patch:
         sabotage(llm, patch, raise_on_poison)
         with pytest.raises(StepFailed) as raised:

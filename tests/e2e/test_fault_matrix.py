@@ -2,7 +2,8 @@
 
 The matrix: every point of a step where something may go wrong, while the victim's prompt is computed or while it is decoded; with
 one step at a time, with two in flight, and with two on a device that is late; under each policy; with room for all, with
-preemptions, with forks, and behind a prefix that others have computed. One engine lives through all faults of its kind.
+preemptions, with several completions, and behind a prefix that others have computed. One engine lives through all faults of its
+kind.
 
 After each fault: those who were in the step have ended with an error, all others have their tokens, every block is back, what is
 cached still gives its log probabilities to the bit, and no prefix of the victim is found that may be wrong.
@@ -20,16 +21,17 @@ from typing import Any, NamedTuple
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.request import Request
+from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
-from nanoengine.outputs import TokenLogprobs
+from nanoengine.sampling.token_logprobs import TokenLogprobs
 from tests.e2e.faults import POINTS, Saboteur
-from tests.e2e.small_engine import POISON, Broken, assert_idle, late_device, open_llm
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import POISON, Broken, assert_idle, finish, open_llm, step, submit, tokens_of
 from tests.support import fill_kv_with_nan
 
 DEPTHS = ("one step", "two steps", "two late steps")
 POLICIES = ("prefill_first", "mixed")
-SITUATIONS = ("plenty", "preempting", "forks", "shared prefix")
+SITUATIONS = ("plenty", "preempting", "completions", "shared prefix")
 
 
 class World(NamedTuple):
@@ -104,25 +106,18 @@ class Place:
             self.said = found
         assert found == self.said, "log probabilities are as they were before any fault, to the bit"
 
-    def run(self, submit: Callable[[], Request]) -> list[Request]:
+    def run(self, send: Callable[[], Request]) -> list[Request]:
         """Three innocents, then the victim beside one more, then the last; the victim's request comes last."""
-        engine, innocents = self.llm.engine, []
+        innocents = []
         params = params_of(self.world.situation)
         for i in range(5):
             if i == 3:
-                victim = submit()
-            innocents.append(engine.add_request(self.prompts[i], params[i]))
+                victim = send()
+            innocents.append(submit(self.llm, self.prompts[i], params[i]))
             if i >= 2:
-                self.step(2)
-        while engine.has_unfinished:
-            self.step()
-        assert_idle(self.llm)
+                step(self.llm, 2)
+        finish(self.llm)
         return [*innocents, victim]
-
-    def step(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.llm.engine.step()
-            self.llm.engine.scheduler.check()
 
 
 def prompts_of(situation: str) -> list[list[int]]:
@@ -130,11 +125,7 @@ def prompts_of(situation: str) -> list[list[int]]:
 
 
 def params_of(situation: str) -> list[SamplingParams]:
-    return [replace(own, n=1 + i % 2) for i, own in enumerate(PARAMS)] if situation == "forks" else PARAMS
-
-
-def tokens_of(request: Request) -> list[list[int]]:
-    return [completion.seq.output_token_ids for completion in request.completions]
+    return [replace(own, n=1 + i % 2) for i, own in enumerate(PARAMS)] if situation == "completions" else PARAMS
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +147,8 @@ def place(tiny: Path, request: pytest.FixtureRequest, alone: dict[str, list[list
     options: dict[str, Any] = {
         "block_size": BLOCK,
         "num_kv_blocks": 6 if world.situation == "preempting" else 150,
-        "max_num_batched_tokens": 10 if world.situation == "forks" else 8192,
-        "max_num_seqs": 5 if world.situation == "forks" else 4,
+        "max_num_batched_tokens": 10 if world.situation == "completions" else 8192,
+        "max_num_seqs": 5 if world.situation == "completions" else 4,
         "max_model_len": 24 if world.situation == "preempting" else 48,
         "kernels": "torch" if world.depth == "two late steps" else "auto",
         "scheduling_policy": world.policy,
@@ -174,8 +165,8 @@ def place(tiny: Path, request: pytest.FixtureRequest, alone: dict[str, list[list
 
 
 def test_the_matrix_is_of_this_size() -> None:
-    assert (len(POINTS), len(DEPTHS), len(POLICIES), len(SITUATIONS)) == (10, 3, 2, 4)
-    assert len(WORLDS) * len(FAULTS) == 24 * 19 == 456
+    assert (len(POINTS), len(DEPTHS), len(POLICIES), len(SITUATIONS)) == (11, 3, 2, 4)
+    assert len(WORLDS) * len(FAULTS) == 24 * 21 == 504
 
 
 @pytest.mark.parametrize(("point", "moment"), FAULTS)
@@ -183,12 +174,12 @@ def test_a_fault_in_a_step(place: Place, point: str, moment: str) -> None:
     llm, situation = place.llm, place.world.situation
     is_nan = point == "NaN"
     prompt = place.victim()
-    params = replace(VICTIM, n=3) if situation == "forks" else VICTIM
+    params = replace(VICTIM, n=3) if situation == "completions" else VICTIM
     saboteur = Saboteur(llm, POINTS[point], moment == "decode", is_nan)
     preemptions = llm.engine.scheduler.num_preemptions
     with pytest.MonkeyPatch.context() as patch:
         saboteur.lie_in_wait(patch)
-        requests = place.run(lambda: llm.engine.add_request(prompt, params))
+        requests = place.run(lambda: submit(llm, prompt, params))
     victim = requests[-1]
     assert saboteur.has_struck
     if situation == "preempting":
@@ -196,17 +187,14 @@ def test_a_fault_in_a_step(place: Place, point: str, moment: str) -> None:
 
     # Whoever was in that step ends with an error, nobody else does.
     for request, right in zip(requests, [*place.right, None], strict=True):
-        is_touched = any(completion.seq in saboteur.touched for completion in request.completions)
+        is_touched = any(seq in saboteur.touched for seq in request.sequences)
         assert is_touched or request is not victim
         if is_touched:
             assert isinstance(request.error, NotFiniteLogits if is_nan else POINTS[point].error)
         else:
             assert request.error is None
-        for i, completion in enumerate(request.completions):
-            seq = completion.seq
-            assert seq.finish_reason == "error" or seq not in saboteur.touched
-            # A fork that was made behind the step that failed falls with it.
-            assert seq.finish_reason != "error" or seq in saboteur.touched or (is_touched and situation == "forks")
+        for i, seq in enumerate(request.sequences):
+            assert (seq.finish_reason == "error") == (seq in saboteur.touched)
             if right is not None:
                 assert seq.output_token_ids == right[i][: len(seq.output_token_ids)]
                 assert seq.finish_reason == "error" or len(seq.output_token_ids) == len(right[i])
@@ -218,7 +206,7 @@ def test_a_fault_in_a_step(place: Place, point: str, moment: str) -> None:
     # What may be wrong, is not found.
     (again,) = llm.generate([prompt], replace(params, max_tokens=2), use_tqdm=False)
     shared = len(SHARED) if situation == "shared prefix" else 0
-    if all(completion.seq.finish_reason == "error" for completion in victim.completions):
+    if all(seq.finish_reason == "error" for seq in victim.sequences):
         assert again.num_cached_tokens <= max(0 if is_nan else saboteur.num_sound, shared)
     for found, had in zip(again.outputs, tokens_of(victim), strict=True):
         assert found.token_ids[: len(had)] == had[:2]
@@ -228,19 +216,19 @@ def test_a_tokenizer_that_raises_hurts_the_one_whose_text_it_was(place: Place) -
     llm = place.llm
     decode, calls = llm.tokenizer.decode, count(1)
 
-    def failing(token_ids: Any) -> str:
+    def failing(token_ids: Any, **how: Any) -> str:
         if next(calls) > 3:
             raise Broken("no text")
-        return decode(token_ids)
+        return decode(token_ids, **how)
 
     prompt = place.victim()
 
-    def submit() -> Request:
+    def send() -> Request:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(llm.tokenizer, "decode", failing)
-            return llm.engine.add_request(prompt, VICTIM)
+            return submit(llm, prompt, VICTIM)
 
-    *innocents, victim = place.run(submit)
+    *innocents, victim = place.run(send)
     assert isinstance(victim.error, Broken)
     assert victim.output().outputs[0].finish_reason == "error"
     assert all(request.error is None for request in innocents)
@@ -254,12 +242,12 @@ def test_a_listener_that_raises_hurts_nobody(place: Place) -> None:
     def listener(event: object) -> None:
         raise Broken(str(event))
 
-    errors = llm.engine.metrics().num_listener_errors
+    errors = llm.metrics.num_listener_errors
     llm.listen_to_kv_events(listener)
     prompt = place.victim()
-    requests = place.run(lambda: llm.engine.add_request(prompt, VICTIM))
+    requests = place.run(lambda: submit(llm, prompt, VICTIM))
     llm.listen_to_kv_events(None)
-    assert llm.engine.metrics().num_listener_errors > errors
+    assert llm.metrics.num_listener_errors > errors
     assert all(request.error is None for request in requests)
     assert [tokens_of(request) for request in requests[:-1]] == place.right
     place.call_witnesses()

@@ -9,15 +9,14 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 from tqdm import tqdm
 
 from nanoengine import LLM, SamplingParams
 from nanoengine import llm as module
-from nanoengine.engine.messages import Chunk, Decodes, StepPlan, StepResult
-from nanoengine.engine.request import Request
+from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from tests.e2e.small_engine import assert_idle, submit
 from tests.support import tiny_checkpoint
 
 PROMPT = "def binary_search("
@@ -27,9 +26,7 @@ PROMPT = "def binary_search("
 def llm(demo_llm: LLM) -> Iterator[LLM]:
     """The bundled model; every test must leave no request and no block behind."""
     yield demo_llm
-    demo_llm.engine.scheduler.check()
-    assert not demo_llm.engine.has_unfinished
-    assert demo_llm.engine.scheduler.block_manager.pool.usage == 0
+    assert_idle(demo_llm)
 
 
 def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
@@ -100,7 +97,7 @@ def test_a_stream_left_early_is_aborted(llm: LLM) -> None:
 def test_a_stream_checks_its_prompt_when_it_is_made(llm: LLM) -> None:
     with pytest.raises(InvalidPrompt, match="empty"):
         llm.stream("")
-    with pytest.raises(InvalidSamplingParams, match="n is 2"):
+    with pytest.raises(InvalidSamplingParams, match="the params ask for 2 completions"):
         llm.stream(PROMPT, SamplingParams(n=2))
 
 
@@ -157,7 +154,7 @@ def test_the_prefix_cache_can_be_forgotten_but_not_while_a_request_runs(tiny_llm
         return tiny_llm.generate(prompt, params, use_tqdm=False)[0].num_cached_tokens
 
     assert (num_cached(), num_cached()) == (0, 32)
-    request = tiny_llm.engine.add_request(prompt, params)
+    request = submit(tiny_llm, prompt, params)
     tiny_llm.engine.step()
     assert not tiny_llm.reset_prefix_cache()
     tiny_llm.engine.abort(request.request_id)
@@ -212,9 +209,9 @@ def test_the_progress_bar_goes_on_while_the_last_request_runs(
 
 
 def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = np.zeros(10**6, np.int32)
-    for plan in (StepPlan(chunks=[Chunk(0, 0, 10**15, ())]), StepPlan(decodes=Decodes(rows, rows))):
-        tiny_llm.engine.stats.record(plan, StepResult([]), 1e-9)  # what earlier calls did
+    steps = tiny_llm.built.metrics.observer.steps  # what earlier calls did
+    steps.record(num_prompt=10**15, num_decode=0, num_generated=0, seconds=1e-9)
+    steps.record(num_prompt=0, num_decode=10**6, num_generated=10**6, seconds=1e-9)
     tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
     rates = re.findall(r"(?:prefill|decode) (\d+) tok/s", capsys.readouterr().err)
     assert rates
@@ -264,7 +261,7 @@ def test_unseeded_requests_differ_but_a_fresh_engine_repeats_itself(tmp_path: Pa
 def test_a_script_written_for_nano_vllm_runs_as_it_is(tiny: Path) -> None:
     """The calls of its public example and benchmark: positional path, its option names, both kinds of prompts."""
     random = Random(0)
-    llm = LLM(str(tiny), enforce_eager=True, tensor_parallel_size=1, max_model_len=512, num_kv_blocks=300)
+    llm = LLM(str(tiny), enforce_eager=True, max_model_len=512, num_kv_blocks=300)
     outputs = llm.generate(["introduce yourself", "list primes"], SamplingParams(temperature=0.6, max_tokens=12))
     assert all(isinstance(output.outputs[0].text, str) for output in outputs)
     prompt_token_ids = [[random.randint(0, 255) for _ in range(random.randint(10, 60))] for _ in range(8)]

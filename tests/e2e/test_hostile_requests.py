@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from nanoengine import LLM, RequestOutput, SamplingParams
-from nanoengine.engine.messages import Started, StepPlan
+from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, NotFiniteLogits, StepFailed
-from nanoengine.outputs import TokenLogprobs
-from tests.e2e.small_engine import GREEDY, POISON, assert_idle, late_device, open_llm
+from nanoengine.sampling.token_logprobs import TokenLogprobs
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import GREEDY, POISON, assert_idle, open_llm
 from tests.support import fill_kv_with_nan, model_runner
 
 PROMPT = [(7 * i + 3) % 200 for i in range(40)]
@@ -47,18 +48,17 @@ def test_requests_that_raise_while_they_are_launched_leave_what_is_cached_to_the
     before = witness(llm)
     assert before[1] == 36
     runner = model_runner(llm)
-    owner, name = {"rows": (runner.rows, "apply"), "sampler": (runner.sampler, "start")}[where]
-    original = getattr(owner, name)
+    owner = {"rows": runner.rows, "sampler": runner.sampler}[where]
+    original = owner.apply
 
-    def overflowing(told: StepPlan | list[Started]) -> None:
-        started = told.started if isinstance(told, StepPlan) else told
-        if any(POISON in row.token_ids for row in started):
+    def overflowing(plan: StepPlan) -> None:
+        if any(POISON in row.token_ids for row in plan.started):
             raise OverflowError("Python int too large to convert to C long")
-        original(told)
+        original(plan)
 
     for i in range(8):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, overflowing)
+            patch.setattr(owner, "apply", overflowing)
             with pytest.raises(StepFailed, match="too large"):
                 llm.generate([[POISON, i, *range(29 + i % 4)]], GREEDY, use_tqdm=False)
         assert_idle(llm)
@@ -181,6 +181,6 @@ def test_a_witness_notices_a_change_of_its_kv(llm: LLM) -> None:
     """The inverse: without it, all of the above could pass by not looking."""
     witness(llm)
     before = witness(llm)
-    for layer in model_runner(llm).kv_cache.layers:  # type: ignore[union-attr]
+    for layer in model_runner(llm).kv_cache.layers:
         layer[1].mul_(1.001)
     assert witness(llm) != before

@@ -24,5 +24,5 @@ def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path:
         folder = tmp_path / str(seed)
         folder.mkdir()
         seen += check_one_number(seed, folder)
-    for happened in ("sent again", "resumed", "hits", "preemptions", "forks", "accepted", "rejected"):
+    for happened in ("sent again", "resumed", "hits", "preemptions", "several", "accepted", "rejected"):
         assert seen[happened] > 0, happened

@@ -1,4 +1,4 @@
-"""Overlapping steps and recorded decode steps, end to end, over a stream on which time passes: tokens are always the same."""
+"""Overlapping steps and recorded decode steps, end to end, on a device on which time passes: tokens are always the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import StepFailed
-from tests.e2e.small_engine import POISON, assert_idle, late_device, open_llm, raise_on_poison, sabotage
-from tests.runner.fake_stream import FakeStream
+from nanoengine.recording.recorded_steps import RecordedSteps
+from tests.e2e.late import LateDevice, late_device
+from tests.e2e.small_engine import POISON, assert_idle, finish, open_llm, raise_on_poison, sabotage, step, submit
 from tests.support import fill_kv_with_nan, model_runner
 
 VOCAB = 200
@@ -22,9 +23,9 @@ Tokens = list[list[list[int]]]
 
 
 @pytest.fixture
-def stream() -> Iterator[FakeStream]:
-    with late_device() as stream:
-        yield stream
+def device() -> Iterator[LateDevice]:
+    with late_device() as device:
+        yield device
 
 
 def overlapping(folder: Path, **options: Any) -> LLM:
@@ -56,7 +57,6 @@ def right(tiny: Path) -> Tokens:
 def generate(llm: LLM) -> Tokens:
     outputs = llm.generate(PROMPTS + SHARED, PARAMS, use_tqdm=False)
     assert_idle(llm)
-    assert llm.engine.scheduler.num_in_flight == 0
     return [[completion.token_ids for completion in output.outputs] for output in outputs]
 
 
@@ -75,49 +75,49 @@ def generate(llm: LLM) -> Tokens:
 def test_tokens_are_those_of_one_step_at_a_time(
     tiny: Path, right: Tokens, options: dict[str, Any], graphs: bool, seed: int | None
 ) -> None:
-    with late_device(can_record=graphs, seed=seed) as stream, overlapping(tiny, **options) as llm:
+    with late_device(can_record=graphs, seed=seed) as device, overlapping(tiny, **options) as llm:
         assert generate(llm) == right
         assert generate(llm) == right, "with the prefix cache of the first time"
-        assert stream.num_overlapping > 0.3 * stream.num_done
+        assert device.num_overlapping > 0.3 * device.num_done
         if options.get("num_kv_blocks") == 5:
             assert llm.engine.scheduler.num_preemptions > 5
-        assert bool(sum(recording.num_replays for recording in stream.recordings)) == graphs
+        assert bool(sum(recording.num_replays for recording in device.recordings)) == graphs
 
 
-def test_one_step_at_a_time_never_overlaps(tiny: Path, right: Tokens, stream: FakeStream) -> None:
+def test_one_step_at_a_time_never_overlaps(tiny: Path, right: Tokens, device: LateDevice) -> None:
     with overlapping(tiny, async_scheduling=False) as llm:
         assert generate(llm) == right
-    assert stream.num_overlapping == 0
+    assert device.num_overlapping == 0
 
 
 def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_needs(
     tiny: Path,
 ) -> None:
-    with late_device(can_record=True) as stream, overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
-        graphs = model_runner(llm).graphs
-        assert graphs is not None
-        assert graphs.decodes.buckets == [1, 2, 4, 7]
+    with late_device(can_record=True) as device, overlapping(tiny, max_num_seqs=7, num_kv_blocks=200) as llm:
+        steps = model_runner(llm).recorder
+        assert isinstance(steps, RecordedSteps)
+        assert [bucket.num_runs for bucket in steps.buckets if not bucket.is_prompt] == [1, 2, 4, 7]
         plain = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
         llm.generate(PROMPTS[:7], plain, use_tqdm=False)
-        assert [recording.num_replays for recording in stream.recordings] == [8, 0, 0, 0], (
+        assert [recording.num_replays for recording in device.recordings] == [8, 0, 0, 0], (
             "the largest was recorded first"
         )
         llm.generate(PROMPTS[:3], plain, use_tqdm=False)
-        assert [recording.num_replays for recording in stream.recordings] == [8, 8, 0, 0]
+        assert [recording.num_replays for recording in device.recordings] == [8, 8, 0, 0]
         for more in ({"logprobs": 1}, {"presence_penalty": 1.0}, {"bad_words": ["a"]}, {"min_tokens": 9}):
             llm.generate(PROMPTS[:3], replace(plain, **more), use_tqdm=False)
-        assert [recording.num_replays for recording in stream.recordings] == [8, 5 * 8, 0, 0]
+        assert [recording.num_replays for recording in device.recordings] == [8, 5 * 8, 0, 0]
 
 
 def test_eager_means_no_recordings(tiny: Path, right: Tokens, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.INFO, logger="nanoengine"),
-        late_device(can_record=True) as stream,
+        late_device(can_record=True) as device,
         overlapping(tiny, enforce_eager=True) as llm,
     ):
-        assert "no CUDA graphs, overlapping steps" in caplog.text
+        assert "no recorded steps" in caplog.text
         assert generate(llm) == right
-    assert not stream.recordings
+    assert not device.recordings
 
 
 def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(tiny: Path) -> None:
@@ -135,39 +135,31 @@ def test_a_prompt_of_max_model_len_beside_short_ones_in_one_recording(tiny: Path
 
 
 @pytest.mark.parametrize("abort_after", range(1, 8))
-@pytest.mark.usefixtures("stream")
+@pytest.mark.usefixtures("device")
 def test_aborts_leave_the_others_alone(tiny: Path, right: Tokens, abort_after: int) -> None:
     with overlapping(tiny, num_kv_blocks=12) as llm:
-        engine = llm.engine
-        requests = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=False)]
+        requests = [submit(llm, prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=False)]
         for _ in range(abort_after):
-            engine.step()
+            llm.engine.step()
         for request in requests[::3]:
-            engine.abort(request.request_id)
-        while engine.has_unfinished:
-            engine.step()
-            engine.scheduler.check()
-        assert_idle(llm)
+            llm.engine.abort(request.request_id)
+        finish(llm)
         for i, request in enumerate(requests):
             for completion, tokens in zip(request.output().outputs, right[i], strict=True):
                 aborted = completion.finish_reason == "abort"
                 assert completion.token_ids == (tokens[: len(completion.token_ids)] if aborted else tokens)
 
 
-@pytest.mark.usefixtures("stream")
+@pytest.mark.usefixtures("device")
 def test_a_failing_step_ends_its_own_requests_when_its_results_are_due(
     tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with overlapping(tiny) as llm:
         sabotage(llm, monkeypatch, raise_on_poison)
-        engine = llm.engine
-        good = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS, strict=False)]
-        for _ in range(3):
-            engine.step()
-        bad = engine.add_request([POISON] * 20, SamplingParams(max_tokens=9))
-        while engine.has_unfinished:
-            engine.step()
-            engine.scheduler.check()
+        good = [submit(llm, prompt, params) for prompt, params in zip(PROMPTS[:3], PARAMS, strict=False)]
+        step(llm, 3)
+        bad = submit(llm, [POISON] * 20, SamplingParams(max_tokens=9))
+        finish(llm)
         assert bad.error is not None
         assert [[c.token_ids for c in request.output().outputs] for request in good] == right[:3]
         with pytest.raises(StepFailed):
@@ -175,7 +167,7 @@ def test_a_failing_step_ends_its_own_requests_when_its_results_are_due(
         assert_idle(llm)
 
 
-@pytest.mark.usefixtures("stream")
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("depth", [True, False])
 def test_a_row_of_nan_ends_its_own_request_and_no_other(
     tiny: Path, right: Tokens, monkeypatch: pytest.MonkeyPatch, depth: bool
@@ -193,40 +185,39 @@ def test_a_row_of_nan_ends_its_own_request_and_no_other(
             return logits
 
         monkeypatch.setattr(model, "compute_logits", compute_nan)
-        with pytest.raises(
-            StepFailed, match="1 of 3 requests failed: 1 of 4 rows have no finite highest logit"
-        ) as error:
+        with pytest.raises(StepFailed, match="1 of 3 requests failed: no logit is finite") as error:
             llm.generate(PROMPTS[4:7], PARAMS[4:7], use_tqdm=False)
         assert_idle(llm)
         outputs = error.value.outputs
         assert [output.outputs[0].finish_reason == "error" for output in outputs] == [False, True, False]
         for i in (0, 2):
             assert [completion.token_ids for completion in outputs[i].outputs] == right[4 + i]
-        assert outputs[1].outputs[0].token_ids == right[5][0][:2]
+        broken, sound = outputs[1].outputs
+        assert broken.token_ids == right[5][0][: len(broken.token_ids)]
+        assert sound.token_ids == right[5][1]
 
 
-def test_the_next_step_does_not_touch_what_the_last_one_has_not_read(tiny: Path, stream: FakeStream) -> None:
-    """The packed numbers of a step in flight are its own: the stream hands each out once, and reads it late."""
+def test_the_next_step_does_not_touch_what_the_last_one_has_not_read(tiny: Path, device: LateDevice) -> None:
+    """The packed numbers of a step in flight are its own: the device hands each out once, and reads it late."""
     handed_out: list[torch.Tensor] = []
-    host_tensor = stream.host_tensor
+    host_tensor = device.host_tensor
 
     def noting(size: int, dtype: torch.dtype) -> torch.Tensor:
         handed_out.append(host_tensor(size, dtype))
         return handed_out[-1]
 
-    stream.host_tensor = noting  # type: ignore[method-assign]
+    device.host_tensor = noting  # type: ignore[method-assign]
     with overlapping(tiny) as llm:
-        engine = llm.engine
-        engine.add_request(PROMPTS[3], PARAMS[4])
-        engine.step()
+        submit(llm, PROMPTS[3], PARAMS[4])
+        llm.engine.step()
         packed = [tensor.clone() for tensor in handed_out]
-        engine.add_request(PROMPTS[5], PARAMS[6])
-        engine.step()
+        submit(llm, PROMPTS[5], PARAMS[6])
+        llm.engine.step()
         assert all(torch.equal(a, b) for a, b in zip(packed, handed_out, strict=False))
 
 
 def test_tiers_and_overlap_go_together(tiny: Path) -> None:
     with open_llm(tiny, async_scheduling=True, preemption_mode="swap") as llm:
-        assert llm.engine.max_steps_in_flight == 2
+        assert llm.engine.depth == 2
     with open_llm(tiny, preemption_mode="swap") as llm:
-        assert llm.engine.max_steps_in_flight == 1, "on the CPU steps overlap only if that is asked for"
+        assert llm.engine.depth == 1, "on the CPU steps overlap only if that is asked for"

@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from nanoengine import RequestOutput, SamplingParams
-from nanoengine.engine.messages import StepPlan
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import LaunchedStep
+from nanoengine.core.sampler import Samples
 from nanoengine.errors import StepFailed
-from nanoengine.runner.model_runner import Step
-from tests.e2e.small_engine import Broken, assert_idle, late_device, open_llm
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import Broken, assert_idle, open_llm
 from tests.e2e.speculating import (
     FEW,
     GUESSERS,
@@ -84,7 +86,7 @@ def test_guesses_change_nothing_that_is_said(
         beams = those.beams[i // 4 : i // 4 + 1] if i % 4 < 2 else []
         with ExitStack() as stack:
             if i % 2:
-                stream = stack.enter_context(late_device(can_record=options["kernels"] == "torch", seed=i))
+                device = stack.enter_context(late_device(can_record=options["kernels"] == "torch", seed=i))
             llm = stack.enter_context(open_llm(native, max_model_len=MAX_LEN, **options))
             fill_kv_with_nan(llm)
             teach(llm, guesser, those.requests, i // 4)
@@ -92,12 +94,12 @@ def test_guesses_change_nothing_that_is_said(
                 found = run(llm, requests, [output.prompt_token_ids for output in beams])
                 for own, expected in zip(found, right + beams, strict=True):
                     assert_same(own, expected, NEAR[options["kv_cache_dtype"]])
-            note(seen, llm.engine.metrics())
-        seen.update(overlapping=stream.num_overlapping if i % 2 else 0, beams=len(beams))
+            note(seen, llm.metrics)
+        seen.update(overlapping=device.num_overlapping if i % 2 else 0, beams=len(beams))
     assert seen["drafts"] > 150
     assert seen["accepted"] > 50
     assert (seen["rejected"] > 30) == (guesser != "knows")
-    for happened in ("preemptions", "swaps", "hits", "postponed", "overlapping", "beams"):
+    for happened in ("preemptions", "saved", "hits", "postponed", "overlapping", "beams"):
         assert seen[happened] > 0, happened
 
 
@@ -122,7 +124,7 @@ def test_streams_say_the_same_and_whoever_leaves_early_harms_nobody(native: Path
                 next(early, None)
             assert "".join(llm.stream(prompt, params)) == other.outputs[0].text
         assert_idle(llm)
-        stats = llm.engine.metrics().speculation
+        stats = llm.metrics.speculation
     assert sum(isinstance(output.outputs[0].stop_reason, str) for output in expected) > 6
     assert stats is not None
     assert stats.num_accepted > 100
@@ -151,13 +153,14 @@ def test_a_step_with_drafts_that_fails_ends_those_in_it_alone(
         for fails_at in range(1, 26, 4):
             num_drafted, in_step = 0, set[int]()
 
-            def failing(step: Step, plan: StepPlan) -> None:
+            def failing(step: LaunchedStep, plan: StepPlan) -> Samples | None:
                 nonlocal num_drafted
-                compute(step, plan)
-                num_drafted += bool(plan.drafted)
-                if plan.drafted and num_drafted == fails_at:  # noqa: B023
+                samples = compute(step, plan)
+                num_drafted += bool(plan.num_drafted)
+                if plan.num_drafted and num_drafted == fails_at:  # noqa: B023
                     in_step.update(rows_of(plan))  # noqa: B023
                     raise Broken("behind a step with drafts")
+                return samples
 
             monkeypatch.setattr(runner, "_compute", failing)
             try:
@@ -181,5 +184,4 @@ def test_a_step_with_drafts_that_fails_ends_those_in_it_alone(
 
 
 def rows_of(plan: StepPlan) -> set[int]:
-    rows = {run.row for run in plan.drafted} | set(plan.decodes.rows.tolist())
-    return rows.union(*((chunk.row, *chunk.samples) for chunk in plan.chunks))
+    return {*plan.decode_rows.tolist(), *(run.row for run in plan.runs)}

@@ -6,6 +6,7 @@ Alone means: by the same kernels, in a pool in which every group keeps all it ev
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -14,15 +15,17 @@ from typing import Any
 
 import pytest
 
-from nanoengine import SamplingParams, builder
-from nanoengine.engine.kv.groups import Groups, group_layers
+from nanoengine import LLM, SamplingParams
+from nanoengine.core.messages import NULL_BLOCK, StepPlan
+from nanoengine.kv_groups.layouts import Need, WindowLayout, group_layers
+from nanoengine.models import capability as models
 from nanoengine.models.description import Description
 from nanoengine.models.model_config import ModelConfig
-from nanoengine.runner.kv_cache import kv_specs
-from tests.e2e.small_engine import late_device, open_llm
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import finish, open_llm, submit
 from tests.e2e.test_every_way_of_running import MAX_LEN, NUM_REQUESTS, REQUESTS, draw_engine, run
 from tests.models.families import family_checkpoint
-from tests.support import fill_kv_with_nan
+from tests.support import fill_kv_with_nan, model_runner
 
 THREE_GROUPS = "Llama with two windows and none"
 SHAPES = (
@@ -52,20 +55,36 @@ def checkpoint(tmp_path: Path, shape: str, seed: int, **overrides: Any) -> Itera
     if shape != THREE_GROUPS:
         yield family_checkpoint(tmp_path, shape, seed=seed, **overrides)
         return
-    describe = builder.describe
+    describe = models.describe
 
     def described(*where: Path) -> Description:
         found = describe(*where)
         return replace(found, config=with_three_kinds(found.config))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "describe", described)
+        patch.setattr(models, "describe", described)
         yield family_checkpoint(tmp_path, "Llama", seed=seed, num_hidden_layers=6, **overrides)
 
 
-def groups_of(folder: Path, block_size: int, most_new: int, max_len: int = MAX_LEN) -> Groups:
-    config = builder.describe(folder, None).config.within(max_len)
-    return Groups(tuple(group.spec for group in group_layers(kv_specs(config))), block_size, most_new)
+def least_blocks(folder: Path, options: dict[str, Any], max_len: int = MAX_LEN) -> int:
+    """Blocks that one sequence of this length needs."""
+    config = models.describe(folder, None).config.within(max_len)
+    groups = group_layers([config.layer(number).window for number in range(config.num_layers)])
+    most_new = min(options.get("long_prefill_token_threshold") or 8192, options["max_num_batched_tokens"])
+    return Need(groups, options["block_size"], most_new, 1 + options.get("async_scheduling", False)).num_blocks(max_len)
+
+
+def blocks_given_back(llm: LLM, patch: pytest.MonkeyPatch) -> Counter[int]:
+    """How often each group gives back blocks that its window has left, from now on."""
+    runner, counts = model_runner(llm), Counter[int]()
+    launch = runner.launch
+
+    def watched(plan: StepPlan) -> Any:
+        counts.update(entries.group for entries in plan.tables if NULL_BLOCK in entries.block_ids)
+        return launch(plan)
+
+    patch.setattr(runner, "launch", watched)
+    return counts
 
 
 @pytest.mark.parametrize("number", range(20))
@@ -76,8 +95,7 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> N
     requests = [REQUESTS[i] for i in chosen]
     with ExitStack() as stack:
         folder = stack.enter_context(checkpoint(tmp_path, shape, number))
-        most_new = min(options["long_prefill_token_threshold"] or 8192, options["max_num_batched_tokens"])
-        least = groups_of(folder, options["block_size"], most_new).blocks_at_once(MAX_LEN)
+        least = least_blocks(folder, options)
         options["num_kv_blocks"] = least + (2 if number // 2 % 2 else 12 * least)
         bare: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "async_scheduling": False}
         bare |= {name: options[name] for name in ("kernels", "kv_cache_dtype")}
@@ -89,13 +107,12 @@ def test_tokens_are_those_that_each_gets_alone(tmp_path: Path, number: int) -> N
             options["kv_disk_path"] = str(tmp_path / "kv")
         llm = stack.enter_context(open_llm(folder, max_model_len=MAX_LEN, **options))
         fill_kv_with_nan(llm)
+        given_back = blocks_given_back(llm, stack.enter_context(pytest.MonkeyPatch.context()))
         assert run(llm, requests) == alone
         assert run(llm, requests[::-1]) == alone[::-1], "with what the first time has left in the cache"
-        metrics = llm.engine.metrics()
-        forgotten = [group.num_forgotten_blocks for group in metrics.cache.groups]
-        specs = llm.engine.scheduler.block_manager.groups.specs
-        assert all(bool(count) <= spec.forgets for count, spec in zip(forgotten, specs, strict=True))
-        assert sum(forgotten) > 0 or options["block_size"] == 16
+        layouts = llm.engine.scheduler.blocks.layouts
+        assert all(isinstance(layouts[group], WindowLayout) for group in given_back)
+        assert given_back or options["block_size"] == 16
 
 
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
@@ -107,12 +124,13 @@ def test_a_storm_ends_and_changes_nothing(tmp_path: Path, policy: str, options: 
     with checkpoint(tmp_path, THREE_GROUPS, 7) as folder:
         with open_llm(folder, max_model_len=MAX_LEN, num_kv_blocks=400, max_num_seqs=1) as llm:
             alone = [run(llm, [request])[0] for request in asked]
-        with open_llm(folder, num_kv_blocks=groups_of(folder, 4, 24).blocks_at_once(MAX_LEN) + 3, **options) as llm:
+        with open_llm(folder, num_kv_blocks=least_blocks(folder, options) + 3, **options) as llm:
             fill_kv_with_nan(llm)
             assert run(llm, asked) == alone
-            metrics = llm.engine.metrics()
+            metrics = llm.metrics
     assert metrics.num_preemptions > 2
-    assert (metrics.num_swaps > 0) == ("kv_host_memory" in options)
+    if "kv_host_memory" in options:
+        assert metrics.offload.num_loaded_blocks > 0
 
 
 def test_a_prefix_is_hit_behind_windows_whose_beginning_is_gone(tmp_path: Path) -> None:
@@ -121,33 +139,29 @@ def test_a_prefix_is_hit_behind_windows_whose_beginning_is_gone(tmp_path: Path) 
     prompt = [(7 * i + 3) % 200 for i in range(49)]
     with checkpoint(tmp_path, THREE_GROUPS, 5) as folder, open_llm(folder, num_kv_blocks=200, block_size=4) as llm:
         fill_kv_with_nan(llm)
-        [[(first, _, _)]] = run(llm, [(prompt, greedy)])
-        manager = llm.engine.scheduler.block_manager
-        for group, spec in enumerate(manager.groups.specs):
-            held = [prefix.kv[group] for prefix in manager.pool.parents_first()]
-            for kv in held[: manager.groups.first_block(group, 48)]:
-                if spec.forgets and kv is not None:
-                    for block in kv.blocks:
-                        manager.pool.withdraw(block)
-        manager.check()
-        before = manager.stats.num_hit_tokens
-        [[(second, _, _)]] = run(llm, [(prompt, greedy)])
-        assert manager.stats.num_hit_tokens - before == 48
-        assert second == first
+        request, blocks = submit(llm, prompt, greedy), llm.engine.scheduler.blocks
+        finish(llm)
+        for group, layout in enumerate(blocks.layouts):
+            for hash, _ in request.sequences[0].block_hashes[: layout.first_seen(48) // 4]:
+                if hash in blocks.index[group]:
+                    blocks._forget(blocks.index[group][hash])
+        (again,) = llm.generate([prompt], greedy, use_tqdm=False)
+        assert again.num_cached_tokens == 48
+        assert again.outputs[0].token_ids == request.output().outputs[0].token_ids
 
 
 def test_the_pool_of_a_long_sequence_is_as_small_as_arithmetic_says(tmp_path: Path) -> None:
     """60 tokens in blocks of 4, chunks of 6: 15 blocks where all is seen; a window of 9 needs 5 at a time, one of 14 6."""
     options: dict[str, Any] = {"block_size": 4, "max_num_batched_tokens": 6, "max_num_seqs": 1, "max_model_len": 60}
     with checkpoint(tmp_path, THREE_GROUPS, 6) as folder:
-        needed = groups_of(folder, 4, 6).blocks_at_once(60)
+        needed = least_blocks(folder, options, 60)
         assert needed == 15 + 5 + 6
         with open_llm(folder, num_kv_blocks=needed, **options) as llm:
             fill_kv_with_nan(llm)
             params = SamplingParams(temperature=0.0, ignore_eos=True)
             [output] = llm.generate([[(5 * i) % 200 for i in range(50)]], params, use_tqdm=False)
             assert len(output.outputs[0].token_ids) == 10
-            assert llm.engine.metrics().num_preemptions == 0
+            assert llm.metrics.num_preemptions == 0
             tokens = output.outputs[0].token_ids
         with open_llm(folder, num_kv_blocks=300, max_model_len=60) as llm:
             [output] = llm.generate([[(5 * i) % 200 for i in range(50)]], params, use_tqdm=False)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nanoengine.errors import UnsupportedModel
 from nanoengine.gguf.pre_tokenizers import _BY_NAME, find_pre_tokenizer
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 
 def words(name: str, text: str) -> list[str]:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from nanoengine.errors import UnsupportedModel
 from nanoengine.gguf.tokenizer import read_vocabulary
 from nanoengine.models.names import DEMO
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.vectors import read_metadata, vectors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6

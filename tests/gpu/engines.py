@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nanoengine import LLM, SamplingParams
-from tests.support import fill_kv_with_nan, model_runner
+from tests.e2e.small_engine import assert_idle
+from tests.support import backend_of, fill_kv_with_nan
 
 DEVICE = "cuda"
 VOCAB_SIZE = 300
@@ -26,7 +27,7 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     if "gpu_memory_utilization" not in options:
         defaults["num_kv_blocks"] = 400
     llm = LLM(str(folder), use_tqdm=False, **defaults | options)
-    if model_runner(llm).backend.name != "flash_attn":  # version 3 multiplies it by 0
+    if backend_of(llm).name != "flash_attn":  # version 3 multiplies it by 0
         fill_kv_with_nan(llm)
     return llm
 
@@ -59,14 +60,6 @@ def generate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -
     outputs = llm.generate(prompts, params, use_tqdm=False)
     assert_idle(llm)
     return [[completion.token_ids for completion in output.outputs] for output in outputs]
-
-
-def assert_idle(llm: LLM) -> None:
-    scheduler = llm.engine.scheduler
-    assert not llm.engine.has_unfinished
-    assert scheduler.num_in_flight == 0
-    scheduler.check()
-    assert scheduler.block_manager.pool.num_free == scheduler.block_manager.pool.num_blocks
 
 
 def on_cpu(folder: Path, prompts: list[list[int]], params: list[SamplingParams], **options: Any) -> Tokens:

@@ -11,19 +11,11 @@ import torch
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from tests.gpu.engines import (
-    MAX_LEN,
-    TINY_POOL,
-    VOCAB_SIZE,
-    Tokens,
-    assert_idle,
-    generate,
-    on_cpu,
-    open_llm,
-    requests,
-)
+from tests.core.toys import check
+from tests.e2e.small_engine import assert_idle, submit
+from tests.gpu.engines import MAX_LEN, TINY_POOL, VOCAB_SIZE, Tokens, generate, on_cpu, open_llm, requests
 from tests.gpu.marks import needs_gpu
-from tests.support import fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
+from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
 pytestmark = needs_gpu
 
@@ -77,16 +69,16 @@ def test_tokens_are_those_of_the_cpu_in_every_mode(llm: LLM, expected: Tokens) -
 
 def test_graphs_are_recorded_where_they_can_be(llm: LLM) -> None:
     runner = model_runner(llm)
-    assert (runner.graphs is not None) == (runner.kernels.name == "triton" and runner.backend.name == "triton")
-    assert modes_of(llm) == [mode for mode in MODES if runner.graphs is not None or not mode.graphs]
-    assert llm.engine.max_steps_in_flight == 2, "overlapping is what a GPU engine does"
+    assert (runner.recorder is not None) == (runner.kernels.name == backend_of(llm).name == "triton")
+    assert modes_of(llm) == [mode for mode in MODES if runner.recorder is not None or not mode.graphs]
+    assert llm.engine.depth == 2, "overlapping is what a GPU engine does"
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_options_choose_the_mode(checkpoint: Path, expected: Tokens, mode: Mode) -> None:
     with open_llm(checkpoint, async_scheduling=mode.overlap, enforce_eager=not mode.graphs) as llm:
         assert modes_of(llm)[0].graphs == mode.graphs
-        assert llm.engine.max_steps_in_flight == 1 + mode.overlap
+        assert llm.engine.depth == 1 + mode.overlap
         assert generate(llm, *requests()) == expected
 
 
@@ -98,12 +90,12 @@ def test_aborted_requests_leave_the_others_as_they_are(checkpoint: Path, expecte
             llm.reset_prefix_cache()
             fill_kv_with_nan(llm)
             with running_in(llm, mode):
-                mine = [llm.engine.add_request(*pair) for pair in zip(prompts, params, strict=True)]
+                mine = [submit(llm, *pair) for pair in zip(prompts, params, strict=True)]
                 for step in range(2000):
                     if not llm.engine.has_unfinished:
                         break
                     llm.engine.step()
-                    llm.engine.scheduler.check()
+                    check(llm.engine.scheduler)
                     if step % 3 == 1 and 2 * (step // 3) + 1 < len(mine):
                         llm.engine.abort(mine[2 * (step // 3) + 1].request_id)
             assert_idle(llm)

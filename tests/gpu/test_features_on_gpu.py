@@ -10,20 +10,11 @@ import pytest
 
 from benchmarks.gpu.modes import modes_of, running_in
 from nanoengine import LLM, BeamSearchParams, SamplingParams
-from nanoengine.engine.messages import Tier
-from nanoengine.engine.speculation.step_costs import StepCosts
-from tests.engine.speculation.guessers import Scripted
-from tests.gpu.engines import (
-    MODEL,
-    TINY_POOL,
-    VOCAB_SIZE,
-    Tokens,
-    assert_idle,
-    generate,
-    open_llm,
-    requests,
-)
+from nanoengine.speculation.step_costs import StepCosts
+from tests.e2e.small_engine import assert_idle
+from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
+from tests.speculation.scripted import Scripted
 from tests.support import tiny_checkpoint
 
 HOST_MEMORY = 64 << 20
@@ -31,11 +22,6 @@ DEVICES = [
     pytest.param({"device": "cpu", "kernels": "torch"}, id="cpu"),
     pytest.param({"device": "cuda"}, marks=needs_gpu, id="cuda"),
 ]
-
-
-def hits(llm: LLM, tier: Tier) -> int:
-    """Tokens that were found there."""
-    return llm.cache_stats.hits_by_tier[tier]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -50,15 +36,15 @@ def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any
         return guess if start % 3 else [*guess[:2], 0]
 
     with open_llm(checkpoint, **device, speculation="ngram", num_drafts=6) as llm:
-        drafts = llm.engine.scheduler.drafts
-        assert drafts is not None
-        drafts.speculation.proposer, drafts.speculation.costs = Scripted(say), StepCosts()
+        speculation = llm.built.capabilities["speculation"].speculation
+        assert speculation is not None
+        speculation.proposer, speculation.costs = Scripted(say), StepCosts()
         for mode in modes_of(llm):
             llm.reset_prefix_cache()
-            before = drafts.speculation.snapshot()
+            before = speculation.snapshot()
             with running_in(llm, mode):
                 assert generate(llm, *requests()) == expected, mode
-            after = drafts.speculation.snapshot()
+            after = speculation.snapshot()
             assert after.num_drafts - before.num_drafts > after.num_accepted - before.num_accepted > 50
 
 
@@ -82,7 +68,7 @@ def test_found_again_in_host_memory(checkpoint: Path, expected: Tokens, device: 
     with open_llm(checkpoint, **device, **options) as llm:
         for _ in range(2):
             assert generate(llm, *requests()) == expected
-        assert hits(llm, Tier.HOST)
+        assert llm.metrics.offload.num_loaded_blocks > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -94,7 +80,7 @@ def test_found_again_on_disk(checkpoint: Path, expected: Tokens, device: dict[st
     assert list(tmp_path.glob("*/*.kv"))
     with open_llm(checkpoint, **device, **options) as llm:
         assert generate(llm, *requests()) == expected
-        assert hits(llm, Tier.DISK)
+        assert llm.metrics.offload.num_loaded_files > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -129,7 +115,7 @@ def test_lengths_that_nobody_has_limited(tmp_path: Path, device: dict[str, Any])
     with LLM(str(checkpoint), device="cpu", kernels="torch", **options) as llm:
         exact = generate(llm, prompts, params)
     with LLM(str(checkpoint), **options | device) as llm:
-        assert llm.engine.scheduler.max_model_len == 40_960
+        assert llm.engine.max_model_len == 40_960
         for mode in modes_of(llm):
             llm.reset_prefix_cache()
             with running_in(llm, mode):

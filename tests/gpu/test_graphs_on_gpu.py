@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 
 from benchmarks.gpu.modes import FASTEST, MODES, Mode, running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.kv.block_pool import NULL_BLOCK
-from nanoengine.engine.request import Request
+from nanoengine.core.messages import NULL_BLOCK
+from nanoengine.core.sequence import Phase, Request
 from nanoengine.errors import InvalidPrompt
-from nanoengine.runner.graphs import RecordedSteps, bucket_sizes, prompt_sizes
-from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, assert_idle, generate, on_cpu, open_llm
+from nanoengine.recording.buckets import Bucket, decode_buckets, prompt_buckets
+from nanoengine.recording.recorded_steps import RecordedSteps
+from tests.e2e.small_engine import assert_idle, submit
+from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, generate, on_cpu, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -34,18 +37,24 @@ def llm(checkpoint: Path) -> Iterator[LLM]:
         yield llm
 
 
+def recorded(llm: LLM) -> RecordedSteps:
+    steps = model_runner(llm).recorder
+    assert isinstance(steps, RecordedSteps)
+    return steps
+
+
 @pytest.fixture
 def sizes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the recorded steps that are replayed."""
-    graphs = model_runner(llm).graphs
-    assert graphs is not None
-    replay, seen = graphs.decodes.replay, []
+    """How many sequences the recorded decodes have that are replayed."""
+    steps, seen = recorded(llm), []
 
-    def watched(size: int) -> torch.Tensor:
-        seen.append(size)
-        return replay(size)
+    def watched(bucket: Bucket, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if not bucket.is_prompt:
+            seen.append(bucket.num_runs)
+        return replay()
 
-    monkeypatch.setattr(graphs.decodes, "replay", watched)
+    replays = {bucket: partial(watched, bucket, replay) for bucket, replay in steps._replays.items()}
+    monkeypatch.setattr(steps, "_replays", replays)
     return seen
 
 
@@ -55,33 +64,41 @@ class BothWays:
     Tokens may differ where two logits are nearly equal, since a library may multiply otherwise in a recorded step.
     """
 
-    def __init__(self, steps: RecordedSteps, run: Callable[[int], torch.Tensor], monkeypatch: pytest.MonkeyPatch):
-        self.run, self.replay, self.error = run, steps.replay, dict.fromkeys(steps.buckets, -1.0)
-        monkeypatch.setattr(steps, "replay", self)
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch):
+        self.runner, self.steps = model_runner(llm), recorded(llm)
+        self.error = dict.fromkeys(self.steps.buckets, -1.0)
+        replays = {bucket: partial(self.compare, bucket, replay) for bucket, replay in self.steps._replays.items()}
+        monkeypatch.setattr(self.steps, "_replays", replays)
 
-    def __call__(self, size: int) -> torch.Tensor:
-        unrecorded = self.run(size).double()
-        logits = self.replay(size)
+    def compare(self, bucket: Bucket, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
+        batch, model = self.runner.batch(bucket.shape(self.steps._max_len)), self.runner.model
+        hidden = model.forward(batch.input_ids, batch.positions, batch.metadata)
+        if bucket.is_prompt:
+            hidden = hidden.index_select(0, batch.sampled_tokens)
+        unrecorded = model.compute_logits(hidden).double()
+        logits = replay()
         error = (logits.double() - unrecorded).abs().amax() / unrecorded.std()
-        self.error[size] = max(self.error[size], float("inf") if error.isnan() else error.item())
+        self.error[bucket] = max(self.error[bucket], float("inf") if error.isnan() else error.item())
         return logits
 
-    def check(self, dtype: str) -> None:
+    def check(self, dtype: str, *, prompts: bool) -> None:
         """Every size was replayed, and right."""
-        assert all(0 <= error <= NEAR[dtype] for error in self.error.values()), self.error
+        errors = {bucket: error for bucket, error in self.error.items() if bucket.is_prompt == prompts}
+        assert errors
+        assert all(0 <= error <= NEAR[dtype] for error in errors.values()), errors
 
 
 def decode_in_sizes(llm: LLM, sizes: list[int]) -> None:
     """A few decode steps of each size, which descend: so many requests run, and the others are stopped."""
     llm.reset_prefix_cache()
     fill_kv_with_nan(llm)
-    engine = llm.engine
+    engine, scheduler = llm.engine, llm.engine.scheduler
     running: list[Request] = []
     for i in range(sizes[0]):
         length = 1 + 3 * i % (MAX_LEN // 2)
         params = SamplingParams(temperature=0.6 * (i % 2), seed=i, ignore_eos=True, max_tokens=MAX_LEN - length)
-        running.append(engine.add_request([(11 * i + j) % VOCAB_SIZE for j in range(length)], params))
-    while engine.scheduler.waiting or engine.scheduler.begun:
+        running.append(submit(llm, [(11 * i + j) % VOCAB_SIZE for j in range(length)], params))
+    while scheduler.waiting or any(seq.phase is Phase.PREFILLING for seq in scheduler.running):
         engine.step()
     for size in sizes:
         while len(running) > size:
@@ -99,16 +116,14 @@ def test_every_size_replays_what_an_unrecorded_step_does(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, most: int, mode: Mode
 ) -> None:
     """Whole steps, and those that are filled up with padding."""
-    buckets = bucket_sizes(most)
+    buckets = [bucket.num_runs for bucket in decode_buckets(most)]
     sizes = sorted({*buckets, *(size + 1 for size in buckets[:-1])}, reverse=True)
     options: dict[str, Any] = {"dtype": dtype, "max_num_seqs": most, "num_kv_blocks": most * MAX_LEN // 16}
     with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm, running_in(llm, mode):
-        runner = model_runner(llm)
-        assert runner.graphs is not None
-        assert runner.graphs.decodes.buckets == buckets
-        both = BothWays(runner.graphs.decodes, runner.decode_logits, monkeypatch)
+        assert recorded(llm).buckets[: len(buckets)] == decode_buckets(most)
+        both = BothWays(llm, monkeypatch)
         decode_in_sizes(llm, sizes)
-        both.check(dtype)
+        both.check(dtype, prompts=False)
 
 
 @pytest.mark.parametrize("dtype", NEAR)
@@ -118,15 +133,12 @@ def test_every_size_of_a_prompt_replays_what_an_unrecorded_step_does(
     """Prompts that come one by one, and are as long as a recording or shorter."""
     options: dict[str, Any] = {"dtype": dtype, "max_model_len": 512, "max_num_batched_tokens": 512}
     with open_llm(checkpoint, kernels="triton", attention_backend="triton", **options) as llm:
-        runner = model_runner(llm)
-        assert runner.graphs is not None
-        steps = runner.graphs.prompts
-        assert steps.buckets == prompt_sizes(512)
-        both = BothWays(steps, runner.prompt_logits, monkeypatch)
+        assert [own for own in recorded(llm).buckets if own.is_prompt] == prompt_buckets(512, 512)
+        both = BothWays(llm, monkeypatch)
         for length in (70, 128, 129, 192, 250, 256, 300, 384, 400, 511):
             prompt = [(length + 7 * j) % VOCAB_SIZE for j in range(length)]
             generate(llm, [prompt], [SamplingParams(temperature=0.0, max_tokens=1)])
-        both.check(dtype)
+        both.check(dtype, prompts=True)
 
 
 def test_padding_is_written_nowhere(llm: LLM, sizes: list[int]) -> None:
@@ -136,9 +148,8 @@ def test_padding_is_written_nowhere(llm: LLM, sizes: list[int]) -> None:
     with running_in(llm, FASTEST):
         generate(llm, [[1, 2, 3], [4], [5, 6]], params)
     assert set(sizes) == {4}
-    kv_cache = model_runner(llm).kv_cache
-    assert kv_cache is not None
-    assert all(cache[NULL_BLOCK].isnan().all() for layer in kv_cache.layers for cache in layer)
+    layers = model_runner(llm).kv_cache.layers
+    assert all(cache[NULL_BLOCK].isnan().all() for layer in layers for cache in layer)
 
 
 def test_sequences_reach_the_longest_length_there_is(llm: LLM, checkpoint: Path, sizes: list[int]) -> None:
@@ -187,7 +198,7 @@ def test_recorded_and_unrecorded_steps_take_turns(llm: LLM, sizes: list[int]) ->
             llm.reset_prefix_cache()
             running = []
             for prompt in prompts:
-                running.append(llm.engine.add_request(prompt, params))
+                running.append(submit(llm, prompt, params))
                 for _ in range(3):
                     llm.engine.step()
             while llm.engine.has_unfinished:

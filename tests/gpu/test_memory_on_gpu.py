@@ -14,7 +14,8 @@ import torch
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidConfig, KVCacheTooSmall
-from tests.gpu.engines import DEVICE, MODEL, assert_idle
+from tests.e2e.small_engine import assert_idle
+from tests.gpu.engines import DEVICE, MODEL
 from tests.gpu.marks import needs_gpu
 from tests.support import model_runner, tiny_checkpoint
 
@@ -91,8 +92,7 @@ def run_in_full_size(llm: LLM) -> None:
 
 
 def pool_bytes(llm: LLM) -> int:
-    info = model_runner(llm).info
-    return info.num_blocks * info.block_bytes
+    return sum(tensor.nbytes for place in model_runner(llm).kv_cache.places for tensor in place)
 
 
 @pytest.mark.parametrize("utilization", [0.5, 0.98])
@@ -148,7 +148,8 @@ def test_a_card_that_is_full_is_an_error_with_advice(wide: Path) -> None:
 def test_other_dtypes_are_sized_too(wide: Path, dtype: str) -> None:
     with open_wide(wide, dtype=dtype, gpu_memory_utilization=0.3, max_model_len=4096) as llm:
         runner = model_runner(llm)
-        assert runner.kv_cache is not None
         assert runner.kv_cache.layers[0][0].dtype == getattr(torch, dtype)
-        assert runner.info.num_blocks == MAX_NUM_SEQS * 4096 // BLOCK_SIZE, "more could not be in use at once"
+        assert llm.engine.scheduler.blocks.num_blocks == MAX_NUM_SEQS * 4096 // BLOCK_SIZE, (
+            "more could not be in use at once"
+        )
         run_in_full_size(llm)

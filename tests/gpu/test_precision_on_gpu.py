@@ -13,7 +13,8 @@ from nanoengine.attention.backend import choose_backend
 from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.architectures import read_model_config
-from tests.gpu.engines import DEVICE, VOCAB_SIZE, assert_idle, open_llm
+from tests.e2e.small_engine import assert_idle
+from tests.gpu.engines import DEVICE, VOCAB_SIZE, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model
 

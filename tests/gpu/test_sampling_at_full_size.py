@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from nanoengine.core.sampling import LEAST_TEMPERATURE, gumbel_noise, position_keys
-from nanoengine.sampling_params import SamplingParams
+from nanoengine.core.sampling_params import SamplingParams
 from tests.gpu.marks import needs_gpu
 from tests.kernels.triton.sampled_rows import DEVICE, Rows, random_logits, signed
 

@@ -11,9 +11,10 @@ import torch
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.engine.messages import StepPlan
-from nanoengine.runner.model_runner import Step
-from tests.gpu.engines import assert_idle, open_llm
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.model_runner import LaunchedStep
+from tests.e2e.small_engine import assert_idle
+from tests.gpu.engines import open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import model_runner
 
@@ -42,8 +43,8 @@ def watch(llm: LLM, monkeypatch: pytest.MonkeyPatch, *, prompts: bool) -> list[S
     runner, seen = model_runner(llm), []
     launch = runner.launch
 
-    def watched(plan: StepPlan) -> Step:
-        if not plan.computes or (plan.chunks and not prompts):
+    def watched(plan: StepPlan) -> LaunchedStep:
+        if not plan.num_tokens or (plan.runs and not prompts):
             return launch(plan)
         seen.append(plan)
         with waiting_is_an_error():
@@ -73,6 +74,6 @@ def test_launching_a_step_does_not_wait(
             outputs = llm.generate([[1, 2], [3], [4, 5, 6]], PARAMS, use_tqdm=False)
             monkeypatch.undo()
         assert len(seen) >= 19
-        assert any(plan.chunks for plan in seen) == prompts
+        assert any(plan.runs for plan in seen) == prompts
         assert [len(output.outputs[0].token_ids) for output in outputs] == [20] * 3
         assert_idle(llm)

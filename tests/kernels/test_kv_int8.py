@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.kernels.kv_int8 import LEAST_SIZE, MOST, dequantize, quantize
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 
 @FAST

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.kernels.formulas import DTYPES
 from tests.kernels.mixtures import Mixture, assert_mixture, experts_of, mixture
 

@@ -12,7 +12,7 @@ from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.kernels.draws import DRAWS, native_draw, random_keys
 from tests.kernels.formulas import (
     DTYPES,

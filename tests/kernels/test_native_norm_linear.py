@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.kernels.formulas import DTYPES, ROUNDING, SUMMED, assert_close, random, weight_of
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)

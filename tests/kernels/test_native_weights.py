@@ -17,7 +17,7 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 from tests.kernels.formulas import DTYPES, assert_linear, new_weight, random, weight_of
 from tests.kernels.quantized_matrices import (
     DIFFERENT,

@@ -22,7 +22,7 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.models.model_config import ExpertsConfig
-from nanoengine.runner.logprobs import compute_logprobs
+from nanoengine.sampling.logprobs import compute_logprobs
 from tests.kernels.formulas import DTYPES, weight_of
 from tests.kernels.formulas import random as numbers
 from tests.kernels.mixtures import experts_of, mixture

@@ -47,7 +47,8 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
             for chunk in chunks:
                 logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=chunk)
                 torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
-            assert llm.model_config.num_parameters() == num_weights(model_runner(llm).model) == model.num_parameters()
+            assert num_weights(model_runner(llm).model) == model.num_parameters()
+            assert llm.built.models.model_config.num_parameters() == model.num_parameters()
             params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
             for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
                 tokens = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids

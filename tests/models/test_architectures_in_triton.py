@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 
 from nanoengine import LLM
 from tests.models.families import family_checkpoint
-from tests.support import fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
+from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
 
 TOKENS = torch.randint(0, 250, (21,), generator=torch.Generator().manual_seed(0)).tolist()
 
@@ -41,8 +41,7 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     max_len = 40 if "Phi3" in shape else None
     options: dict[str, Any] = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 30}
     with LLM(str(folder), device="cpu", dtype="float32", max_model_len=max_len, use_tqdm=False, **options) as llm:
-        runner = model_runner(llm)
-        assert (runner.kernels.name, runner.backend.name) == ("triton", "triton")
+        assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
         fill_kv_with_nan(llm)
         logits = forced_logits(llm, TOKENS, num_prompt_tokens=17, chunk=10)
     torch.testing.assert_close(logits, reference_logits(reference_model(folder), TOKENS), rtol=0, atol=1e-4)

@@ -158,7 +158,7 @@ def test_the_config_counts_the_parameters_of_the_model(tmp_path: Path) -> None:
         folder = tiny_checkpoint(tmp_path / str(i), **shape)
         with engine(folder, num_kv_blocks=8) as llm:
             count = num_weights(model_runner(llm).model)
-            assert llm.model_config.num_parameters() == count == reference_model(folder).num_parameters()
+            assert llm.built.models.model_config.num_parameters() == count == reference_model(folder).num_parameters()
 
 
 # ---- building

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 from triton.runtime.interpreter import InterpretedFunction
 
 from nanoengine import LLM, SamplingParams
-from nanoengine.runner.model_runner import ModelRunner
+from nanoengine.core.model_runner import ModelRunner
 from tests.support import model_runner, tiny_checkpoint
 
 LAYERS = (1, 2)
@@ -97,13 +97,13 @@ def launches_of(folder: Path, num_seqs: int, monkeypatch: pytest.MonkeyPatch) ->
     found: list[Counter[str]] = []
     compute = ModelRunner._compute
 
-    def watched(runner: ModelRunner, step: Any, plan: Any) -> None:
-        if plan.chunks:
+    def watched(runner: ModelRunner, step: Any, plan: Any) -> Any:
+        if plan.runs:
             return compute(runner, step, plan)
         with counting() as counts:
-            compute(runner, step, plan)
+            samples = compute(runner, step, plan)
         found.append(counts)
-        return None
+        return samples
 
     monkeypatch.setattr(ModelRunner, "_compute", watched)
     options: dict[str, Any] = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 30}

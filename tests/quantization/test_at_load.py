@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.config import QUANTIZATIONS
 from nanoengine.errors import InvalidConfig, InvalidWeights
+from nanoengine.models.options import QUANTIZATIONS
 from nanoengine.quantization.at_load import AT_ONCE, quantizer
 from nanoengine.quantization.tensor import Float8, Grouped
 

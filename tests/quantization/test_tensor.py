@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 
 def grouped(outputs: int, groups: int, group: int, bits: int, zeros: bool, dtype: torch.dtype) -> Grouped:

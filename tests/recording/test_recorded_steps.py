@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from nanoengine.core_builder import capabilities, read_config
 
-from nanoengine.core.capability import Capability
+from nanoengine.builder import build_engine, read_config
 from nanoengine.core.sampling_params import SamplingParams
-from nanoengine.core.startup import Startup
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.recording.recorded_steps import RecordedSteps
 
@@ -21,11 +19,13 @@ REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 
+def build(**options: Any) -> Any:
+    return build_engine(read_config(DEMO, {"dtype": "float32", "max_model_len": 100} | options), use_tqdm=False).engine
+
+
 def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
-    parts: list[Capability] = capabilities()
-    startup = Startup(read_config(DEMO, {"dtype": "float32", "max_model_len": 100} | options, parts), parts)
-    engine, rng = startup.build(), random.Random(0)
-    recorder, num_replays = startup.runner.recorder, 0
+    engine, rng = build(**options), random.Random(0)
+    recorder, num_replays = engine.executor.recorder, 0
     if recorder is not None:
         logits = recorder.logits
 
@@ -35,7 +35,7 @@ def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
             num_replays += found is not None
             return found
 
-        recorder.logits = counted  # type: ignore[method-assign]
+        recorder.logits = counted
     requests = []
     for number in range(12):
         prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
@@ -50,7 +50,9 @@ def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
     return found, recorder, num_replays
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str
+)
 def test_recorded_steps_change_no_token(options: dict[str, Any]) -> None:
     expected, _, none = answers(enforce_eager=True, **options)
     found, _, num_replays = answers(**options)
@@ -68,16 +70,15 @@ def test_nothing_is_recorded_where_something_cannot_be(options: dict[str, Any]) 
 
 def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     expected, _, _ = answers(enforce_eager=True)
-    parts = capabilities()
-    startup = Startup(read_config(DEMO, {"dtype": "float32", "max_model_len": 100}, parts), parts)
-    engine = startup.build()
-    forward = startup.model.forward
+    engine = build()
+    runner = engine.executor
+    forward = runner.model.forward
 
     def reading(ids: Any, *args: Any) -> Any:
         assert ids.sum().item() >= 0
         return forward(ids, *args)
 
-    startup.model.forward = reading  # type: ignore[method-assign]
+    runner.model.forward = reading
     rng = random.Random(0)
     prompt = [rng.randrange(1, 4096) for _ in range(rng.randint(1, 40))]
     request = engine.make_request(prompt, SamplingParams(temperature=0.0, seed=0, max_tokens=4, ignore_eos=True))
@@ -85,6 +86,13 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     while engine.has_unfinished:
         engine.step()
     assert request.output().outputs[0].token_ids == expected[0]
-    assert isinstance(startup.runner.recorder, RecordedSteps)
-    assert startup.runner.recorder.buckets == []
+    assert isinstance(runner.recorder, RecordedSteps)
+    assert runner.recorder.buckets == []
+    engine.close()
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
+    engine = build(speculation=speculation)
+    assert len(engine.executor.recorder) > 0, "timing them at start-up is not in the way"
     engine.close()

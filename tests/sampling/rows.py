@@ -15,11 +15,11 @@ from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampler import Sampler, Samples
-from nanoengine.runner.drafts import Drafts, Verified
 from nanoengine.sampling.masks import MASKS
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.sampling.token_logprobs import TokenLogprobs
+from nanoengine.speculation.verification import Drafts, Verified
 
 NUM_PROMPT_TOKENS = 3
 GARBAGE = -12345

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from nanoengine.sampling.detokenizer import StopDetokenizer
-from tests.engine.toys import FAST
+from tests.drawn import FAST
 
 
 class Pieces:

@@ -354,3 +354,37 @@ def test_there_are_not_too_many_bad_words() -> None:
 def test_the_error_can_be_caught_as(kind: type[Exception]) -> None:
     with pytest.raises(kind):
         SamplingParams(n=0)
+
+
+# ---- best_of
+
+
+def test_without_best_of_all_completions_are_reported() -> None:
+    assert SamplingParams(n=3).best_of is None
+    assert SamplingParams(n=3).num_sequences == 3
+
+
+def test_best_of_makes_more_completions_than_it_reports() -> None:
+    assert SamplingParams(n=2, best_of=5).num_sequences == 5
+    assert SamplingParams(n=2, best_of=2).num_sequences == 2
+
+
+@pytest.mark.parametrize(("n", "best_of"), [(2, 1), (1, 0), (1, -1), (5, 4)])
+def test_best_of_below_n_is_refused(n: int, best_of: int) -> None:
+    with pytest.raises(InvalidSamplingParams, match="best_of"):
+        SamplingParams(n=n, best_of=best_of)
+
+
+@pytest.mark.parametrize("value", ["3", 3.0, True, 10**9, math.nan])
+def test_best_of_is_an_integer_within_reason(value: Any) -> None:
+    with pytest.raises(InvalidSamplingParams, match="best_of"):
+        SamplingParams(best_of=value)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "best_of", "needed"), [(None, None, None), (None, 2, 0), (3, None, 3), (3, 2, 3), (0, None, 0)]
+)
+def test_best_of_needs_the_log_probability_of_what_was_chosen(
+    logprobs: int | None, best_of: int | None, needed: int | None
+) -> None:
+    assert SamplingParams(logprobs=logprobs, best_of=best_of).num_logprobs == needed

@@ -1,0 +1,26 @@
+"""In what dtype a model runs, and clear words where there is no room for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nanoengine.errors import InvalidConfig
+from nanoengine.models import placement as module
+from nanoengine.models.placement import check_room_for_weights, choose_dtype
+
+
+def test_a_gpu_that_emulates_bfloat16_computes_in_float32_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
+    device = torch.device("cuda", 0)
+    assert choose_dtype("auto", "bfloat16", device) == torch.float32
+    assert choose_dtype("auto", "float16", device) == torch.float16
+    assert choose_dtype("bfloat16", "float32", device) == torch.bfloat16
+
+
+def test_weights_need_room_in_ram_and_on_a_gpu_that_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_ram", lambda: 4000)
+    check_room_for_weights(4000, torch.device("cpu"))
+    check_room_for_weights(10**12, torch.device("cuda", 0))
+    with pytest.raises(InvalidConfig, match="take 4001 bytes, but 4000 bytes of RAM are available: "):
+        check_room_for_weights(4001, torch.device("cpu"))
