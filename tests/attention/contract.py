@@ -1,7 +1,7 @@
 """The contract of attention backends: any step of any layer is attention by its definition.
 
-All that a layer and a step may ask for is drawn: heads, windows, sinks and caps, whether the cache is int8, decodes of one token or
-a few, chunks with and without history, blocks that are shared, padding, tensors that are not in one piece. Lengths and windows
+All that a layer and a step may ask for is drawn: heads, windows, sinks and caps, whether the cache is int8, decodes of one token
+or a few, chunks with and without history, blocks that are shared, padding, tensors that are not in one piece. Lengths and windows
 are often at the edges of what backends cut sequences into. What no token sees is NaN. Builds for other CPUs and a sanitizer run
 the same steps (tests/kernels).
 """
@@ -68,7 +68,7 @@ def draw_pool(rng: random.Random, kind: Kind, backend_of: BackendOf) -> tuple[Po
 
 def with_padding(metadata: AttentionMetadata, lens: list[int]) -> AttentionMetadata:
     """Padding rows of so many tokens behind the decodes; their blocks are block 0."""
-    n, (rows, width) = metadata.num_decodes, metadata.block_tables.shape
+    n, (_rows, width) = metadata.num_decodes, metadata.block_tables.shape
     starts, zeros = metadata.query_start_loc, torch.zeros(len(lens), dtype=torch.int32)
     ends = starts[n] + torch.tensor(lens, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     nowhere = torch.zeros(len(lens), width, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Random sequences at shuffled blocks, a cache full of NaN for each backend that is given them, and attention by its definition."""
+"""Random sequences at shuffled blocks, a cache full of NaN for each backend that gets them, and attention by its definition."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ class Pool:
             num_decodes=num_decodes,
             query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
             seq_lens=torch.tensor(list(ends), dtype=torch.int32),
-            block_tables=torch.tensor([table + [NOBODYS] * (width - len(table)) for table in tables], dtype=torch.int32),
+            block_tables=torch.tensor(
+                [table + [NOBODYS] * (width - len(table)) for table in tables], dtype=torch.int32
+            ),
             query_lens_list=lens,
             seq_lens_list=list(ends),
         )

@@ -92,7 +92,9 @@ def functions_of(package: str, dtypes: Sequence[torch.dtype] = HALF) -> Function
         check_pages(k, block_table)
         check_tensors(q, k, v, block_table, dtypes)
         query_lens = lengths(cu_seqlens_q, len(q), len(block_table), max_seqlen_q)
-        return attend(q, k, v, query_lens, lengths(cu_seqlens_k, None, len(block_table), max_seqlen_k), block_table, **how)
+        return attend(
+            q, k, v, query_lens, lengths(cu_seqlens_k, None, len(block_table), max_seqlen_k), block_table, **how
+        )
 
     def with_kvcache_2(q, k_cache, v_cache, cache_seqlens, block_table, **how):  # type: ignore[no-untyped-def]
         check_pages(k_cache, block_table)

@@ -44,7 +44,12 @@ def reason_of(dtype: torch.dtype = HALF, block_size: int = 256, head_dim: int = 
         (V2, "right", {"dtype": torch.float32}, "it computes in float16 or bfloat16, and dtype is float32"),
         (V2, "right", {"head_dim": 512}, "head_dim 512 is no multiple of 8 up to 256"),
         (V3, "right", {"head_dim": 96}, "head_dim 96 is no power of two, which the kernel that writes K/V takes"),
-        (V2, "right", {"block_size": 300}, "pages of a multiple of 256 tokens, and block_size is 300: set block_size=256"),
+        (
+            V2,
+            "right",
+            {"block_size": 300},
+            "pages of a multiple of 256 tokens, and block_size is 300: set block_size=256",
+        ),
         (V3, (8, 9), {}, "flash-attn 3 runs on compute capability 9.0 alone (Hopper), and this GPU has 8.9"),
         (V3, (10, 0), {}, "flash-attn 3 runs on compute capability 9.0 alone (Hopper), and this GPU has 10.0"),
     ],

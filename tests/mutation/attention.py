@@ -12,7 +12,7 @@ LAYER = "nanoengine/core/layers.py"
 CORE = "nanoengine/core/torch_attention.py"
 METADATA = "nanoengine/core/attention.py"
 TEST_CORE = "tests/core/test_torch_attention.py"
-TEST_TORCH = "tests/attention/test_torch_reference.py"
+TEST_TORCH = "tests/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
@@ -53,7 +53,7 @@ MUTANTS = (
         "if slot_mapping.numel() and slot_mapping.min() < 0:",
         "if False:",
         "Tokens without a slot are written to the end of the cache.",
-        ("tests/attention/test_write_kv.py", TEST_CORE),
+        ("tests/attention/test_contract.py", TEST_CORE),
     ),
     Mutant(
         "sinks-are-weighed-as-tokens",
@@ -77,7 +77,7 @@ MUTANTS = (
         "later = [count - 1 - j for",
         "later = [0 * j for",
         "Of several queries of a sequence, the first see the tokens of those behind them.",
-        (TEST_TORCH, "tests/attention/test_several_queries.py"),
+        (TEST_TORCH, "tests/attention/test_contract.py"),
     ),
     Mutant(
         "int8-scales-are-mixed-up",
@@ -85,7 +85,7 @@ MUTANTS = (
         "numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)",
         "scales, numbers = rows.transpose(1, 2).split((SCALE_BYTES, rows.shape[-1] - SCALE_BYTES), -1)",
         "The scale of an int8 row is read from the wrong end.",
-        ("tests/attention/test_int8_caches.py",),
+        ("tests/attention/test_contract.py",),
     ),
     Mutant(
         "drafted-runs-are-cut-by-their-number",
@@ -93,7 +93,7 @@ MUTANTS = (
         "count = metadata.num_decode_tokens",
         "count = metadata.num_decodes",
         "Beside runs with drafts, the tokens of chunks are taken to begin too early.",
-        ("tests/core/test_attention.py", "tests/attention/test_several_queries.py"),
+        ("tests/core/test_attention.py", "tests/attention/test_contract.py"),
     ),
     Mutant(
         "chunks-count-from-the-start-of-the-step",
@@ -125,7 +125,7 @@ MUTANTS = (
         "WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0)",
         "WITHOUT_WINDOW if spec.window is None else (spec.window, 0)",
         "The window that FlashAttention is told has one token too many.",
-        ("tests/attention/test_flash_attn.py", "tests/attention/test_flash_attn_results.py"),
+        ("tests/attention/test_flash_attn.py", "tests/attention/test_flash_attn.py"),
     ),
     Mutant(
         "keys-are-written-unrotated",

@@ -8,7 +8,7 @@ CORE = "nanoengine/core/kernels.py"
 TORCH = "nanoengine/kernels/torch_kernels.py"
 TEST_TORCH = "tests/kernels/test_torch_kernels.py"
 CPP = "nanoengine/kernels/cpp/"
-TEST_NATIVE = "tests/attention/test_native.py"
+TEST_NATIVE = "tests/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
