@@ -12,7 +12,7 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
-from tests.kernels.contract import OF_NATIVE_KERNELS, OPERATIONS, Case, Kind, Operation, check_operation
+from tests.kernels.contract import OF_NATIVE_KERNELS, OPERATIONS, Case, Kind, Operation, check_operation, id_of
 from tests.kernels.quantized_matrices import GROUPS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -33,10 +33,6 @@ def kind_of(name: str) -> Kind:
     from nanoengine.kernels.triton_kernels import TritonKernels
 
     return Kind([TritonKernels()], (12, 200, 40), ALL_DTYPES, GROUPS, 4, DEVICE)
-
-
-def id_of(make: Callable[[Case], Operation]) -> str:
-    return make.__name__
 
 
 @pytest.mark.parametrize("make", OF_NATIVE_KERNELS, ids=id_of)
