@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
+from tests.attention import every_backend
+from tests.attention.contract import check_step, check_write
+from tests.attention.test_one_number import check_one_number
 
 
 @cache
@@ -74,6 +78,19 @@ class Build(NativeKernels):
 
     def attention(self, block_size: int) -> NativeAttention:
         return NativeAttention(block_size, c=self.c)
+
+
+def check_attention(build: Build, seeds: Sequence[int]) -> None:
+    """The contract of attention, and one number."""
+    kind = replace(every_backend.NATIVE, work=200_000)
+    for seed in seeds:
+        try:
+            check_step(kind, build.attention, seed)
+            check_write(kind, build.attention, seed)
+            if seed % 3 == 0:
+                check_one_number(build.attention, seed, ways=4)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 class Apart(Arena):

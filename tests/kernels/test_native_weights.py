@@ -1,4 +1,4 @@
-"""Quantized weights of the native kernels: every format against its numbers, in float64 and rounded as they say."""
+"""Quantized weights of the native kernels: what no drawn case reaches, and what they take of memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
@@ -17,15 +15,14 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
-from tests.drawn import FAST
-from tests.kernels.formulas import DTYPES, assert_linear, new_weight, random, weight_of
+from tests.kernels.formulas import DTYPES, new_weight, random, weight_of
+from tests.kernels.mixtures import mixture
 from tests.kernels.quantized_matrices import (
     DIFFERENT,
     FORMATS,
     Format,
-    assert_numbers,
-    assert_rounded,
     drawn,
+    experts_from,
     weight_from,
 )
 
@@ -49,46 +46,6 @@ def fast() -> NativeKernels:
 
 def all_rows(kernels: NativeKernels, weight: Weight) -> Tensor:
     return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
-# ---- what is packed comes back, and products are those of its numbers
-
-
-@every_format
-@both_dtypes
-def test_packed_numbers_come_back(exact: NativeKernels, form: Format, dtype: torch.dtype) -> None:
-    for outputs, inputs in SHAPES:
-        source = drawn(form, outputs, inputs)
-        weight = weight_from(exact, source, dtype=dtype)
-        assert_numbers(all_rows(exact, weight), form, source)
-        ids = torch.tensor([outputs - 1, 0, 17, 0])
-        assert torch.equal(exact.embed(ids, weight), all_rows(exact, weight)[ids])
-
-
-@every_format
-def test_products(exact: NativeKernels, fast: NativeKernels, form: Format) -> None:
-    for (outputs, inputs), dtype in zip(SHAPES, (torch.float32, torch.bfloat16, torch.float32), strict=True):
-        source = drawn(form, outputs, inputs)
-        floats, rounds = (weight_from(kernels, source, dtype=dtype) for kernels in (exact, fast))
-        dense = source.dequantize(torch.float32)
-        for rows in (1, 3, 5, 13, 97):
-            x = random(rows, inputs, dtype=dtype, seed=rows)
-            assert_linear(exact.logits(x, floats), x, dense, None)
-            assert_rounded(fast.logits(x, rounds), x, source)
-
-
-@FAST
-@given(st.sampled_from(FORMATS), st.integers(1, 110), st.integers(1, 110), st.integers(1, 600), st.sampled_from(DTYPES))
-def test_products_of_any_shape(form: Format, rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    inputs += -inputs % form.unit
-    source, x = drawn(form, outputs, inputs, seed=rows), random(rows, inputs, dtype=dtype)
-    for kernels in (NativeKernels(exact=True), NativeKernels()):
-        weight = weight_from(kernels, source, dtype=dtype)
-        assert_numbers(all_rows(kernels, weight), form, source)
-        if kernels.exact:
-            assert_linear(kernels.logits(x, weight), x, source.dequantize(torch.float32), None)
-        else:
-            assert_rounded(kernels.logits(x, weight), x, source)
 
 
 def largest(form: Format, number: int) -> QuantizedTensor:
@@ -161,65 +118,7 @@ def test_zeros_and_next_to_nothing_make_zeros(exact: NativeKernels, fast: Native
         assert (kernels.linear(torch.zeros(5, 256), weight, None) == 0).all()
 
 
-@pytest.mark.parametrize("size", [1e-25, 1e-12, 1e12, 1e25])
-def test_small_and_large_activations(fast: NativeKernels, size: float) -> None:
-    source = drawn(FORMATS[0], 40, 256)
-    x = random(7, 256, dtype=torch.float32) * size
-    assert_rounded(fast.linear(x, weight_from(fast, source), None), x, source)
-
-
 # ---- weights of several parts
-
-
-def test_parts_of_different_formats_in_any_order(exact: NativeKernels, fast: NativeKernels) -> None:
-    kinds = [DIFFERENT[5], DIFFERENT[7], DIFFERENT[9]]
-    parts = [
-        drawn(form, outputs, 256, seed=i) for i, (form, outputs) in enumerate(zip(kinds, (70, 16, 33), strict=True))
-    ]
-    x, firsts = random(9, 256, dtype=torch.float32), (0, 70, 86)
-    dense = torch.cat([part.dequantize(torch.float32) for part in parts])
-    results = []
-    for order in itertools.permutations(range(3)):
-        floats, rounds = (new_weight(kernels, 119, 256, torch.float32) for kernels in (exact, fast))
-        for i, weight in itertools.product(order, (floats, rounds)):
-            weight.rows(firsts[i], parts[i].shape[0]).copy_quantized(parts[i])
-        assert torch.equal(all_rows(exact, floats), dense)
-        assert_linear(exact.linear(x, floats, None), x, dense, None)
-        results.append(fast.linear(x, rounds, None))
-    assert all(torch.equal(result, results[0]) for result in results)
-    assert torch.equal(results[0], torch.cat([fast.linear(x, weight_from(fast, part), None) for part in parts], 1))
-
-
-@both_dtypes
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_a_part_of_numbers_leaves_the_others_quantized(
-    exact: NativeKernels, fast: NativeKernels, order: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    """As where q and k are in 4 bits, and v is not: each part is what it would be alone, to the bit."""
-    first, last = drawn(DIFFERENT[5], 33, 256), drawn(DIFFERENT[8], 40, 256)
-    numbers = random(20, 256, dtype=dtype)
-    for kernels in (exact, fast):
-        weight, norm = new_weight(kernels, 93, 256, dtype), random(256, dtype=torch.float32)
-        for i in order:
-            if i == 0:
-                weight.rows(0, 33).copy_quantized(first)
-            elif i == 1:
-                weight.rows(33, 20).copy_(numbers)
-            else:
-                weight.rows(53, 40).copy_quantized(last)
-        assert len(weight.formats()) == 3
-        dense = torch.cat((first.dequantize(dtype), numbers, last.dequantize(dtype)))
-        assert torch.equal(all_rows(kernels, weight), dense)
-        alone = [weight_from(kernels, part, dtype=dtype) for part in (first, last)]
-        alone.insert(1, weight_of(kernels, numbers))
-        for rows in (1, 5, 97):
-            x, residual = random(rows, 256, dtype=dtype), random(rows, 256, dtype=dtype, seed=1)
-            expected = torch.cat([kernels.linear(x, one, None) for one in alone], 1)
-            assert torch.equal(kernels.linear(x, weight, None), expected)
-            normed = [kernels.norm_linear(x, residual.clone(), norm, 1e-6, one, None)[0] for one in alone]
-            found, total = kernels.norm_linear(x, residual, norm, 1e-6, weight, None)
-            assert torch.equal(found, torch.cat(normed, 1))
-            assert torch.equal(total, residual), "the residual is added once"
 
 
 def test_rows_may_be_written_again(exact: NativeKernels) -> None:
@@ -310,6 +209,18 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         size = source.numbers.numel() * form.bits // 8 + source.scales.nbytes
         size += 0 if source.zeros is None else source.zeros.nbytes
     assert sum(taken) <= 1.03 * size
+
+
+def test_experts_of_which_some_are_numbers(exact: NativeKernels) -> None:
+    given = mixture(9, 3, 2, 256, 256, torch.float32)
+    sources = [[drawn(DIFFERENT[5], 256, 256, seed=seed + i) for i in range(3)] for seed in (0, 10, 20)]
+    weights = [experts_from(exact, values, torch.float32) for values in sources]
+    expected = exact.experts(given.x, *weights, given.chosen, given.factors)
+    for i, expert in ((1, 1), (2, 0)):
+        weights[i].expert(expert).copy_(sources[i][expert].dequantize(torch.float32))
+        assert len(weights[i].formats()) == 2, "the others stay what they are"
+    out = exact.experts(given.x, *weights, given.chosen, given.factors)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 def test_matrices_of_experts_begin_with_a_panel_each(exact: NativeKernels) -> None:

@@ -8,15 +8,29 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from nanoengine.kernels.compiler import SOURCES, cache_folder, compile_library
-from tests.attention.test_one_number import check_one_number
-from tests.kernels import shapes
-from tests.kernels.builds import Build, accepts, compile_into, compiler, flags_for
+from tests.kernels.builds import Build, accepts, check_attention, compile_into, compiler, flags_for
+from tests.kernels.contract import (
+    OF_THE_LIBRARY,
+    Case,
+    Kind,
+    Operation,
+    check_operation,
+    experts,
+    gated_linear,
+    id_of,
+    linear,
+)
 from tests.kernels.machine_code import inner_loops
+
+Make = Callable[[Case], Operation]
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -110,51 +124,17 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return Build(compile_into(tmp_path_factory.mktemp("amx"), flags_for("native", "-DEMULATE_AMX"), EMULATED))
 
 
-@pytest.mark.parametrize("inputs", [32, 64, 96, 192, 256])
-def test_tiles_of_any_number_of_rows(emulated: Build, inputs: int) -> None:
-    """A tile is 16 dwords deep: 32 inputs of bfloat16."""
-    shapes.check_linear(emulated, inputs, rows=list(range(1, 71)))
+@pytest.mark.parametrize("make", [linear, gated_linear, experts], ids=id_of)
+def test_operations_in_tiles(emulated: Build, make: Make) -> None:
+    """A tile is 16 dwords deep: 32 inputs of bfloat16. Any other number of them is multiplied in vectors."""
+    kind = Kind([emulated], (130, 256, 100), (torch.bfloat16,), formats=())
+    check_operation(make, kind, range(60))
+    check_operation(make, replace(kind, edges=(32, 64, 96, 192, 256)), range(60, 90))
 
 
-@pytest.mark.parametrize("inputs", [1, 2, 16, 30, 31, 33, 48, 95])
-def test_sums_that_are_no_multiple_of_a_tile(emulated: Build, inputs: int) -> None:
-    shapes.check_linear(emulated, inputs)
-
-
-@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 32, 33, 100])
-def test_any_number_of_outputs_in_tiles(emulated: Build, outputs: int) -> None:
-    shapes.check_linear(emulated, 64, outputs, [1, 15, 16, 17, 32, 33, 100])
-
-
-@pytest.mark.parametrize("inputs", [64, 80])
-def test_a_row_in_tiles_is_the_same_in_batches_of_every_size(emulated: Build, inputs: int) -> None:
-    shapes.check_batches(emulated, inputs)
-
-
-def test_gates_in_tiles(emulated: Build) -> None:
-    shapes.check_gated(emulated)
-
-
-def test_experts_in_tiles(emulated: Build) -> None:
-    shapes.check_experts(emulated)
-
-
-def test_prefill_in_tiles(emulated: Build) -> None:
-    shapes.check_prefill(emulated)
-
-
-def test_decode_in_tiles(emulated: Build) -> None:
-    shapes.check_decode(emulated)
-
-
-def test_an_int8_cache_in_tiles(emulated: Build) -> None:
-    shapes.check_int8(emulated)
-
-
-def test_attention_in_tiles_is_the_same_in_every_way(emulated: Build) -> None:
+def test_attention_in_tiles(emulated: Build) -> None:
     """A tile adds up 32 tokens before it adds them to a sum: wherever a token is computed, they must be the same 32."""
-    for seed in range(30):
-        check_one_number(emulated.attention, seed, ways=4)
+    check_attention(emulated, range(80))
 
 
 # ---- vectors
@@ -175,60 +155,13 @@ def cpu_flags() -> set[str]:
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
-@pytest.mark.parametrize("inputs", [1, 31, 32, 33, 96, 200])
-def test_linear_of_a_portable_build(portable: Build, inputs: int) -> None:
-    shapes.check_linear(portable, inputs)
+@pytest.mark.parametrize("make", OF_THE_LIBRARY, ids=id_of)
+def test_operations_of_a_portable_build(portable: Build, make: Make) -> None:
+    check_operation(make, Kind(portable.in_both_ways()), range(1000, 1025))
 
 
-def test_batches_of_a_portable_build(portable: Build) -> None:
-    shapes.check_batches(portable, 75)
-
-
-def test_embed_of_a_portable_build(portable: Build) -> None:
-    shapes.check_embed(portable)
-
-
-def test_norm_of_a_portable_build(portable: Build) -> None:
-    shapes.check_norm(portable)
-
-
-def test_gates_of_a_portable_build(portable: Build) -> None:
-    shapes.check_gated(portable)
-
-
-def test_experts_of_a_portable_build(portable: Build) -> None:
-    shapes.check_experts(portable)
-
-
-def test_quantized_products_of_a_portable_build(portable: Build) -> None:
-    shapes.check_quantized(portable)
-    shapes.check_mixed(portable)
-    shapes.check_extremes(portable)
-
-
-def test_quantized_experts_of_a_portable_build(portable: Build) -> None:
-    shapes.check_quantized_experts(portable)
-
-
-def test_draws_of_a_portable_build(portable: Build) -> None:
-    shapes.check_draws(portable)
-
-
-def test_prefill_of_a_portable_build(portable: Build) -> None:
-    shapes.check_prefill(portable)
-
-
-def test_decode_of_a_portable_build(portable: Build) -> None:
-    shapes.check_decode(portable)
-
-
-def test_an_int8_cache_of_a_portable_build(portable: Build) -> None:
-    shapes.check_int8(portable)
-
-
-def test_attention_of_a_portable_build_is_the_same_in_every_way(portable: Build) -> None:
-    for seed in range(20):
-        check_one_number(portable.attention, seed, ways=4)
+def test_attention_of_a_portable_build(portable: Build) -> None:
+    check_attention(portable, range(100, 150))
 
 
 # ---- memory

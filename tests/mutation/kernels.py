@@ -57,7 +57,7 @@ MUTANTS = (
         "gate, up = both.chunk(2, dim=-1)",
         "up, gate = both.chunk(2, dim=-1)",
         "The gate of an MLP is applied to the wrong half.",
-        ("tests/kernels/test_gates.py", TEST_TORCH),
+        ("tests/kernels/test_contract.py", TEST_TORCH),
     ),
     Mutant(
         "native-window-begins-a-token-late",
@@ -97,7 +97,7 @@ MUTANTS = (
         "        put16(to, 1, output, block + 2);\n    }\n};\n\nstruct Q5_0",
         "        put16(to, 1, output, block);\n    }\n};\n\nstruct Q5_0",
         "The least number of a Q4_1 block is taken from where its scale is.",
-        ("tests/kernels/test_quantized_operations.py", "tests/kernels/test_native_weights.py"),
+        ("tests/kernels/test_contract.py", "tests/kernels/test_native_weights.py"),
     ),
     Mutant(
         "native-fifth-bit-is-lost",
@@ -105,6 +105,6 @@ MUTANTS = (
         "numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;",
         "numbers[i] |= (from[i / 16] >> i % 8 & 1) << 4;",
         "The native kernel takes the fifth bits of a block from the wrong bytes.",
-        ("tests/kernels/test_native_weights.py", "tests/kernels/test_quantized_operations.py"),
+        ("tests/kernels/test_native_weights.py", "tests/kernels/test_contract.py"),
     ),
 )

@@ -1,0 +1,459 @@
+"""The contract of kernels: every operation is its formula; and native ones have one number: what they make of a row has the same
+bits beside any other rows, in any number, by one thread or two.
+
+Operations, their shapes and rows are drawn, often at the edges of what kernels cut or pad; weights are numbers, or quantized,
+or parts of both; tensors may have gaps. Builds for other CPUs and a sanitizer run the same cases. Attention has a contract of
+its own (tests/attention/contract.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.interface import Kernels, Weight
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.layers.experts import Experts
+from nanoengine.layers.factory import Factory
+from nanoengine.models.model_config import ExpertsConfig
+from nanoengine.quantization.tensor import Grouped, QuantizedTensor
+from nanoengine.sampling.logprobs import compute_logprobs
+from tests.kernels import formulas
+from tests.kernels.formulas import (
+    DTYPES,
+    ROUNDING,
+    SUMMED,
+    assert_drawn,
+    assert_gated,
+    assert_linear,
+    assert_norm,
+    gated,
+    strided,
+)
+from tests.kernels.mixtures import assert_mixture, experts_of, mixture
+from tests.kernels.quantized_matrices import (
+    DIFFERENT,
+    FORMATS,
+    Format,
+    assert_numbers,
+    assert_rounded,
+    drawn,
+    experts_from,
+)
+from tests.support import threads
+
+CPU = torch.device("cpu")
+EPS = 1e-6
+EDGES = (1, 2, 3, 4, 5, 12, 13, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is drawn for an implementation.
+
+    Attributes:
+        kernels: of which one is drawn for each case.
+        most: rows, inputs and outputs.
+        looser: so many times the error that is allowed, in the dtypes that are not float32: Triton's interpreter cuts off
+            bfloat16, and torch rounds logits and what is before a gate.
+    """
+
+    kernels: Sequence[Kernels]
+    most: tuple[int, int, int] = (130, 600, 90)
+    dtypes: Sequence[torch.dtype] = tuple(DTYPES)
+    formats: Sequence[Format] = tuple(FORMATS)
+    looser: int = 1
+    device: torch.device = CPU
+    edges: Sequence[int] = EDGES
+
+    @property
+    def is_native(self) -> bool:
+        return isinstance(self.kernels[0], NativeKernels)
+
+
+class Matrix(NamedTuple):
+    weight: Weight
+    sources: list[Tensor | QuantizedTensor]
+    form: Format | None
+
+    def parts(self) -> list[tuple[slice, Tensor | QuantizedTensor]]:
+        """The outputs of each part."""
+        firsts = [sum(source.shape[0] for source in self.sources[:i]) for i in range(len(self.sources))]
+        return [(slice(i, i + source.shape[0]), source) for i, source in zip(firsts, self.sources, strict=True)]
+
+
+Made = tuple[Tensor, ...]
+Operation = tuple[Callable[[Tensor], Made], Callable[..., None]]
+"""What makes something of some rows, given as indices; and what asserts that all rows together became what they should."""
+
+
+class Case:
+    """What the operations of one case have in common.
+
+    Attributes:
+        x: [rows, inputs].
+    """
+
+    def __init__(self, kind: Kind, seed: int):
+        self.kind, self.seed, self.rng = kind, 100 * seed, random.Random(seed)
+        self.dtype, self.kernels = self.rng.choice(kind.dtypes), self.rng.choice(kind.kernels)
+        self.looser = 1 if self.dtype is torch.float32 else kind.looser
+        self.rounds = isinstance(self.kernels, NativeKernels) and not self.kernels.exact
+        self.rows, self.inputs, self.outputs = map(self.size, kind.most)
+        self.x = self.numbers(self.rows, self.inputs)
+
+    def size(self, most: int) -> int:
+        return min(most, self.rng.choice([self.rng.choice(self.kind.edges), self.rng.randint(1, most)]))
+
+    def numbers(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        self.seed += 1
+        return formulas.random(*shape, dtype=dtype or self.dtype, seed=self.seed).to(self.kind.device)
+
+    def somehow(self, x: Tensor) -> Tensor:
+        """The same numbers, perhaps with gaps between them; for other kernels than native ones, between rows alone."""
+        if self.rng.random() > 0.2 or (x.dim() == 1 and not self.kind.is_native):
+            return x
+        return strided(x) if self.kind.is_native else torch.cat((x, x), -1)[..., : x.shape[-1]]
+
+    def maybe(self, x: Tensor) -> Tensor | None:
+        return self.rng.choice([None, x])
+
+    def matrix(self, *outputs: int) -> Matrix:
+        """Of so many parts: numbers, or quantized, of which the first may be numbers; then inputs are a multiple of the unit."""
+        form = None if not self.kind.formats or self.rng.random() < 0.4 else self.rng.choice(self.kind.formats)
+        if form:
+            self.inputs = max(form.unit, self.inputs // form.unit * form.unit)
+            self.x = self.numbers(self.rows, self.inputs) / 8
+        among = len(outputs) > 1 and self.rng.random() < 0.3
+        sources = [
+            self.numbers(count, self.inputs)
+            if form is None or (among and not i)
+            else drawn(form, count, self.inputs, i)
+            for i, count in enumerate(outputs)
+        ]
+        return self.filled(sources, form)
+
+    def filled(
+        self, sources: list[Tensor | QuantizedTensor], form: Format | None, dtype: torch.dtype | None = None
+    ) -> Matrix:
+        """The parts are filled in any order."""
+        weight = self.kernels.new_weight(
+            sum(x.shape[0] for x in sources), self.inputs, dtype or self.dtype, self.kind.device
+        )
+        matrix = Matrix(weight, sources, form)
+        for rows, source in self.rng.sample(matrix.parts(), len(sources)):
+            place = weight.rows(rows.start, source.shape[0])
+            assert place.shape == source.shape
+            place.copy_(self.somehow(source)) if isinstance(source, Tensor) else place.copy_quantized(source)
+        return matrix
+
+    def dense(self, source: Tensor | QuantizedTensor) -> Tensor:
+        """What products are made of: native kernels do not round what is quantized."""
+        if isinstance(source, Tensor):
+            return source
+        return source.dequantize(torch.float32 if self.kind.is_native else self.dtype).to(self.kind.device)
+
+    def check_product(self, out: Tensor, x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> None:
+        for rows, source in matrix.parts():
+            part = None if bias is None else bias[rows]
+            if self.rounds and not isinstance(source, Tensor):
+                assert bias is None
+                assert_rounded(out[:, rows], x, source)
+            else:
+                assert_linear(out[:, rows], x, self.dense(source), part, self.looser)
+
+    def check_near(self, found: Tensor, expected: Tensor) -> None:
+        """To the bit where the dtype is rounded to."""
+        if self.looser == 1:
+            assert torch.equal(found, expected)
+        else:
+            torch.testing.assert_close(found, expected, rtol=2.0**-7, atol=0)
+
+
+def linear(case: Case) -> Operation:
+    matrix = case.matrix(*(case.size(case.kind.most[2]) for _ in range(case.rng.choice([1, 1, 3]))))
+    bias = case.maybe(case.numbers(matrix.weight.shape[0]))
+
+    def call(rows: Tensor) -> Made:
+        x = case.somehow(case.x[rows])
+        return case.kernels.linear(x, matrix.weight, bias), case.kernels.logits(x, matrix.weight)
+
+    def check(out: Tensor, logits: Tensor) -> None:
+        assert (out.dtype, logits.dtype) == (case.dtype, torch.float32)
+        case.check_product(logits, case.x, matrix)
+        if case.kind.is_native:
+            assert torch.equal(out, (logits if bias is None else logits + bias.float()).to(case.dtype))
+        else:
+            case.check_product(out, case.x, matrix, bias)
+
+    return call, check
+
+
+def halves(case: Case) -> Matrix:
+    """Gates and what they are multiplied with: parts of their own, or of other sizes."""
+    cut = case.rng.randint(1, 2 * case.outputs - 1)
+    return case.matrix(
+        *case.rng.choice([(case.outputs, case.outputs), (2 * case.outputs,), (cut, 2 * case.outputs - cut)])
+    )
+
+
+def gated_linear(case: Case) -> Operation:
+    matrix, activation = halves(case), case.rng.choice(ACTIVATIONS)
+
+    def check(out: Tensor) -> None:
+        assert out.dtype == case.dtype
+        if case.rounds and matrix.form:
+            halves = case.kernels.logits(case.x, matrix.weight).double().chunk(2, 1)
+            tolerance = 1e-5 if case.dtype is torch.float32 else 0.05
+            torch.testing.assert_close(out.double(), gated(*halves, activation), rtol=tolerance, atol=tolerance)
+        else:
+            assert_gated(out, case.x, torch.cat([*map(case.dense, matrix.sources)]), activation, case.looser)
+
+    return lambda rows: (case.kernels.gated_linear(case.somehow(case.x[rows]), matrix.weight, activation),), check
+
+
+def after_norm(case: Case) -> Operation:
+    matrix, activation = halves(case), case.rng.choice(ACTIVATIONS)
+    norm, residual = case.numbers(case.inputs, dtype=torch.float32), case.maybe(case.numbers(*case.x.shape))
+    bias = case.maybe(case.numbers(2 * case.outputs))
+
+    def call(rows: Tensor) -> Made:
+        def added() -> Tensor | None:
+            return None if residual is None else residual[rows]
+
+        x = case.x[rows]
+        product = case.kernels.norm_linear(x, added(), norm, EPS, matrix.weight, bias)
+        made = *product, *case.kernels.norm_gated_linear(x, added(), norm, EPS, matrix.weight, activation)
+        assert torch.equal(x, case.x[rows]), "nothing that is given is changed, but a residual"
+        return made
+
+    def check(out: Tensor, total: Tensor, gates: Tensor, other_total: Tensor) -> None:
+        expected = case.x if residual is None else case.x + residual
+        case.check_near(total, expected)
+        case.check_near(other_total, expected)
+        wide = expected.float()
+        is_own = case.kind.is_native and (matrix.form is None) == isinstance(matrix.sources[0], Tensor)
+        if is_own and (matrix.form or case.dtype is torch.float32):  # the norm is not rounded on the way
+            alone = case.filled(matrix.sources, matrix.form, torch.float32).weight
+            factors = case.kernels.rms_norm(wide, norm, EPS)
+            assert torch.equal(
+                out, case.kernels.linear(factors, alone, None if bias is None else bias.float()).to(case.dtype)
+            )
+            found = case.kernels.gated_linear(factors, alone, activation)
+            if case.dtype is torch.float32 or alone.halves_match:  # type: ignore[attr-defined]
+                torch.testing.assert_close(gates, found.to(case.dtype), rtol=0, atol=1e-37)  # what is smaller may be 0
+            else:  # products are rounded before they are gates
+                torch.testing.assert_close(gates.float(), found, rtol=0.05, atol=0.05)
+            return
+        exact = wide.double()
+        factors = exact / (exact.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
+        blur = case.looser * (1 + 1.1 * ROUNDING[case.dtype] / SUMMED)  # of a norm that is rounded
+        for rows, source in matrix.parts():
+            if not case.rounds or isinstance(source, Tensor):
+                part = None if bias is None else bias[rows]
+                assert_linear(out[:, rows], factors, case.dense(source), part, case.looser, blur)
+        if not case.rounds or not matrix.form:
+            dense = torch.cat([*map(case.dense, matrix.sources)])
+            assert_gated(gates, factors, dense, activation, 2 * case.looser, blur)
+
+    return call, check
+
+
+def norm(case: Case) -> Operation:
+    weight, residual, size = (
+        case.numbers(case.inputs, dtype=torch.float32),
+        case.numbers(*case.x.shape),
+        10.0 ** case.rng.randint(-4, 4),
+    )
+    case.x = (case.x * size).to(case.dtype)
+    eps = case.rng.choice([EPS, 1e-2, 1.0])
+
+    def check(out: Tensor, normed: Tensor, total: Tensor) -> None:
+        assert_norm(out, case.x, weight, eps, case.looser)
+        case.check_near(total, case.x + residual)
+        assert_norm(normed, total, weight, eps, case.looser)
+
+    def call(rows: Tensor) -> Made:
+        x, before = case.x[rows], residual[rows]
+        return case.kernels.rms_norm(case.somehow(x), weight, eps), *case.kernels.add_rms_norm(x, before, weight, eps)
+
+    return call, check
+
+
+def gate(case: Case) -> Operation:
+    both, activation = case.numbers(case.rows, 2 * case.inputs) * 4, case.rng.choice(ACTIVATIONS)
+
+    def check(out: Tensor) -> None:
+        tolerance = case.looser * {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[case.dtype]
+        exact = gated(*both.double().chunk(2, 1), activation)
+        torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
+
+    return lambda rows: (case.kernels.gate(both[rows], activation),), check
+
+
+def embed(case: Case) -> Operation:
+    matrix = case.matrix(case.outputs, case.size(case.kind.most[2]))
+    ids = torch.randint(0, matrix.weight.shape[0], (case.rows,), device=case.kind.device)
+
+    def check(found: Tensor) -> None:
+        assert found.dtype == case.dtype
+        for rows, source in matrix.parts():
+            here = (ids >= rows.start) & (ids < rows.stop)
+            local = ids[here] - rows.start
+            if not len(local):
+                continue
+            if matrix.form and not isinstance(source, Tensor) and case.kind.is_native:
+                assert_numbers(found[here], matrix.form, source[local])
+            else:
+                case.check_near(found[here], case.dense(source)[local])
+
+    return lambda rows: (case.kernels.embed(case.somehow(ids[rows]), matrix.weight),), check
+
+
+def experts(case: Case) -> Operation:
+    count, activation = case.rng.choice([1, 2, 3, 5, 9, 64]), case.rng.choice(ACTIVATIONS)
+    form = case.rng.choice([None, *DIFFERENT]) if case.kind.formats and case.kind.is_native else None
+    size, hidden = (256, 256) if form else (case.size(case.kind.most[2]), case.size(case.kind.most[2]))
+    rows = case.rows = case.rng.choice([1, case.rows, 3 * case.rows])
+    per_row = case.rng.randint(1, min(count, 4))
+    given = mixture(rows, count, per_row, hidden, size, case.dtype, case.kind.device.type, activation)
+    matrices = [given.gate, given.up, given.down]
+    if form:
+        sources = [[drawn(form, 256, 256, seed=10 * i + j) for j in range(count)] for i in range(3)]
+        weights = [experts_from(case.kernels, values, case.dtype) for values in sources]
+        matrices = [torch.stack([one.dequantize(torch.float32) for one in values]) for values in sources]
+        given = replace(given, x=given.x / 16)
+    else:
+        weights = [experts_of(case.kernels, values) for values in matrices]
+
+    def call(rows: Tensor) -> Made:
+        x, chosen, factors = (case.somehow(x[rows]) for x in (given.x, given.chosen, given.factors))
+        return (case.kernels.experts(x, *weights, chosen, factors, activation, given.biases),)
+
+    def check(out: Tensor) -> None:
+        if not form:
+            assert_mixture(out, given, case.looser)
+            return
+        exact = replace(given, gate=matrices[0], up=matrices[1], down=matrices[2]).exact()
+        tolerance = 0.05 if case.rounds else 2e-6 if case.dtype is torch.float32 else 2.0**-7
+        assert (out.double() - exact).norm() <= tolerance * exact.norm()
+
+    return call, check
+
+
+def extremes(case: Case) -> Operation:
+    """No sum saturates: numbers at their ends, -128 among them, times activations at theirs."""
+    bits, case.inputs = case.rng.choice([4, 8]), 256
+    numbers = torch.full((16, 256), case.rng.choice([0, (1 << bits) - 1]), dtype=torch.uint8)
+    source = Grouped(numbers, torch.ones(16, 1), None, bits)
+    matrix, x = case.filled([source], None), torch.full((case.rows, 256), case.rng.choice([-127.0, 127.0]))
+
+    def check(out: Tensor) -> None:
+        torch.testing.assert_close(out, x @ source.dequantize(torch.float32).T, rtol=1e-5, atol=0)
+
+    return lambda rows: (case.kernels.logits(x[rows].to(case.dtype), matrix.weight),), check
+
+
+def draw(case: Case) -> Operation:
+    count = case.rng.choice([1, 2, 15, 16, 17, 1000, 16_383, 16_385, 20_000, 40_000])
+    rows = case.rows = min(case.rows, 200_000 // count)
+    logits, keys = (
+        case.numbers(rows, count, dtype=torch.float32) * case.rng.choice([0, 1, 5]),
+        torch.arange(rows) * 7919 + case.seed,
+    )
+    temperature = torch.tensor([case.rng.choice([0.0, 1.0]) for _ in range(rows)])
+
+    def call(rows: Tensor) -> Made:
+        given = (case.somehow(x[rows]) for x in (logits, keys, temperature))
+        assert isinstance(case.kernels, NativeKernels)
+        return case.kernels.draw_tokens(*given), case.kernels.log_sum_exp(case.somehow(logits[rows]))
+
+    def check(tokens: Tensor, sums: Tensor) -> None:
+        greedy = temperature == 0
+        assert torch.equal(tokens[greedy], logits[greedy].argmax(-1))
+        assert_drawn(tokens[~greedy], logits[~greedy], keys[~greedy])
+        torch.testing.assert_close(sums, logits.logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+    return call, check
+
+
+def choose(case: Case) -> Operation:
+    """Nothing is checked but that a row is chosen for by itself: tests/kernels/test_sampling.py says what is right."""
+    vocab, rng = case.rng.choice([40, 3_000, 40_000]), case.rng
+    count = case.rows = min(case.rows, 400_000 // vocab)
+    logits = case.numbers(count, vocab, dtype=torch.float32) * 4
+    table = SamplingTable(
+        torch.tensor([rng.choice([0.0, 0.7, 1.5]) for _ in range(count)]),
+        torch.tensor([rng.choice([0, 0, 1, 30, 3_000]) for _ in range(count)], dtype=torch.int32),
+        torch.tensor([rng.choice([1.0, 1.0, 0.5, 0.95, 0.99999]) for _ in range(count)]),
+        torch.tensor([rng.choice([0.0, 0.0, 0.05]) for _ in range(count)]),
+        torch.arange(count) * 7919,
+    )
+    return lambda rows: (case.kernels.choose_tokens(logits[rows], table, rows.int(), rows + 3),), lambda _: None
+
+
+def route(case: Case) -> Operation:
+    """Against transformers it is in tests/layers/test_experts.py."""
+    count = case.rng.randint(1, 300)
+    chosen = case.rng.randint(1, min(count, 16))
+    facts = ExpertsConfig(num_experts=count, num_chosen=chosen, intermediate_size=32, normalize=True)
+    layer = Experts(Factory(case.kernels, case.dtype, CPU), case.inputs, facts)
+    layer.router.weight = case.filled([case.numbers(count, case.inputs)], None).weight
+    return lambda rows: layer.route(case.x[rows]), lambda *_: None
+
+
+def log_probabilities(case: Case) -> Operation:
+    """Their values are in tests/sampling."""
+    vocab = case.rng.choice([40, 3_001, 40_000])
+    count = case.rows = min(case.rows, 400_000 // vocab)
+    logits, own = case.numbers(count, vocab, dtype=torch.float32) * 4, torch.arange(count) * 31 % vocab
+
+    def call(rows: Tensor) -> Made:
+        found = compute_logprobs(lambda part: logits[rows[part]], own[rows], 5)
+        return found.own, found.ranks, found.top, found.top_ids
+
+    return call, lambda *_: None
+
+
+OPERATIONS: list[Callable[[Case], Operation]] = [linear, gated_linear, after_norm, norm, gate, embed, experts]
+OF_THE_LIBRARY = [*OPERATIONS, extremes, draw]
+OF_NATIVE_KERNELS = [*OF_THE_LIBRARY, choose, route, log_probabilities]
+
+
+def id_of(make: Callable[[Case], Operation]) -> str:
+    return make.__name__
+
+
+def check_operation(make: Callable[[Case], Operation], kind: Kind, seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        try:
+            case = Case(kind, seed)
+            call, check = make(case)
+            made = call(torch.arange(case.rows, device=kind.device))
+            check(*made)
+            if make in OF_THE_LIBRARY:
+                assert not any(map(len, call(torch.arange(0, device=kind.device)))), "no rows make no rows"
+            if kind.is_native:
+                check_one_number(case.rng, call, made)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def check_one_number(rng: random.Random, call: Callable[[Tensor], Made], made: Made) -> None:
+    """Any rows in any order, few of them above all, are made of what they were made of all together."""
+    all_rows = len(made[0])
+    for most in (1, 1, 5, 5, all_rows, all_rows):
+        rows = torch.tensor(rng.sample(range(all_rows), rng.randint(1, min(most, all_rows))))
+        with threads(rng.choice([1, 2])):
+            found = call(rows)
+        for some, every in zip(found, made, strict=True):
+            same = torch.equal(some.nan_to_num(7.5), every[rows].nan_to_num(7.5))
+            assert same, f"rows {rows.tolist()} are others alone"
+            assert torch.equal(some.isnan(), every[rows].isnan()), f"rows {rows.tolist()} are others alone"

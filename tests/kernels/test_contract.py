@@ -1,0 +1,50 @@
+"""Every implementation keeps the contract of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+
+from nanoengine.kernels.native_kernels import NativeKernels
+from nanoengine.kernels.native_operations import unsupported_reason
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
+from tests.kernels.contract import OF_NATIVE_KERNELS, OPERATIONS, Case, Kind, Operation, check_operation, id_of
+from tests.kernels.quantized_matrices import GROUPS
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SEEDS = {"torch": 12, "native": 50, "triton": 12}
+
+
+@cache
+def kind_of(name: str) -> Kind:
+    """A test is skipped with the reason that one cannot run here."""
+    if name == "torch":
+        return Kind([TorchKernels()], (60, 200, 40), looser=4)
+    reason = (
+        unsupported_reason(torch.device("cpu"), torch.float32)
+        if name == "native"
+        else triton_unsupported_reason(DEVICE)
+    )
+    if reason is not None:
+        pytest.skip(f"no {name} kernels: {reason}")
+    if name == "native":
+        return Kind([NativeKernels(), NativeKernels(), NativeKernels(exact=True)])
+    from nanoengine.kernels.triton_kernels import TritonKernels
+
+    return Kind([TritonKernels()], (12, 200, 40), ALL_DTYPES, GROUPS, 4, DEVICE)
+
+
+@pytest.mark.parametrize("make", OF_NATIVE_KERNELS, ids=id_of)
+def test_native(make: Callable[[Case], Operation]) -> None:
+    check_operation(make, kind_of("native"), range(SEEDS["native"]))
+
+
+@pytest.mark.parametrize("name", ["torch", "triton"])
+@pytest.mark.parametrize("make", OPERATIONS, ids=id_of)
+def test_torch_and_triton(make: Callable[[Case], Operation], name: str) -> None:
+    check_operation(make, kind_of(name), range(SEEDS[name]))
