@@ -41,7 +41,19 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when they are first used: a folder of the package may be deleted, and the rest works."""
+    """Names are imported when they are first used: a folder of the package may be deleted, and the rest works.
+
+    Raises:
+        InvalidConfig: the folder was deleted.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module 'nanoengine' has no attribute {name!r}")
-    return getattr(import_module(f"nanoengine.{_MODULES[name]}"), name)
+    try:
+        return getattr(import_module(f"nanoengine.{_MODULES[name]}"), name)
+    except ModuleNotFoundError:
+        from nanoengine.builder import is_installed, not_installed
+
+        folder = _MODULES[name].partition(".")[0]
+        if is_installed(folder):
+            raise
+        raise not_installed(folder) from None

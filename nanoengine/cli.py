@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanoengine.builder import is_installed
 from nanoengine.core.outputs import RequestOutput
@@ -16,7 +16,9 @@ from nanoengine.llm import LLM, show_log
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
 from nanoengine.models.tokenizer import Message
-from nanoengine.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanoengine.sampling.params import SamplingParams
 
 DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows, a token begins with the blank before it
     "def binary_search(",
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def demo(args: argparse.Namespace) -> None:
     """Complete a few beginnings of Python code in one batch, then once more to show the prefix cache."""
+    from nanoengine import SamplingParams
+
     params = SamplingParams(temperature=args.temperature, top_p=0.95, max_tokens=args.max_tokens, seed=args.seed)
     with _open(args) as llm:
         start = perf_counter()
@@ -152,6 +156,8 @@ def _open(args: argparse.Namespace) -> LLM:
 
 
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+    from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
+
     return SamplingParams(
         temperature=args.temperature,
         top_k=args.top_k,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,11 @@ def test_logits_at_every_position_are_those_of_transformers(tmp_path: Path, shap
     for kernels, chunks in (("auto", (40, 7)), ("torch", (17,))):
         with engine(folder, kernels=kernels, max_model_len=max_len) as llm:
             for chunk in chunks:
-                logits = forced_logits(llm, TOKENS, num_prompt_tokens=40, chunk=chunk)
+                logits = forced_logits(llm, TOKENS, num_prompt_tokens=60, chunk=chunk)
                 torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
             assert num_weights(model_runner(llm).model) == model.num_parameters()
             assert llm.built.models.model_config.num_parameters() == model.num_parameters()
-            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+            params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
             for prompt in (TOKENS[:40], TOKENS[:57]):  # the second finds the first in the cache
                 tokens = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0].token_ids
                 assert tokens == reference_choices(model, prompt, tokens)
@@ -69,18 +70,13 @@ SIZES_OF = {
     "GptOssForCausalLM": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeForCausalLM": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
 }
+LAYERS = {"full": ["full_attention"] * 4, "both": ["full_attention", "sliding_attention"] * 2}
 CHANGES: list[dict[str, Any]] = [
-    {},
-    {"sliding_window": 8},
-    {"sliding_window": None},
-    {"sliding_window": 8, "use_sliding_window": True},
-    {"use_sliding_window": True},
-    {"use_sliding_window": True, "max_window_layers": 2},
-    {"use_sliding_window": True, "max_window_layers": 4},
-    {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention"] * 4},
-    {"sliding_window": 8, "layer_types": ["full_attention"] * 4},
-    {"sliding_window": 8, "use_sliding_window": True, "layer_types": ["full_attention", "sliding_attention"] * 2},
-    {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    *({}, {"sliding_window": 8}, {"sliding_window": None}),
+    *({"use_sliding_window": True} | own for own in ({}, {"sliding_window": 8})),
+    *({"use_sliding_window": True, "max_window_layers": count} for count in (2, 4)),
+    *({"sliding_window": 8, "layer_types": kinds} for kinds in LAYERS.values()),
+    *({"sliding_window": 8, "use_sliding_window": True, "layer_types": kinds} for kinds in LAYERS.values()),
 ]
 
 
@@ -99,10 +95,12 @@ def windows_of_transformers(config: Any) -> list[int | None]:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(
-    architecture: str, changes: dict[str, Any]
-) -> None:
+def test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers(architecture: str) -> None:
+    for changes in CHANGES:
+        check_meaning(architecture, changes)
+
+
+def check_meaning(architecture: str, changes: dict[str, Any]) -> None:
     table = SIZES | SIZES_OF.get(architecture, {}) | changes
     theirs = getattr(transformers, architecture).config_class(**table)
     stated = table | {"architectures": [architecture]}
@@ -132,22 +130,23 @@ def test_gemma3_in_the_schema_of_transformers_4_scales_what_all_is_seen_of() -> 
     for layer, kind in enumerate(theirs.layer_types):
         rope, right = ours.layer(layer).rope, theirs.rope_parameters[kind]
         assert rope is not None
-        assert (rope.theta, rope.kind, rope.factor) == (
+        assert [rope.theta, rope.kind, rope.factor] == [
             right["rope_theta"],
             right["rope_type"],
             right.get("factor", 1.0),
-        )
+        ]
 
 
-@pytest.mark.parametrize("stated", [{}, {"original_max_position_embeddings": 2048}])
-@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 64}])
-def test_what_phi3_was_trained_on_stands_beside_its_rotation(stated: dict[str, Any], inner: dict[str, Any]) -> None:
-    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    table = SIZES | stated | {"rope_scaling": {"type": "longrope"} | factors | inner}
-    theirs = transformers.Phi3Config(**table).rope_parameters["original_max_position_embeddings"]
-    rope = read_model_config(table | {"architectures": ["Phi3ForCausalLM"]}).layers[0].rope
-    assert rope is not None
-    assert rope.trained_positions == theirs
+def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
+    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    for stated, inner in product(
+        ({}, {"original_max_position_embeddings": 2048}), ({}, {"original_max_position_embeddings": 64})
+    ):
+        table = SIZES | stated | {"rope_scaling": factors | inner}
+        theirs = transformers.Phi3Config(**table).rope_parameters["original_max_position_embeddings"]
+        rope = read_model_config(table | {"architectures": ["Phi3ForCausalLM"]}).layers[0].rope
+        assert rope is not None
+        assert rope.trained_positions == theirs
 
 
 @pytest.mark.parametrize(
@@ -185,55 +184,8 @@ def test_what_would_be_computed_otherwise_or_not_at_all_is_refused_by_name(
         read_model_config(SIZES | SIZES_OF.get(architecture, {}) | changes | {"architectures": [architecture]})
 
 
-def test_qwen3_06b_in_the_schema_of_transformers_4() -> None:
+def test_qwen3_06b_in_the_schemas_of_transformers_4_and_5() -> None:
     assert read_model_config(QWEN3_06B) == support.QWEN3_06B
-
-
-def test_qwen3_06b_in_the_schema_of_transformers_5_is_the_same() -> None:
-    config = without("rope_theta", "rope_scaling", "torch_dtype") | {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
-        "dtype": "bfloat16",
-    }
-    assert read_model_config(config) == read_model_config(QWEN3_06B)
-
-
-@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("prefix", ["", "torch."])
-def test_the_checkpoints_dtype_is_found_in_every_spelling(key: str, dtype: str, prefix: str) -> None:
-    assert read_model_config(without("torch_dtype") | {key: prefix + dtype}).dtype == dtype
-
-
-def test_without_a_dtype_it_is_float32() -> None:
-    assert read_model_config(without("torch_dtype")).dtype == "float32"
-
-
-def test_other_dtypes_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModel, match="float8_e4m3fn"):
-        read_model_config(QWEN3_06B | {"torch_dtype": "float8_e4m3fn"})
-
-
-@pytest.mark.parametrize(
-    "architectures",
-    [
-        ["GPT2LMHeadModel"],
-        ["Gemma3ForConditionalGeneration", 7],
-        [],
-        None,
-        "Qwen3Model",
-        "Qwen3ForCausalLM",
-        {"Qwen3ForCausalLM": 1},
-        [["Qwen3ForCausalLM"]],
-        7,
-        True,
-    ],
-    ids=str,
-)
-def test_other_architectures_are_refused_with_the_supported_ones(architectures: object) -> None:
-    with pytest.raises(UnsupportedModel, match="supported are Gemma2ForCausalLM, Gemma3ForCausalLM, GptOss"):
-        read_model_config(QWEN3_06B | {"architectures": architectures})
-
-
-def test_a_config_without_architectures_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="architectures"):
-        read_model_config({})
+    new = without("rope_theta", "rope_scaling", "torch_dtype") | {"dtype": "bfloat16"}
+    new |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000}}
+    assert read_model_config(new) == support.QWEN3_06B

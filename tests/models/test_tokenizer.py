@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,28 @@ TEMPLATE = (
 USER = {"role": "user", "content": "hello"}
 
 
+def save(folder: Path, template: Any = None) -> Path:
+    """A tokenizer of bytes."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def change(folder: Path, name: str = "tokenizer_config.json", **changes: Any) -> None:
+    """The fields of a table in the folder."""
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | changes))
+
+
 @pytest.fixture(scope="module")
 def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    byte_tokenizer().save_pretrained(folder)
-    return folder
+    return save(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture
+def copy(plain_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plain_folder, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="module")
@@ -49,50 +66,30 @@ def plain(plain_folder: Path) -> HFTokenizer:
 
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
-    folder = tmp_path_factory.mktemp("chatting")
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return HFTokenizer(folder)
+    return HFTokenizer(save(tmp_path_factory.mktemp("chatting"), TEMPLATE))
 
 
 @pytest.mark.parametrize(
-    "text", ["hello", " two  spaces ", "Grüße, 你好 🎉", "a\nb\tc\x00d", "'s n't .", "def f(x) :\n\treturn x ,"]
+    "text", ["", "hé", " two  spaces ", "Grüße, 你好 🎉", "a\nb\tc\x00d", "'s n't .", "def f(x) :\n\treturn x ,"]
 )
 def test_decode_gives_the_encoded_text_back(plain: HFTokenizer, text: str) -> None:
-    assert plain.decode(plain.encode(text)) == text
-
-
-def test_encode_gives_plain_python_integers(plain: HFTokenizer) -> None:
-    ids = plain.encode("hé")
+    ids = plain.encode(text)
+    assert plain.decode(ids) == text
     assert isinstance(ids, list)
-    assert len(ids) == 3
+    assert len(ids) == len(text.encode())
     assert all(type(token) is int for token in ids)
-
-
-def test_the_empty_text_has_no_tokens(plain: HFTokenizer) -> None:
-    assert plain.encode("") == []
-    assert plain.decode([]) == ""
+    for cut in range(len(ids)):
+        assert plain.decode(ids[:cut]) == text.encode()[:cut].decode(errors="replace"), "what is cut in two is marked"
 
 
 def test_special_tokens_have_no_text_or_their_own(plain: HFTokenizer) -> None:
-    ids = plain.encode("ab")
-    ids = [END_OF_TEXT, ids[0], END_OF_TEXT, ids[1], END_OF_TEXT]
-    assert plain.decode(ids) == "ab"
-    assert plain.decode(ids, skip_special_tokens=False) == "<|endoftext|>a<|endoftext|>b<|endoftext|>"
-
-
-def test_a_character_cut_in_two_is_marked_as_incomplete(plain: HFTokenizer) -> None:
-    assert plain.decode(plain.encode("aé")[:-1]) == "a\ufffd"
-
-
-def test_ids_beyond_the_tokenizers_vocabulary_have_no_text(plain: HFTokenizer) -> None:
-    """Models pad their vocabularies: such an id can be sampled."""
-    assert plain.decode([*plain.encode("ab"), 299]) == "ab"
-
-
-def test_the_end_of_text_is_that_of_the_files(plain: HFTokenizer) -> None:
     assert plain.eos_token_id == END_OF_TEXT
+    for text in ("<|endoftext|>", "<|endoftext|>a<|endoftext|>b<|endoftext|>", "<|endoftext|><|endoftext|>"):
+        ids = plain.encode(text)
+        assert END_OF_TEXT in ids
+        assert plain.decode(ids, skip_special_tokens=False) == text
+        assert plain.decode(ids) == text.replace("<|endoftext|>", "")
+    assert plain.decode([*plain.encode("ab"), 299]) == "ab", "models pad their vocabularies: such an id can be sampled"
 
 
 def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenizer) -> None:
@@ -124,12 +121,11 @@ def test_text_that_a_tokenizer_has_no_tokens_for_is_a_named_error(tmp_path: Path
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "chat_template.jinja"]
 )
-def test_a_file_too_large_to_be_sound_is_never_read(tmp_path: Path, plain_folder: Path, name: str) -> None:
-    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
-    with open(folder / name, "wb") as file:
+def test_a_file_too_large_to_be_sound_is_never_read(copy: Path, name: str) -> None:
+    with open(copy / name, "wb") as file:
         file.truncate(2**40)
     with pytest.raises(ModelNotFound, match=f"no tokenizer that can be read: {name} has {2**40} bytes"):
-        HFTokenizer(folder)
+        HFTokenizer(copy)
 
 
 # ---- chats
@@ -138,88 +134,63 @@ def test_a_file_too_large_to_be_sound_is_never_read(tmp_path: Path, plain_folder
 def test_a_chat_is_encoded_by_the_models_template(chatting: HFTokenizer) -> None:
     messages = [{"role": "system", "content": "be kind"}, USER]
     assert chatting.decode(chatting.encode_chat(messages)) == "<system>be kind\n<user>hello\n<assistant>"
+    assert chatting.encode_chat([{"role": "user", "content": "a<|endoftext|>b"}]).count(END_OF_TEXT) == 1
+    answer = {"role": "assistant", "content": "well"}
+    assert chatting.render_chat([USER]) == "<user>hello\n<assistant>"
+    assert chatting.render_chat([USER], add_generation_prompt=False) == "<user>hello\n"
+    going_on = {"add_generation_prompt": False, "continue_final_message": True}
+    assert chatting.render_chat([USER, answer], **going_on) == "<user>hello\n<assistant>well"
+    assert chatting.encode_chat([USER]) == chatting.encode(chatting.render_chat([USER]), add_special_tokens=False)
 
 
-def test_special_tokens_of_a_template_become_their_ids(chatting: HFTokenizer) -> None:
-    ids = chatting.encode_chat([{"role": "user", "content": "a<|endoftext|>b"}])
-    assert ids.count(END_OF_TEXT) == 1
-
-
-def test_a_tokenizer_without_a_template_says_what_to_do(plain: HFTokenizer) -> None:
-    with pytest.raises(InvalidPrompt, match="no chat template: use generate"):
-        plain.encode_chat([USER])
-
-
-def test_what_a_template_refuses_is_told_in_its_own_words(chatting: HFTokenizer) -> None:
-    with pytest.raises(InvalidPrompt, match="no villains here"):
-        chatting.encode_chat([USER, {"role": "villain", "content": "ha"}])
-
-
-def test_a_broken_template_is_a_named_error(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }"
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InvalidPrompt, match="chat template"):
-        HFTokenizer(tmp_path).encode_chat([USER])
-
-
-def test_a_template_cannot_reach_python(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(InvalidPrompt, match="chat template"):
-        HFTokenizer(tmp_path).encode_chat([USER])
+NO_MESSAGES: list[Any] = [["hello"], [{"content": "hello"}], [{"role": "user"}], [None], [USER, 3], [["user", "hello"]]]
 
 
 @pytest.mark.parametrize(
-    "messages", [["hello"], [{"content": "hello"}], [{"role": "user"}], [None], [USER, 3], [["user", "hello"]], "hello"]
+    ("template", "messages", "message"),
+    [
+        (None, [USER], "no chat template: use generate"),
+        (TEMPLATE, [USER, {"role": "villain", "content": "ha"}], "no villains here"),
+        ("{% for message in messages %}{{ message.content }", [USER], "chat template"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", [USER], "chat template"),
+        *((TEMPLATE, messages, "role and a content") for messages in (*NO_MESSAGES, "hello")),
+        *((TEMPLATE, [{"role": "user", "content": text}], "not valid Unicode") for text in ("\ud800", "a\udc80b")),
+    ],
 )
-def test_messages_without_role_and_content_are_refused(chatting: HFTokenizer, messages: Any) -> None:
-    with pytest.raises(InvalidPrompt, match="role and a content"):
-        chatting.encode_chat(messages)
+def test_what_is_no_chat_is_a_named_error(tmp_path: Path, template: str | None, messages: Any, message: str) -> None:
+    tokenizer = HFTokenizer(save(tmp_path, template))
+    with pytest.raises(InvalidPrompt, match=message):
+        tokenizer.encode_chat(messages)
+    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
+        tokenizer.encode("\ud800")
 
 
 def test_what_a_template_asks_for_is_passed_to_it(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{% if thinking %}think: {% endif %}{{ messages[0].content }}"
-    tokenizer.save_pretrained(tmp_path)
-    loaded = HFTokenizer(tmp_path)
+    loaded = HFTokenizer(save(tmp_path, "{% if thinking %}think: {% endif %}{{ messages[0].content }}"))
     assert loaded.decode(loaded.encode_chat([USER])) == "hello"
     assert loaded.decode(loaded.encode_chat([USER], {"thinking": True})) == "think: hello"
 
 
 def test_tools_are_passed_to_the_template_made_for_them(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = {"default": "plain", "tool_use": "{{ tools[0].name }}"}
-    tokenizer.save_pretrained(tmp_path)
-    loaded = HFTokenizer(tmp_path)
+    loaded = HFTokenizer(save(tmp_path, {"default": "plain", "tool_use": "{{ tools[0].name }}"}))
     assert loaded.decode(loaded.encode_chat([USER])) == "plain"
     assert loaded.decode(loaded.encode_chat([USER], tools=[{"name": "weather"}])) == "weather"
     assert loaded.decode(loaded.encode_chat([USER], {"tools": [{"name": "sun"}]})) == "plain"
 
 
-@pytest.mark.parametrize("form", ["text", "list", "file", "folder"])
+@pytest.mark.parametrize("form", ["text", "list", "chat_template.jinja", "additional_chat_templates/default.jinja"])
 def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: str) -> None:
-    template = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}"
+    template: Any = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}"
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
     tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer_config.json"
-    config = json.loads(path.read_text())
-    if form == "text":
-        config["chat_template"] = template
+    if form.endswith("jinja"):
+        (tmp_path / form).parent.mkdir(exist_ok=True)
+        (tmp_path / form).write_text(template)
+        template = "the files come first"
     elif form == "list":
-        config["chat_template"] = [{"name": "default", "template": template}, {"name": "rag", "template": "no"}]
-    else:
-        config["chat_template"] = "the files come first"
-        at = (
-            tmp_path / "chat_template.jinja"
-            if form == "file"
-            else tmp_path / "additional_chat_templates" / "default.jinja"
-        )
-        at.parent.mkdir(exist_ok=True)
-        at.write_text(template)
-    path.write_text(json.dumps(config))
+        template = [{"name": "default", "template": template}, {"name": "rag", "template": "no"}]
+    change(tmp_path, chat_template=template)
     loaded = HFTokenizer(tmp_path)
     ids = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], add_generation_prompt=True)["input_ids"]
     assert loaded.encode_chat([USER]) == ids
@@ -227,20 +198,9 @@ def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: s
 
 
 def test_special_tokens_that_only_the_class_has_are_those_of_transformers(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ bos_token }}{{ unk_token }}{{ cls_token is defined }}"
-    tokenizer.save_pretrained(tmp_path)
+    loaded = HFTokenizer(save(tmp_path, "{{ bos_token }}{{ unk_token }}{{ cls_token is defined }}"))
     expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], tokenize=False)
-    loaded = HFTokenizer(tmp_path)
     assert loaded.decode(loaded.encode_chat([USER])) == expected
-
-
-@pytest.mark.parametrize("text", ["\ud800", "a\udc80b"])
-def test_text_that_is_not_unicode_is_a_named_error(chatting: HFTokenizer, text: str) -> None:
-    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
-        chatting.encode(text)
-    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
-        chatting.encode_chat([{"role": "user", "content": text}])
 
 
 # ---- GGUF files
@@ -253,25 +213,18 @@ def from_gguf() -> GGUFTokenizer:
 
 
 def test_a_gguf_file_has_all_that_a_folder_has(from_gguf: GGUFTokenizer) -> None:
+    hf = from_gguf.hf
     ids = from_gguf.encode("ab cd")
     assert ids[0] == 1
     assert from_gguf.decode(ids) == "ab cd"
-    assert (from_gguf.eos_token_id, from_gguf.eos_token_ids) == (2, [2, ids_of(from_gguf, "<|im_end|>")])
+    assert (from_gguf.eos_token_id, from_gguf.eos_token_ids) == (2, [2, hf.convert_tokens_to_ids("<|im_end|>")])
     chat = from_gguf.encode_chat([USER])
     assert chat.count(1) == 1, "the template has the first-of-text token, and it is not added again"
     assert from_gguf.decode(chat) == "<user>hello\n<assistant>"
-
-
-def ids_of(tokenizer: GGUFTokenizer, token: str) -> int:
-    return int(tokenizer.hf.convert_tokens_to_ids(token))
-
-
-def test_the_same_gguf_tokenizer_as_an_object_of_transformers(from_gguf: GGUFTokenizer) -> None:
-    assert from_gguf.hf("ab cd")["input_ids"] == from_gguf.encode("ab cd")
-    assert from_gguf.hf.apply_chat_template([USER], add_generation_prompt=True)["input_ids"] == from_gguf.encode_chat(
-        [USER]
-    )
-    assert from_gguf.hf.eos_token_id == 2
+    # The same as an object of transformers.
+    assert hf("ab cd")["input_ids"] == ids
+    assert hf.apply_chat_template([USER], add_generation_prompt=True)["input_ids"] == chat
+    assert hf.eos_token_id == 2
 
 
 def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFTokenizer) -> None:
@@ -280,48 +233,49 @@ def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFToken
         assert tokenizer.decode(tokenizer.encode_chat([USER])) == "new"
 
 
-def test_a_gguf_file_without_a_template_says_what_to_do() -> None:
+def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
     with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: use generate"):
         GGUFTokenizer(bpe()).encode_chat([USER])
-
-
-def test_a_gguf_file_of_an_unknown_kind_is_a_named_error() -> None:
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model is 'rwkv'"):
         GGUFTokenizer(bpe(**{"tokenizer.ggml.model": "rwkv"}))
+
+
+TOKENIZERS = cache(
+    lambda: [
+        *(GGUFTokenizer(sentencepiece(**{"tokenizer.ggml.add_space_prefix": own})) for own in (True, False)),
+        GGUFTokenizer(bpe()),
+    ]
+)
 
 
 @FAST
 @given(
     text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
-    add_space=st.booleans(),
+    number=st.integers(0, 2),
     skip=st.booleans(),
     specials=st.integers(0, 2),
 )
 def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(
-    text: str, add_space: bool, skip: bool, specials: int
+    text: str, number: int, skip: bool, specials: int
 ) -> None:
     """SentencePiece drops the first space of a text, and only that, wherever the window of the stream begins."""
-    metadata = sentencepiece(**{"tokenizer.ggml.add_space_prefix": add_space})
-    for tokenizer in (GGUFTokenizer(metadata), GGUFTokenizer(bpe())):
-        assert tokenizer.eos_token_id is not None
-        ids = tokenizer.encode(text)
-        # Around the text: within it, they would cut characters into bytes that are none, and what was "0" is then "\ufffd".
-        ids = [*[tokenizer.eos_token_id] * specials, *ids, *[tokenizer.eos_token_id] * specials]
-        decode = partial(tokenizer.decode, skip_special_tokens=skip)
-        detokenizer = Detokenizer(decode)
-        for i in ids:
-            detokenizer.push(i)
-        detokenizer.finish()
-        assert detokenizer.text == decode(ids)
+    tokenizer = TOKENIZERS()[number]
+    assert tokenizer.eos_token_id is not None
+    # Around the text: within it, they would cut characters into bytes that are none, and what was "0" is then "\ufffd".
+    around = [tokenizer.eos_token_id] * specials
+    ids = [*around, *tokenizer.encode(text), *around]
+    decode = partial(tokenizer.decode, skip_special_tokens=skip)
+    detokenizer = Detokenizer(decode)
+    for i in ids:
+        detokenizer.push(i)
+    detokenizer.finish()
+    assert detokenizer.text == decode(ids)
 
 
-def test_chats_and_prompts_need_no_transformers(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tmp_path)
+def test_chats_and_prompts_need_no_transformers(chatting: HFTokenizer) -> None:
     code = (
         "import sys; from pathlib import Path; from nanoengine.models.tokenizer import HFTokenizer\n"
-        f"tokenizer = HFTokenizer(Path({str(tmp_path)!r}))\n"
+        f"tokenizer = HFTokenizer(Path({str(chatting.folder)!r}))\n"
         f"tokenizer.decode(tokenizer.encode('a') + tokenizer.encode_chat([{USER!r}]))\n"
         "assert 'transformers' not in sys.modules"
     )
@@ -334,62 +288,42 @@ def test_chats_and_prompts_need_no_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_processor", [True, False])
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizer"])
 def test_a_first_token_that_the_config_asks_for_is_there_as_in_transformers(
-    tmp_path: Path, plain_folder: Path, with_processor: bool, kind: str
+    copy: Path, with_processor: bool, kind: str
 ) -> None:
-    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
     if with_processor:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(copy / "tokenizer.json"))
         special_tokens = [("<|endoftext|>", END_OF_TEXT)]
         tokenizer.post_processor = processors.TemplateProcessing("<|endoftext|> $A", special_tokens=special_tokens)
-        tokenizer.save(str(folder / "tokenizer.json"))
-    path = folder / "tokenizer_config.json"
-    config = {"add_bos_token": True, "bos_token": "<|endoftext|>", "tokenizer_class": kind}
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
-    assert HFTokenizer(folder).encode("hello") == AutoTokenizer.from_pretrained(folder)("hello")["input_ids"]
+        tokenizer.save(str(copy / "tokenizer.json"))
+    change(copy, add_bos_token=True, bos_token="<|endoftext|>", tokenizer_class=kind)
+    assert HFTokenizer(copy).encode("hello") == AutoTokenizer.from_pretrained(copy)("hello")["input_ids"]
 
 
-@pytest.mark.parametrize("content", [None, "", "{", '{"version": "1.0"}', "[]"])
-def test_a_tokenizer_that_cannot_be_read_is_a_named_error(
-    tmp_path: Path, plain_folder: Path, content: str | None
-) -> None:
-    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
+@pytest.mark.parametrize("content", [None, "", "{", '{"version": "1.0"}', "[]", "nothing at all"])
+def test_a_tokenizer_that_cannot_be_read_is_a_named_error(copy: Path, content: str | None) -> None:
     if content is None:
-        (folder / "tokenizer.json").unlink()
+        (copy / "tokenizer.json").unlink()
     else:
-        (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(ModelNotFound, match="no tokenizer that can be read"):
-        HFTokenizer(folder)
-
-
-def test_an_empty_folder_has_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no tokenizer that can be read"):
-        HFTokenizer(tmp_path)
+        (copy / "tokenizer.json").write_text(content)
+    for folder in (copy, copy / "empty"):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(ModelNotFound, match="no tokenizer that can be read"):
+            HFTokenizer(folder)
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_code_in_the_folder_is_never_run(
-    tmp_path: Path, plain_folder: Path, monkeypatch: pytest.MonkeyPatch, file: str
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     """Whether the tokenizer then loads without the code or is refused: the code stays where it is."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # nobody is asked, and nobody agrees
-    folder = Path(shutil.copytree(plain_folder, tmp_path / "copy"))
     flag = tmp_path / "flag"
-    code = f"open({str(flag)!r}, 'w')\nclass EvilTokenizer: pass\nclass EvilConfig: pass\n"
-    (folder / "evil.py").write_text(code)
-    auto_map = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "EvilTokenizer",
-            "auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]},
-        },
-        "config.json": {
-            "model_type": "evil",
-            "auto_map": {"AutoConfig": "evil.EvilConfig", "AutoTokenizer": ["evil.EvilTokenizer", None]},
-        },
-    }[file]
-    path = folder / file
-    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | auto_map))
+    (copy / "evil.py").write_text(f"open({str(flag)!r}, 'w')\nclass EvilTokenizer: pass\nclass EvilConfig: pass\n")
+    own = ["evil.EvilTokenizer", "evil.EvilTokenizer" if file.startswith("tokenizer") else None]
+    auto_map = {"AutoTokenizer": own, "AutoConfig": "evil.EvilConfig"}
+    change(copy, file, auto_map=auto_map, tokenizer_class="EvilTokenizer", model_type="evil")
     try:
-        tokenizer = HFTokenizer(folder)
+        tokenizer = HFTokenizer(copy)
     except ModelNotFound:
         pass
     else:
@@ -398,15 +332,6 @@ def test_code_in_the_folder_is_never_run(
 
 
 # ---- what clients of a server ask for
-
-
-def test_chats_are_rendered_as_they_are_asked_for(chatting: HFTokenizer) -> None:
-    answer = {"role": "assistant", "content": "well"}
-    assert chatting.render_chat([USER]) == "<user>hello\n<assistant>"
-    assert chatting.render_chat([USER], add_generation_prompt=False) == "<user>hello\n"
-    going_on = {"add_generation_prompt": False, "continue_final_message": True}
-    assert chatting.render_chat([USER, answer], **going_on) == "<user>hello\n<assistant>well"
-    assert chatting.encode_chat([USER]) == chatting.encode(chatting.render_chat([USER]), add_special_tokens=False)
 
 
 @pytest.mark.parametrize("source", ["plain", "from_gguf"])
@@ -446,11 +371,3 @@ def test_added_tokens_are_those_that_are_found_in_plain_text(tmp_path: Path) -> 
     assert set(tokens) == {"<|endoftext|>", "<plain>", "<special>"}
     assert tokens["<special>"].lstrip
     assert not tokens["<plain>"].special
-
-
-@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|><|endoftext|>"])
-def test_special_tokens_are_text_if_they_are_asked_for(plain: HFTokenizer, text: str) -> None:
-    tokens = plain.encode(text)
-    assert END_OF_TEXT in tokens
-    assert plain.decode(tokens, skip_special_tokens=False) == text
-    assert plain.decode(tokens) == plain.decode(tokens, skip_special_tokens=True) == text.replace("<|endoftext|>", "")
