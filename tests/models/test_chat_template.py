@@ -49,6 +49,12 @@ CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
 ]
 
 
+STRIPPING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}"
+KEEPING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+)
+
+
 def ours(template: str, messages: Any, **options: Any) -> str:
     return render(template, messages, **({"special_tokens": SPECIAL_TOKENS} | options))
 
@@ -146,36 +152,41 @@ def test_a_template_sees_nothing_but_plain_values() -> None:
 # ---- what is wrong
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        *["hello", None, 3, ["user", "hello"], {}, {"content": "hello"}, {"role": "user"}],
-        *[{"role": "user", "content": None}, {"role": "user", "content": 3}],
-        *[
-            {"role": "assistant", "content": None, "tool_calls": []},
-            {"role": "assistant", "content": 3, "tool_calls": CALLS},
-        ],
-    ],
-)
-def test_messages_without_role_and_content_are_refused(message: Any) -> None:
-    with pytest.raises(InvalidPrompt, match="must have a role and a content, or tool_calls in its place"):
-        ours("", [USER, message])
+NO_CONTENT = "must have a role and a content, or tool_calls in its place"
+NO_MESSAGES: list[Any] = [
+    *("hello", None, 3, ["user", "hello"], {}, {"content": "hello"}, {"role": "user"}),
+    *({"role": "user", "content": None}, {"role": "user", "content": 3}),
+    *(
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "assistant", "content": 3, "tool_calls": CALLS},
+    ),
+]
+REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
+    *(("", [USER, message], {}, NO_CONTENT) for message in NO_MESSAGES),
+    ("", [], {}, "the conversation is empty"),
+    *(
+        ("", [USER], {"tools": tools}, r"tools? must be a .*JSON schema")
+        for tools in (["weather"], [TOOLS], "weather", {"type": "function"})
+    ),
+    (
+        *("{{ raise_exception('no villains here') }}", [USER], {}),
+        "the chat template refused the messages: no villains here",
+    ),
+    *(
+        (KEEPING, [USER, message], {"continue_final_message": True}, "continue_final_message")
+        for message in (PARTS, CALL, BARE_CALL)
+    ),
+    (
+        *("{{ messages[0].content }}", [USER, ASSISTANT], {"continue_final_message": True}),
+        "leaves the last message out",
+    ),
+]
 
 
-def test_an_empty_conversation_is_refused() -> None:
-    with pytest.raises(InvalidPrompt, match="the conversation is empty"):
-        ours("", [])
-
-
-@pytest.mark.parametrize("tools", [["weather"], [TOOLS], "weather", {"type": "function"}])
-def test_tools_that_are_no_schemas_are_refused(tools: Any) -> None:
-    with pytest.raises(InvalidPrompt, match=r"tools? must be a .*JSON schema"):
-        ours("", [USER], tools=tools)
-
-
-def test_what_a_template_refuses_is_told_in_its_own_words() -> None:
-    with pytest.raises(InvalidPrompt, match="the chat template refused the messages: no villains here"):
-        ours("{{ raise_exception('no villains here') }}", [USER])
+def test_what_is_wrong_is_told() -> None:
+    for template, messages, options, message in REFUSED:
+        with pytest.raises(InvalidPrompt, match=message):
+            ours(template, messages, **options)
 
 
 def test_messages_too_deep_for_a_template_are_refused() -> None:
@@ -189,10 +200,6 @@ def test_messages_too_deep_for_a_template_are_refused() -> None:
 # ---- going on with the last message
 
 ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}", "Warm" * 3, "wird's <morgen>"]
-STRIPPING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}"
-KEEPING = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
-)
 
 
 @pytest.mark.parametrize("template", [KEEPING, STRIPPING])
@@ -222,23 +229,8 @@ def test_llama_cpps_templates_go_on_with_a_message_as_in_transformers() -> None:
             assert (own_kind, own_text if kind == "text" else "") == (kind, text if kind == "text" else ""), path.name
 
 
-def test_the_messages_before_the_last_are_whole() -> None:
-    text = ours(KEEPING, [ASSISTANT, USER, ASSISTANT], add_generation_prompt=False, continue_final_message=True)
+def test_the_messages_before_the_last_are_whole_and_left_as_they_were() -> None:
+    messages = [ASSISTANT, USER, dict(ASSISTANT)]
+    text = ours(KEEPING, messages, add_generation_prompt=False, continue_final_message=True)
     assert text == f"<assistant>Warm.\n</s>\n<user>{USER['content']}</s>\n<assistant>Warm.\n"
-
-
-def test_the_message_is_left_as_it_was() -> None:
-    messages = [USER, dict(ASSISTANT)]
-    ours(KEEPING, messages, continue_final_message=True)
-    assert messages == [USER, ASSISTANT]
-
-
-@pytest.mark.parametrize("message", [PARTS, CALL, BARE_CALL])
-def test_only_text_is_gone_on_with(message: Any) -> None:
-    with pytest.raises(InvalidPrompt, match="continue_final_message"):
-        ours(KEEPING, [USER, message], continue_final_message=True)
-
-
-def test_a_template_that_leaves_the_message_out_is_refused() -> None:
-    with pytest.raises(InvalidPrompt, match="leaves the last message out"):
-        ours("{{ messages[0].content }}", [USER, ASSISTANT], continue_final_message=True)
+    assert messages == [ASSISTANT, USER, ASSISTANT]

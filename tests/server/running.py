@@ -9,7 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
 
@@ -22,6 +23,8 @@ from nanoengine.server.serving import Serving
 from tests.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.server.events import read_events
 
+T = TypeVar("T")
+THREADS = ThreadPoolExecutor(16)
 JSON = {"content-type": "application/json"}
 
 
@@ -31,6 +34,10 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.002)
+
+
+def in_thread(ask: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
+    return THREADS.submit(ask, *args, **kwargs)
 
 
 class Answer(NamedTuple):
@@ -130,6 +137,13 @@ class Server:
             for i, content in enumerate(contents)
         ]
         return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    def later(self, ask: Callable[..., Answer], *args: Any, **kwargs: Any) -> Future[Answer]:
+        """Ask in a thread. When this returns, what was asked for is being made."""
+        before = len(self.serving.jobs)
+        future = in_thread(ask, *args, **kwargs)
+        until(lambda: len(self.serving.jobs) > before)
+        return future
 
     def connect(self, data: bytes = b"") -> socket.socket:
         """A connection on which something was sent."""

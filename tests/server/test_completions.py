@@ -1,4 +1,4 @@
-"""/v1/completions: what the engine makes, whole and in chunks alike, whatever the prompts and the options."""
+"""/v1/completions: what the engine makes, whatever the prompts and the options."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM, SamplingParams
-from tests.server.events import choices_of, reasons_of, text_of
+from tests.server.conftest import MakeServer
 from tests.server.running import Server
-
-HARD = "naïve 🦜🏽 语言 ✂️ e\u0301 👩‍👩‍👧 \U0001f1e6\U0001f1f9 end"
-"""Characters of one to four bytes, and so of as many tokens of the toy."""
-
-PROMPT = "def binary_search(items, wanted):\n"
+from tests.server.test_streams import HARD, PROMPT
 
 
 def usage(num_prompt: int, num_new: int, num_cached: int = 0) -> dict[str, Any]:
@@ -23,38 +19,6 @@ def usage(num_prompt: int, num_new: int, num_cached: int = 0) -> dict[str, Any]:
         "total_tokens": num_prompt + num_new,
         "prompt_tokens_details": {"cached_tokens": num_cached},
     }
-
-
-def check_close(found: list[Any], expected: list[Any]) -> None:
-    """Texts are equal; log probabilities, from two computations of the same, as good as."""
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours == (pytest.approx(theirs, abs=1e-3) if isinstance(theirs, float | dict) else theirs)
-
-
-def both(server: Server, prompt: Any, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A whole answer, and the chunks of the same, after looking at what must be equal: texts, tokens, log probabilities, ends."""
-    whole = server.complete(prompt, **fields).json
-    events = server.complete(prompt, **fields, stream=True, stream_options={"include_usage": True}).events
-    *events, last = events
-    assert last["choices"] == []
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert last["usage"][name] == whole["usage"][name]
-    for choice in whole["choices"]:
-        index = choice["index"]
-        pieces = choices_of(events, index)
-        assert text_of(events, index) == choice["text"]
-        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [choice["finish_reason"]]
-        assert pieces[-1]["stop_reason"] == choice["stop_reason"]
-        if choice["token_ids"] is not None:
-            assert [token for piece in pieces for token in piece["token_ids"]] == choice["token_ids"]
-            assert pieces[0]["prompt_token_ids"] == choice["prompt_token_ids"]
-        if choice["logprobs"] is None:
-            assert not any(piece["logprobs"] for piece in pieces)
-        else:
-            for name, values in choice["logprobs"].items():
-                check_close([value for piece in pieces for value in piece["logprobs"][name]], values)
-    return whole, events
 
 
 # ---- one prompt
@@ -88,125 +52,34 @@ def test_the_answer_is_that_of_the_engine(demo: Server, demo_llm: LLM) -> None:
                     assert found[str(token)]["rank"] == value.rank
 
 
-@pytest.mark.parametrize("max_tokens", [*range(1, 12), 30, 64, 100])
-def test_a_cut_anywhere_is_the_same_in_chunks(parrot: Server, max_tokens: int) -> None:
-    whole, events = both(parrot, HARD, max_tokens=max_tokens)
-    [choice] = whole["choices"]
-    data = HARD.encode()
-    assert choice["text"] == data[:max_tokens].decode(errors="replace")
-    assert choice["finish_reason"] == ("length" if max_tokens <= len(data) else "stop")
-    assert choice["stop_reason"] is None
-    assert len(choices_of(events)) == min(max_tokens, len(data) + 1), "one chunk for each token"
-    assert not any("\ufffd" in piece["text"] for piece in choices_of(events)[:-1])
-
-
-@pytest.mark.parametrize("interval", [2, 5, 1000])
-def test_chunks_may_have_more_tokens(parrot: Server, interval: int) -> None:
-    _, events = both(parrot, HARD, max_tokens=60, stream_interval=interval, return_token_ids=True)
-    sizes = [len(piece["token_ids"]) for piece in choices_of(events)]
-    assert sizes[0] == 1
-    assert all(size >= interval for size in sizes[1:-1])
-
-
-@pytest.mark.parametrize(
-    "stop", ["语", ["e\u0301", "🦜"], "end", ["zebra"], ["naïve", "n"], " ", ["语言 ✂️", "语言 ✂x"]]
-)
-def test_stop_strings_are_the_same_in_chunks(parrot: Server, stop: Any) -> None:
-    whole, _ = both(parrot, HARD, max_tokens=100, stop=stop)
-    [choice] = whole["choices"]
-    stops = [stop] if isinstance(stop, str) else stop
-    ends = {s: HARD.find(s) for s in stops if s in HARD}
-    if ends:
-        first = min(ends, key=lambda s: ends[s] + len(s))
-        assert (choice["text"], choice["stop_reason"]) == (HARD[: ends[first]], first)
-    else:
-        assert (choice["text"], choice["stop_reason"]) == (HARD, None)
-    assert choice["finish_reason"] == "stop"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"n": 3},
-        {"n": 2, "logprobs": 0},
-        {"logprobs": 3, "return_token_ids": True},
-        {"logprobs": 2, "return_tokens_as_token_ids": True},
-        {"echo": True},
-        {"echo": True, "n": 2, "logprobs": 1},
-        {"echo": True, "max_tokens": 0, "logprobs": 1},
-        {"echo": True, "max_tokens": 0},
-        {"echo": True, "return_token_ids": True},
-        {"stop": [" i", "x"], "logprobs": 0},
-        {"stop_token_ids": [10, 20, 30, 40, 50]},
-        {"stream_interval": 3, "n": 2, "logprobs": 1},
-        {"min_tokens": 5, "temperature": 1.3, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
-        {"presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.2, "logit_bias": {"5": 3}},
-        {"bad_words": ["self"], "allowed_token_ids": list(range(300))},
-        {"truncate_prompt_tokens": 3, "return_token_ids": True},
-        {"truncate_prompt_tokens": 3, "truncation_side": "right", "return_token_ids": True},
-        {"ignore_eos": True, "cache_salt": "own"},
-    ],
-    ids=str,
-)
-def test_every_option_is_the_same_in_chunks(demo: Server, fields: dict[str, Any]) -> None:
-    both(demo, PROMPT, **({"max_tokens": 10, "temperature": 0.7, "seed": 11} | fields))
-
-
 # ---- prompts
 
 
-def test_several_prompts_of_both_kinds_have_choices_in_order(parrot: Server) -> None:
+def test_several_prompts_in_any_form_have_choices_in_order(parrot: Server) -> None:
     ids = parrot.post("/tokenize", {"prompt": "ids"}).json["tokens"]
-    whole, events = both(parrot, ["one", ids, HARD], n=2, max_tokens=3)
-    assert [choice["index"] for choice in whole["choices"]] == list(range(6))
+    answer = parrot.complete(["one", ids, HARD], n=2, max_tokens=3, return_token_ids=True).json
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
     texts = ["one", "one", "ids", "ids", "naï"[:2] + "�", "naï"[:2] + "�"]
-    assert [choice["text"] for choice in whole["choices"]] == texts
-    assert whole["usage"] == usage(6 + len(HARD.encode()), 18, whole["usage"]["prompt_tokens_details"]["cached_tokens"])
-    assert {choice["index"] for event in events for choice in event["choices"]} == set(range(6))
+    assert [choice["text"] for choice in answer["choices"]] == texts
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert answer["usage"] == usage(6 + len(HARD.encode()), 18, cached)
+    for prompt in ("ids", ids, ["ids"], [ids]):
+        [choice] = parrot.complete(prompt, max_tokens=3, return_token_ids=True).json["choices"]
+        assert (choice["text"], choice["prompt_token_ids"]) == ("ids", ids)
 
 
-@pytest.mark.parametrize("form", ["text", "ids", "list of text", "list of ids"])
-def test_a_prompt_may_come_in_any_form(parrot: Server, form: str) -> None:
-    ids = parrot.post("/tokenize", {"prompt": "abc"}).json["tokens"]
-    prompt = {"text": "abc", "ids": ids, "list of text": ["abc"], "list of ids": [ids]}[form]
-    answer = parrot.complete(prompt, max_tokens=3, return_token_ids=True).json
-    assert [(c["text"], c["prompt_token_ids"]) for c in answer["choices"]] == [("abc", ids)]
+NO_PROMPTS: list[Any] = [
+    *(None, "", [], [[]], [""], ["a", ""], [[1], []], [1, "a"], [1, [2]], 5, {"a": 1}, [None], [True], [-1], [1.5]),
+    *([2**40], [[2**31]], [100000], [["a"]], [[[1]]], "x" * 1024, [1] * 1024),
+]
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        None,
-        "",
-        [],
-        [[]],
-        [""],
-        ["a", ""],
-        [[1], []],
-        [1, "a"],
-        [1, [2]],
-        5,
-        {"a": 1},
-        [None],
-        [True],
-        [-1],
-        [1.5],
-        [2**40],
-        [[2**31]],
-        [100000],
-        [["a"]],
-        [[[1]]],
-        "x" * 1024,
-        [1] * 1024,
-    ],
-    ids=lambda prompt: str(prompt)[:20],
-)
+@pytest.mark.parametrize("prompt", NO_PROMPTS, ids=lambda prompt: str(prompt)[:20])
 def test_a_prompt_that_is_none_is_refused(parrot: Server, prompt: Any) -> None:
     before = parrot.metrics().num_requests
     answer = parrot.complete(prompt, max_tokens=2)
     assert answer.status == 400
-    assert answer.error["type"] == "BadRequestError"
-    assert answer.error["param"] == "prompt"
+    assert (answer.error["type"], answer.error["param"]) == ("BadRequestError", "prompt")
     assert parrot.metrics().num_requests == before, "nothing of it runs"
 
 
@@ -216,7 +89,7 @@ def test_max_tokens_is_16_unless_it_is_said(parrot: Server) -> None:
 
 
 def test_a_completion_ends_where_the_longest_sequence_does(parrot: Server) -> None:
-    whole, _ = both(parrot, "a" * 1000, max_tokens=900, ignore_eos=True)
+    whole = parrot.complete("a" * 1000, max_tokens=900, ignore_eos=True).json
     assert whole["usage"]["completion_tokens"] == 24
     assert whole["choices"][0]["finish_reason"] == "length"
     refused = parrot.complete("a", max_tokens=1025)
@@ -296,32 +169,22 @@ def test_choices_of_one_prompt_differ_and_a_seed_repeats_them(demo: Server) -> N
 # ---- usage
 
 
-def test_usage_says_what_was_cached(make_server: Any) -> None:
+def test_usage_says_what_was_cached(make_server: MakeServer) -> None:
     server = make_server()
     first, second = (server.complete("abcdefghij", max_tokens=4).json["usage"] for _ in range(2))
     assert first == usage(10, 4)
     assert second == usage(10, 4, num_cached=8)
     assert server.complete("abcdefghij", max_tokens=4, cache_salt="own").json["usage"] == usage(10, 4)
-
-
-def test_usage_may_come_with_every_chunk(parrot: Server) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    events = parrot.complete("abc", max_tokens=3, stream=True, stream_options=options).events
-    assert [event["usage"]["completion_tokens"] for event in events] == [1, 2, 3, 3]
-    assert [event["usage"]["total_tokens"] for event in events] == [4, 5, 6, 6]
-
-
-@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}], ids=str)
-def test_usage_is_left_out_unless_it_is_asked_for(parrot: Server, options: Any) -> None:
-    events = parrot.complete("abc", max_tokens=3, stream=True, stream_options=options).events
-    assert not any("usage" in event for event in events)
-    assert reasons_of(events) == ["length"]
+    server.chat("abcdefghijkl", max_tokens=4)
+    turn = server.chat("abcdefghijkl", "well", "and?", max_tokens=4).json["usage"]
+    assert turn["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
 def test_prompt_log_probabilities_are_not_dropped_in_a_stream(demo: Server) -> None:
+    fields = {"prompt_logprobs": 1, "stream": True}
     for answer in (
-        demo.complete(PROMPT, prompt_logprobs=1, stream=True),
-        demo.complete(PROMPT, prompt_logprobs=1, stream=True, echo=True),
-        demo.chat("Hello", prompt_logprobs=1, stream=True),
+        demo.complete(PROMPT, **fields),
+        demo.complete(PROMPT, echo=True, **fields),
+        demo.chat("x", **fields),
     ):
         assert (answer.status, answer.error["param"]) == (400, "prompt_logprobs")

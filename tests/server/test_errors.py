@@ -22,6 +22,10 @@ def test_a_problem_has_openais_shape() -> None:
     assert told == {"error": {"message": "x is 3: it must be 2", "type": "BadRequestError", "param": "x", "code": 400}}
 
 
+FAILED = StepFailed("the request failed: allowed_token_ids leave nothing", [])
+FAILED.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")  # by what the request forbids: its own fault
+
+
 @pytest.mark.parametrize(
     ("error", "status", "param"),
     [
@@ -31,16 +35,11 @@ def test_a_problem_has_openais_shape() -> None:
         (EngineDead("the engine died"), 503, None),
         (NotFiniteLogits("NaN"), 500, None),
         (ZeroDivisionError("secret"), 500, None),
+        (FAILED, 400, "allowed_token_ids"),
+        (StepFailed("the request failed: NaN", []), 500, None),
     ],
 )
 def test_whose_fault_it_is_says_the_status(error: Exception, status: int, param: str | None) -> None:
     problem = problem_of(error)
     assert (problem.status, problem.param) == (status, param)
     assert "secret" not in problem.message
-
-
-def test_a_step_that_failed_by_what_a_request_forbids_is_the_requests_fault() -> None:
-    failed = StepFailed("the request failed: allowed_token_ids leave nothing", [])
-    failed.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")
-    assert problem_of(failed).status == 400
-    assert problem_of(StepFailed("the request failed: NaN", [])).status == 500

@@ -5,15 +5,13 @@ from __future__ import annotations
 import selectors
 import socket
 import struct
-from collections.abc import Callable
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.server.conftest import MakeServer
 from tests.server.events import read_events, reasons_of, text_of
-from tests.server.running import Answer, Server, body_of, post_bytes, read_all, until
+from tests.server.running import Server, body_of, post_bytes, read_all, until
 
 LONG = "abcdefgh" * 50
 WAYS = {
@@ -33,14 +31,6 @@ def hang_up(connection: socket.socket, rudely: bool) -> None:
     if rudely:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
-
-
-def later(function: Callable[..., Answer], *args: Any, **kwargs: Any) -> tuple[Thread, list[Answer]]:
-    """Call something in a thread; the list will hold its result."""
-    answers: list[Answer] = []
-    thread = Thread(target=lambda: answers.append(function(*args, **kwargs)))
-    thread.start()
-    return thread, answers
 
 
 # ---- the client hangs up
@@ -63,35 +53,23 @@ def test_a_client_that_is_gone_before_the_first_byte_costs_one_step(
     assert server.gate.num_steps == 1
 
 
+@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("num_steps", [1, 20])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_is_gone_in_the_middle_of_a_stream_costs_one_step(
-    server: Server, way: str, num_steps: int
+def test_a_client_that_is_gone_in_the_middle_costs_one_step(
+    server: Server, way: str, num_steps: int, stream: bool
 ) -> None:
     path, body = WAYS[way]
     server.gate.shut()
-    connection = server.connect(post_bytes(path, body | {"stream": True}))
+    connection = server.connect(post_bytes(path, body | {"stream": stream}))
     server.gate.let(num_steps)
-    assert connection.recv(1).startswith(b"H")
+    assert not stream or connection.recv(1) == b"H"
     server.gate.wait_until_held()
-    hang_up(connection, rudely=True)
+    hang_up(connection, rudely=stream)
     server.wait_until_ended()
     server.gate.let()
     server.check_idle()
     assert server.gate.num_steps == num_steps + 1
-
-
-def test_a_client_that_is_gone_in_the_middle_of_a_whole_answer_costs_one_step(server: Server) -> None:
-    path, body = WAYS["completions"]
-    server.gate.shut()
-    connection = server.connect(post_bytes(path, body))
-    server.gate.let(20)
-    server.gate.wait_until_held()
-    hang_up(connection, rudely=False)
-    server.wait_until_ended()
-    server.gate.let()
-    server.check_idle()
-    assert server.gate.num_steps == 21
 
 
 @pytest.mark.parametrize("share", [0.3, 0.95])
@@ -166,14 +144,8 @@ def test_500_slow_readers_get_all_of_it(make_server: MakeServer) -> None:
 
 def test_a_reader_that_reads_nothing_holds_no_other_up(make_server: MakeServer) -> None:
     server = make_server()
-    body = {
-        "prompt": LONG,
-        "max_tokens": 400,
-        "stream": True,
-        "n": 4,
-        "return_token_ids": True,
-        "request_id": "x" * 100,
-    }
+    body = {"prompt": LONG, "max_tokens": 400, "stream": True, "n": 4, "return_token_ids": True}
+    body |= {"request_id": "x" * 100}
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     connection.connect(server.address)
@@ -207,34 +179,25 @@ def test_every_token_is_on_its_way_before_the_next_is_computed(server: Server, p
 # ---- the clock
 
 
-def test_a_request_that_takes_too_long_is_ended_with_504(make_server: MakeServer) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_takes_too_long_is_ended_with_504(make_server: MakeServer, stream: bool) -> None:
     server = make_server(request_timeout=0.2)
     server.gate.shut()
-    thread, answers = later(server.complete, LONG, max_tokens=400)
-    until(lambda: len(server.serving.jobs) == 1)
+    later = server.later(server.complete, LONG, max_tokens=400, stream=stream)
+    if stream:
+        server.gate.let(3)
+        until(lambda: server.gate.num_steps == 3)
     server.gate.wait_until_held()
     server.wait_until_ended()
     server.gate.let()
-    thread.join()
-    [answer] = answers
-    assert answer.status == 504
-    assert "request_timeout" in answer.error["message"]
-    assert answer.error["type"] == "TimeoutError"
-    server.check_idle()
-
-
-def test_a_stream_that_takes_too_long_says_so_and_ends(make_server: MakeServer) -> None:
-    server = make_server(request_timeout=0.2)
-    server.gate.shut()
-    server.gate.let(3)
-    thread, answers = later(server.complete, LONG, max_tokens=400, stream=True)
-    until(lambda: server.gate.num_steps == 3)
-    server.wait_until_ended()
-    server.gate.let()
-    thread.join()
-    events = answers[0].events
-    assert events[-1]["error"]["code"] == 504
-    assert LONG.startswith(text_of(events[:-1]))
+    answer = later.result()
+    if stream:
+        *events, last = answer.events
+        assert last["error"]["code"] == 504
+        assert LONG.startswith(text_of(events))
+    else:
+        assert (answer.status, answer.error["type"]) == (504, "TimeoutError")
+        assert "request_timeout" in answer.error["message"]
     server.check_idle()
 
 
@@ -249,22 +212,20 @@ def test_a_request_in_time_hears_nothing_of_it(make_server: MakeServer) -> None:
 def test_a_failed_step_is_told_to_its_requests_alone(make_server: MakeServer) -> None:
     server = make_server({"policy": "prefill_first"})  # the good one is in no step with a bad one
     server.gate.shut()
-    good, good_answers = later(server.complete, LONG, max_tokens=100)
+    good = server.later(server.complete, LONG, max_tokens=100)
     server.gate.wait_until_held()
     server.gate.let(2)
-    bad, bad_answers = later(server.complete, "\x01bc", max_tokens=5)
-    bad_stream, bad_events = later(server.complete, "\x01cd", max_tokens=5, stream=True)
-    bad_batch, bad_batches = later(server.complete, ["\x01de", "fine"], max_tokens=4)
-    bad_streams, bad_pieces = later(server.complete, ["\x01ef", "fine"], max_tokens=4, stream=True)
-    until(lambda: len(server.serving.jobs) == 5)
+    prompts = "\x01bc", ["\x01de", "fine"]
+    bad = [
+        server.later(server.complete, prompt, max_tokens=5, stream=stream)
+        for prompt in prompts
+        for stream in (False, True)
+    ]
     server.gate.open()
-    for thread in (good, bad, bad_stream, bad_batch, bad_streams):
-        thread.join()
-    assert good_answers[0].json["choices"][0]["text"] == LONG[:100]
-    for answers in (bad_answers, bad_batches):
-        assert answers[0].status == 500
-        assert "the step broke" in answers[0].error["message"]
-    for answers in (bad_events, bad_pieces):
-        assert "the step broke" in answers[0].events[-1]["error"]["message"]
+    assert good.result().json["choices"][0]["text"] == LONG[:100]
+    for whole, streamed in ((bad[0].result(), bad[1].result()), (bad[2].result(), bad[3].result())):
+        assert whole.status == 500
+        assert "the step broke" in whole.error["message"]
+        assert "the step broke" in streamed.events[-1]["error"]["message"]
     assert server.complete("abc", max_tokens=3).status == 200
     server.check_idle()

@@ -24,67 +24,31 @@ from tests.core.toys import run
 from tests.observability.toys import Observed
 
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
-FIRST = [
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-]
+FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75]
+FIRST += [1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560]
 BETWEEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
 STEP = [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 LENGTH = [1, 2, 5, 10, 20, 50]  # of at most 64 tokens
 
 HISTOGRAMS: dict[str, list[float]] = {
     "vllm:time_to_first_token_seconds": FIRST,
-    "vllm:inter_token_latency_seconds": BETWEEN,
-    "vllm:request_time_per_output_token_seconds": BETWEEN,
+    **dict.fromkeys(("vllm:inter_token_latency_seconds", "vllm:request_time_per_output_token_seconds"), BETWEEN),
     "vllm:e2e_request_latency_seconds": LATENCY,
-    "vllm:request_queue_time_seconds": LATENCY,
-    "vllm:request_prefill_time_seconds": LATENCY,
-    "vllm:request_decode_time_seconds": LATENCY,
-    "vllm:request_inference_time_seconds": LATENCY,
+    **{f"vllm:request_{phase}_time_seconds": LATENCY for phase in ("queue", "prefill", "decode", "inference")},
     "vllm:iteration_tokens_total": STEP,
-    "vllm:request_prompt_tokens": LENGTH,
-    "vllm:request_generation_tokens": LENGTH,
-    "vllm:request_max_num_generation_tokens": LENGTH,
-    "vllm:request_params_max_tokens": LENGTH,
-    "vllm:request_prefill_kv_computed_tokens": LENGTH,
+    **{f"vllm:request_{kind}_tokens": LENGTH for kind in ("prompt", "generation", "max_num_generation")},
+    **dict.fromkeys(("vllm:request_params_max_tokens", "vllm:request_prefill_kv_computed_tokens"), LENGTH),
     "vllm:request_params_n": [1, 2, 5, 10, 20],
     "vllm:request_num_preemptions": [1, 2, 3, 4, 5, 10, 20],
 }
-GAUGES: dict[str, set[str]] = {
-    "vllm:num_requests_running": set(),
-    "vllm:num_requests_waiting": set(),
-    "vllm:num_requests_waiting_by_reason": {"reason"},
-    "vllm:kv_cache_usage_perc": set(),
-}
-COUNTERS: dict[str, set[str]] = {  # a sample has "_total" behind it
-    "vllm:num_preemptions": set(),
-    "vllm:prompt_tokens": set(),
-    "vllm:prompt_tokens_by_source": {"source"},
-    "vllm:prompt_tokens_cached": set(),
-    "vllm:generation_tokens": set(),
-    "vllm:prefix_cache_queries": set(),
-    "vllm:prefix_cache_hits": set(),
-    "vllm:request_success": {"finished_reason"},
+GAUGES = {"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"}
+COUNTERS = {"vllm:num_preemptions", "vllm:prompt_tokens", "vllm:prompt_tokens_cached", "vllm:generation_tokens"}
+COUNTERS |= {"vllm:prefix_cache_queries", "vllm:prefix_cache_hits"}  # a sample has "_total" behind it
+LABELLED = {
+    "vllm:request_success": ("finished_reason", ["stop", "length", "abort", "error", "repetition"]),
+    "vllm:num_requests_waiting_by_reason": ("reason", ["capacity", "deferred"]),
+    "vllm:admission_rejections": ("reason", ["max_num_queued_reqs", "max_num_queued_tokens"]),
+    "vllm:prompt_tokens_by_source": ("source", ["local_compute", "local_cache_hit", "external_kv_transfer"]),
 }
 
 
@@ -110,48 +74,35 @@ def value(text: str, name: str, **labels: str) -> float:
     return found[0]
 
 
-@pytest.mark.parametrize("name", HISTOGRAMS)
-def test_histograms_have_vllms_bounds(name: str) -> None:
+def test_histograms_have_vllms_bounds() -> None:
     text = text_of()
-    family = families(text)[name]
-    assert family.type == "histogram"
-    buckets = [sample for sample in family.samples if sample.name == f"{name}_bucket"]
-    assert [float(sample.labels["le"]) for sample in buckets] == [*HISTOGRAMS[name], math.inf]
-    assert {tuple(sample.labels) for sample in buckets} == {("engine", "le", "model_name")}
-    assert value(text, f"{name}_count", model_name="demo", engine="0") == 0
+    for name, bounds in HISTOGRAMS.items():
+        family = families(text)[name]
+        assert family.type == "histogram"
+        buckets = [sample for sample in family.samples if sample.name == f"{name}_bucket"]
+        assert [float(sample.labels["le"]) for sample in buckets] == [*bounds, math.inf]
+        assert {tuple(sample.labels) for sample in buckets} == {("engine", "le", "model_name")}
+        assert value(text, f"{name}_count", model_name="demo", engine="0") == 0
 
 
 def test_bounds_are_written_as_prometheus_writes_them() -> None:
     text = text_of(Observed(max_model_len=2**21))
     assert 'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="demo"} 0' in text
-    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1.0",model_name="demo"} 0' in text
-    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="1e+06",model_name="demo"} 0' in text
-    assert 'vllm:request_prompt_tokens_bucket{engine="0",le="+Inf",model_name="demo"} 0' in text
+    for bound in ("1.0", "1e+06", "+Inf"):
+        assert f'vllm:request_prompt_tokens_bucket{{engine="0",le="{bound}",model_name="demo"}} 0' in text
 
 
-@pytest.mark.parametrize(("type_", "expected"), [("gauge", GAUGES), ("counter", COUNTERS)])
-def test_other_families_have_vllms_types_and_labels(type_: str, expected: dict[str, set[str]]) -> None:
+def test_other_families_have_vllms_types_and_labels_from_the_start() -> None:
     found = families(text_of())
-    for name, more in expected.items():
-        assert found[name].type == type_
-        assert found[name].samples
+    for name in (*GAUGES, *COUNTERS, *LABELLED):
+        is_gauge = name in GAUGES or "waiting" in name
+        label, values = LABELLED.get(name, ("engine", ["0"]))
+        assert found[name].type == ("gauge" if is_gauge else "counter")
+        assert [sample.labels[label] for sample in found[name].samples] == values
         for sample in found[name].samples:
-            assert sample.name == name + "_total" * (type_ == "counter")
-            assert set(sample.labels) == {"model_name", "engine"} | more
-            assert (sample.labels["model_name"], sample.labels["engine"]) == ("demo", "0")
-
-
-def test_every_value_of_a_label_has_a_series_from_the_start() -> None:
-    found = families(text_of())
-
-    def values(name: str, label: str) -> list[str]:
-        return [sample.labels[label] for sample in found[name].samples]
-
-    assert values("vllm:request_success", "finished_reason") == ["stop", "length", "abort", "error", "repetition"]
-    assert values("vllm:num_requests_waiting_by_reason", "reason") == ["capacity", "deferred"]
-    assert values("vllm:admission_rejections", "reason") == ["max_num_queued_reqs", "max_num_queued_tokens"]
-    sources = ["local_compute", "local_cache_hit", "external_kv_transfer"]
-    assert values("vllm:prompt_tokens_by_source", "source") == sources
+            assert sample.name == name + "_total" * (not is_gauge)
+            of_engine = {} if name == "vllm:admission_rejections" else {"engine": "0"}
+            assert sample.labels == {"model_name": "demo", **of_engine, label: sample.labels[label]}
 
 
 def test_no_series_comes_twice() -> None:
@@ -275,20 +226,12 @@ def test_rejections_are_counted_by_reason_and_belong_to_no_engine() -> None:
 
 
 def test_the_options_of_the_cache_are_labels() -> None:
-    observed = Observed(num_blocks=24, max_model_len=64)
-    [sample] = families(text_of(observed, cache_config={"cache_dtype": "int8", "enable_prefix_caching": "True"}))[
-        "vllm:cache_config_info"
-    ].samples
+    options = {"cache_dtype": "int8", "enable_prefix_caching": "True"}
+    text = text_of(Observed(num_blocks=24, max_model_len=64), cache_config=options)
+    [sample] = families(text)["vllm:cache_config_info"].samples
     assert sample.value == 1
-    assert sample.labels == {
-        "cache_dtype": "int8",
-        "enable_prefix_caching": "True",
-        "block_size": "4",
-        "num_gpu_blocks": "24",
-        "kv_cache_size_tokens": "96",
-        "kv_cache_max_concurrency": "1.5",
-        "engine": "0",
-    }
+    sizes = {"block_size": "4", "num_gpu_blocks": "24", "kv_cache_size_tokens": "96", "kv_cache_max_concurrency": "1.5"}
+    assert sample.labels == {**options, **sizes, "engine": "0"}
 
 
 def test_names_of_models_are_escaped() -> None:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
-from tests.server.conftest import MakeServer
 from tests.server.running import Server, until
 
 MESSAGES = [{"role": "system", "content": "A module."}, {"role": "user", "content": "Write a function."}]
 PROMPT = "def binary_search("
 
 
+def opened(server: Server, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, **options)
+
+
 @pytest.fixture(scope="module")
 def client(demo: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as own:
+    with opened(demo) as own:
         yield own
 
 
 @pytest.fixture(scope="module")
 def strict(demo: Server) -> Iterator[openai.OpenAI]:
     """Raises what does not fit the types, which those of streamed completions themselves do not: an end is no null there."""
-    with openai.OpenAI(
-        base_url=f"{demo.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-    ) as own:
+    with opened(demo, _strict_response_validation=True) as own:
         yield own
 
 
@@ -66,10 +68,9 @@ def test_a_chat_by_the_streaming_helper(client: openai.OpenAI) -> None:
     fields = {"model": "demo", "messages": MESSAGES, "max_tokens": 200, "temperature": 0, "stop": ["\n"]}
     with client.chat.completions.stream(**fields) as stream:
         stream.until_done()
-        helped = stream.get_final_completion()
-    whole = client.chat.completions.create(**fields)
-    assert helped.choices[0].message.content == whole.choices[0].message.content
-    assert helped.choices[0].finish_reason == whole.choices[0].finish_reason
+        helped = stream.get_final_completion().choices[0]
+    whole = client.chat.completions.create(**fields).choices[0]
+    assert (helped.message.content, helped.finish_reason) == (whole.message.content, whole.finish_reason)
 
 
 def test_many_at_once_from_an_event_loop(demo: Server, client: openai.OpenAI) -> None:
@@ -116,9 +117,8 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="demo", messages=MESSAGES, response_format={"type": "json_object"})
 
 
-def test_an_error_in_a_stream_is_raised(make_server: MakeServer) -> None:
-    server = make_server()
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as own:
+def test_an_error_in_a_stream_is_raised(parrot: Server) -> None:
+    with opened(parrot) as own:
         stream = own.completions.create(model="parrot", prompt="\x01abc", stream=True)
         with pytest.raises(openai.APIError, match="the step broke"):
             list(stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -10,19 +9,7 @@ import pytest
 import nanoengine
 from tests.server.conftest import MakeServer
 from tests.server.events import reasons_of, text_of
-from tests.server.running import Answer, Server, until
-
-
-def in_threads(*calls: Any) -> tuple[list[Thread], list[Answer | None]]:
-    answers: list[Answer | None] = [None] * len(calls)
-
-    def keep(i: int) -> None:
-        answers[i] = calls[i]()
-
-    threads = [Thread(target=keep, args=(i,)) for i in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    return threads, answers
+from tests.server.running import Server, in_thread, until
 
 
 def test_health_and_version(parrot: Server) -> None:
@@ -49,14 +36,10 @@ def test_the_model_has_each_of_its_names(make_server: MakeServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("status", "method", "path"),
     [
-        ("GET", "/nowhere", 404),
-        ("GET", "/v1/completions", 405),
-        ("DELETE", "/v1/models", 405),
-        ("POST", "/health", 405),
-        ("PUT", "/tokenize", 405),
-        ("POST", "/v1/embeddings", 404),
+        *((404, "GET", "/nowhere"), (404, "POST", "/v1/embeddings"), (405, "GET", "/v1/completions")),
+        *((405, "DELETE", "/v1/models"), (405, "POST", "/health"), (405, "PUT", "/tokenize")),
     ],
 )
 def test_other_paths_and_methods_have_the_shape_of_errors(parrot: Server, method: str, path: str, status: int) -> None:
@@ -71,11 +54,10 @@ def test_load_is_the_number_of_answers_being_made(make_server: MakeServer) -> No
     server = make_server()
     assert server.get("/load").json == {"server_load": 0}
     server.gate.shut()
-    threads, _ = in_threads(lambda: server.complete("abc"), lambda: server.chat("abc", stream=True))
+    both = server.later(server.complete, "abc"), server.later(server.chat, "abc", stream=True)
     until(lambda: server.get("/load").json == {"server_load": 2})
     server.gate.open()
-    for thread in threads:
-        thread.join()
+    assert [one.result().status for one in both] == [200, 200]
     until(lambda: server.get("/load").json == {"server_load": 0})
 
 
@@ -84,27 +66,18 @@ def test_requests_may_be_aborted_by_the_ids_of_their_answers(make_server: MakeSe
     server = make_server()
     fields = {"max_tokens": 300, "n": 2, "stream": stream}
     server.gate.shut()
-    threads, answers = in_threads(
-        lambda: server.complete("a" * 300, request_id="one", **fields),
-        lambda: server.complete("b" * 300, request_id="two", **fields),
-    )
-    until(lambda: len(server.serving.jobs) == 2)
+    one = server.later(server.complete, "a" * 300, request_id="one", **fields)
+    two = server.later(server.complete, "b" * 300, request_id="two", **fields)
     server.gate.let(5)
     until(lambda: server.gate.num_steps == 5)
     assert server.post("/abort_requests", {"request_ids": ["nobody"]}).json["aborted"] == 0
     assert server.post("/abort_requests", {"request_ids": ["cmpl-one", "cmpl-one"]}).json["aborted"] == 1
     server.gate.open()
-    for thread in threads:
-        thread.join()
-    assert answers[0] is not None
-    assert answers[1] is not None
-    if stream:
-        assert reasons_of(answers[0].events) == ["abort"]
-        assert text_of(answers[0].events) in "a" * 300
-        assert reasons_of(answers[1].events) == ["length"]
-    else:
-        reasons = [[choice["finish_reason"] for choice in answer.json["choices"]] for answer in answers if answer]
-        assert reasons == [["abort", "abort"], ["length", "length"]]
+    for answer, reason in ((one.result(), "abort"), (two.result(), "length")):
+        for index in (0, 1):
+            found = reasons_of(answer.events, index) if stream else [answer.json["choices"][index]["finish_reason"]]
+            assert found == [reason]
+    assert not stream or text_of(one.result().events) in "a" * 300
     server.check_idle()
 
 
@@ -112,33 +85,30 @@ def test_requests_may_be_aborted_by_the_ids_of_their_answers(make_server: MakeSe
 def test_all_may_be_aborted(make_server: MakeServer, body: Any) -> None:
     server = make_server({"max_num_seqs": 1})
     server.gate.shut()
-    threads, answers = in_threads(*[lambda: server.chat("a" * 200, max_tokens=200)] * 3)
-    until(lambda: len(server.serving.jobs) == 3)
+    later = [server.later(server.chat, "a" * 200, max_tokens=200) for _ in range(3)]
     assert server.post("/abort_requests", body).json == {"status": "aborted", "aborted": 3}
     server.gate.let()
-    for thread in threads:
-        thread.join()
-    assert all(answer and answer.json["choices"][0]["finish_reason"] == "abort" for answer in answers)
+    assert [answer.result().json["choices"][0]["finish_reason"] for answer in later] == ["abort"] * 3
     server.check_idle()
     assert server.post("/abort_requests", {}).json["aborted"] == 0
 
 
 def test_the_prefix_cache_may_be_forgotten_when_nothing_runs(make_server: MakeServer) -> None:
     server = make_server()
-    server.complete("abcdefgh", max_tokens=2)
+
+    def num_cached() -> int:
+        usage = server.complete("abcdefgh", max_tokens=2).json["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
     server.gate.shut()
-    threads, _ = in_threads(lambda: server.complete("x" * 50, max_tokens=50))
-    until(lambda: len(server.serving.jobs) == 1)
+    running = server.later(server.complete, "x" * 50, max_tokens=50)
     server.gate.let(3)
-    reset, answers = in_threads(lambda: server.post("/reset_prefix_cache", b""))
+    reset = in_thread(server.post, "/reset_prefix_cache", b"")
     until(server.serving.engine._inbox.qsize)
     server.gate.let()
-    reset[0].join()
-    assert answers[0] is not None
-    assert answers[0].json == {"success": False}
+    assert reset.result().json == {"success": False}
     server.gate.open()
-    threads[0].join()
-    cached = [server.complete("abcdefgh", max_tokens=2).json["usage"]["prompt_tokens_details"]["cached_tokens"]]
+    assert running.result().status == 200
+    assert [num_cached(), num_cached()] == [0, 4]
     assert server.post("/reset_prefix_cache", b"").json == {"success": True}
-    cached += [server.complete("abcdefgh", max_tokens=2).json["usage"]["prompt_tokens_details"]["cached_tokens"]]
-    assert cached == [4, 0]
+    assert num_cached() == 0

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nanoengine.server import openapi
+from tests.drawn import FAST
 from tests.server.conftest import LIMITS
 from tests.server.running import JSON, Server, post_bytes, read_all
 
-
-@pytest.mark.parametrize(
-    "body",
-    [
+NO_REQUESTS = [
+    *(
         b"",
         b"{",
         b"null",
@@ -26,24 +26,19 @@ from tests.server.running import JSON, Server, post_bytes, read_all
         b'{"prompt": "a"} x',
         b'{"prompt": "\xff"}',
         b'{"prompt": "\\ud83d"}',
-        b'{"prompt": NaN}',
-        b'{"prompt": "a", "temperature": Infinity}',
-        b'{"prompt": "a", "temperature": 1e999}',
-        b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}",
-        b'{"prompt": "a", "n": ' + b"9" * 10_000 + b"}",
-        b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"prompt": ' + b"[" * 100_000,
-        b"\x00" * 100,
-        b'\xef\xbb\xbf{"prompt": 5}',
-        b"prompt=a",
-    ],
-    ids=lambda body: repr(body[:40]),
-)
+    ),
+    *(b'{"prompt": NaN}', b'{"prompt": "a", "temperature": Infinity}', b'{"prompt": "a", "temperature": 1e999}'),
+    *(b'{"prompt": "a", "%b": ' % name + b"9" * 10_000 + b"}" for name in (b"seed", b"n")),
+    b'{"prompt": "a", "metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    *(b'{"prompt": ' + b"[" * 100_000, b"\x00" * 100, b'\xef\xbb\xbf{"prompt": 5}', b"prompt=a"),
+]
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_what_is_no_request_is_refused(parrot: Server, path: str, body: bytes) -> None:
-    answer = parrot.post(path, body)
-    assert answer.status == 400
-    assert answer.error["type"] == "BadRequestError"
+def test_what_is_no_request_is_refused(parrot: Server, path: str) -> None:
+    for body in NO_REQUESTS:
+        answer = parrot.post(path, body)
+        assert (answer.status, answer.error["type"]) == (400, "BadRequestError"), body[:40]
 
 
 def test_surrogates_are_no_text(parrot: Server) -> None:
@@ -101,56 +96,35 @@ def test_json_may_be_called_so(parrot: Server, kind: str) -> None:
     assert parrot.post("/tokenize", b'{"prompt": "a"}', {"content-type": kind}).status == 200
 
 
-def drawn_value(rng: random.Random, depth: int = 0) -> Any:
-    kind = rng.randrange(9 if depth < 3 else 7)
-    if kind == 7:
-        return [drawn_value(rng, depth + 1) for _ in range(rng.randrange(4))]
-    if kind == 8:
-        return {rng.choice(("role", "content", "type", "text", "a")): drawn_value(rng, depth + 1) for _ in range(3)}
-    return rng.choice(
-        (
-            None,
-            True,
-            0,
-            1,
-            -1,
-            3,
-            2**31,
-            2**63,
-            -(2**70),
-            0.5,
-            -1e300,
-            1e308,
-            "",
-            "user",
-            "text",
-            "a\u0000",
-            "🦜",
-            "x" * 300,
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    "path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/abort_requests"]
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/abort_requests": {"request_ids": ["nobody"]},
+}
+KEYS = ("role", "content", "type", "text", "a")
+NUMBERS = st.sampled_from([0, 1, -1, 3, 2**31, 2**63, -(2**70), 0.5, -1e300, 1e308])
+TEXTS = st.sampled_from(["", "user", "text", "a\u0000", "🦜", "x" * 300])
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda own: st.lists(own, max_size=3) | st.dictionaries(st.sampled_from(KEYS), own, max_size=3),
+    max_leaves=8,
 )
+
+
+@pytest.mark.parametrize("path", BASES)
 def test_drawn_requests_are_answered_or_refused(parrot: Server, path: str) -> None:
     """Nothing that a client writes is a fault of the server's, and nothing keeps it from serving."""
-    kind = openapi.POSTS[path][0]
-    names = [field.encode_name for field in msgspec.structs.fields(kind)]
-    rng = random.Random(path)
-    base: dict[str, Any] = {
-        "/v1/completions": {"prompt": "abc", "max_tokens": 2},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
-        "/tokenize": {"prompt": "abc"},
-        "/detokenize": {"tokens": [1, 2]},
-        "/abort_requests": {"request_ids": ["nobody"]},
-    }[path]
-    for _ in range(250):
-        body = base | {rng.choice(names): drawn_value(rng) for _ in range(rng.choice((1, 1, 2)))}
-        answer = parrot.request("POST", path, body, JSON)
-        assert answer.status in (200, 400, 404), (body, answer.body)
-        if answer.status != 200:
-            assert answer.error["message"]
+    names = [field.encode_name for field in msgspec.structs.fields(openapi.POSTS[path][0])]
+
+    @settings(FAST, max_examples=100)
+    @given(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2))
+    def ask(fields: dict[str, Any]) -> None:
+        answer = parrot.request("POST", path, BASES[path] | fields, JSON)
+        assert answer.status in (200, 400, 404), answer.body
+        assert answer.status == 200 or answer.error["message"]
+
+    ask()
     assert parrot.complete("abc", max_tokens=3).json["choices"][0]["text"] == "abc"
     parrot.check_idle()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.server.parrot import TEMPLATE
 from tests.server.running import Server
 
-TEXTS = ["", "a", "import json\n", "naïve 🦜🏽 语言", "<|im_end|>", "a\x00b", " \t\n", "x" * 5000]
+TEXTS = ["", "a", "import json\n", "naïve 🦜🏽 语言", "<|im_end|>", "<|endoftext|>", "a\x00b", " \t\n", "x" * 5000]
+USER = [{"role": "user", "content": "a"}]
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:20]))
-def test_a_text_comes_back(parrot: Server, text: str) -> None:
-    answer = parrot.post("/tokenize", {"prompt": text, "return_token_strs": True}).json
-    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
-    assert answer["max_model_len"] == 1024
-    assert answer["tokens"] == parrot.serving.tokenizer.encode(text)
-    assert parrot.post("/detokenize", {"tokens": answer["tokens"]}).json == {"prompt": text}
+def test_a_text_comes_back(parrot: Server) -> None:
+    for text in TEXTS:
+        answer = parrot.post("/tokenize", {"prompt": text, "return_token_strs": True}).json
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == 1024
+        assert answer["tokens"] == parrot.serving.tokenizer.encode(text)
+        assert parrot.post("/detokenize", {"tokens": answer["tokens"]}).json == {"prompt": text}
 
 
 def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
@@ -40,42 +39,20 @@ def test_messages_are_what_a_chat_would_be(parrot: Server) -> None:
     assert parrot.post("/detokenize", {"tokens": named["tokens"]}).json["prompt"].endswith("critic\n")
 
 
-def test_a_token_outside_the_vocabulary_has_no_text(parrot: Server) -> None:
-    answer = parrot.post("/detokenize", {"tokens": [1, parrot.serving.engine.engine.vocab_size]})
-    assert (answer.status, answer.error["param"]) == (400, "tokens")
+NO_PROMPTS: list[dict[str, Any]] = [{}, {"prompt": None}, {"prompt": 5}, {"prompt": ["a"]}, {"messages": []}]
+NO_PROMPTS += [{"prompt": "a", "messages": USER}, {"prompt": "a", "chat_template": "x"}]
+NO_PROMPTS += [{"messages": USER, "continue_final_message": True}, {"prompt": "a", "model": "other"}]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"prompt": None},
-        {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
-        {"prompt": 5},
-        {"prompt": ["a"]},
-        {"messages": []},
-        {"prompt": "a", "chat_template": "x"},
-        {"messages": [{"role": "user", "content": "a"}], "continue_final_message": True},
-        {"prompt": "a", "model": "other"},
-    ],
-    ids=str,
-)
-def test_what_cannot_be_tokenized_is_refused(parrot: Server, body: dict[str, Any]) -> None:
-    answer = parrot.post("/tokenize", body)
-    assert answer.status == (404 if "model" in body else 400)
-    assert answer.error["message"]
-
-
-@pytest.mark.parametrize("tokens", [[-1], [10**6], [2**31], ["a"], [1.5], None, "ab", [True], [None]], ids=str)
-def test_what_is_no_token_is_refused(parrot: Server, tokens: Any) -> None:
-    answer = parrot.post("/detokenize", {"tokens": tokens})
-    assert (answer.status, answer.error["param"]) == (400, "tokens")
-
-
-def test_special_tokens_are_text_too(parrot: Server) -> None:
-    eos = parrot.serving.tokenizer.eos_token_id
-    assert parrot.post("/detokenize", {"tokens": [eos]}).json == {"prompt": "<|endoftext|>"}
-    assert parrot.post("/detokenize", {"tokens": []}).json == {"prompt": ""}
+def test_what_is_no_text_and_no_token_is_refused(parrot: Server) -> None:
+    for body in NO_PROMPTS:
+        answer = parrot.post("/tokenize", body)
+        assert answer.status == (404 if "model" in body else 400), body
+        assert answer.error["message"]
+    behind = parrot.serving.engine.engine.vocab_size
+    for tokens in ([1, behind], [-1], [10**6], [2**31], ["a"], [1.5], None, "ab", [True], [None]):
+        answer = parrot.post("/detokenize", {"tokens": tokens})
+        assert (answer.status, answer.error["param"]) == (400, "tokens"), tokens
 
 
 def test_whoever_builds_prompts_is_told_how(parrot: Server) -> None:
