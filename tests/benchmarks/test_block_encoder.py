@@ -23,15 +23,6 @@ def matrix(seed: int, inputs: int = 512) -> torch.Tensor:
     return values
 
 
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if not kind.endswith("_K")])
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 2**32))
-def test_blocks_of_32_are_those_of_the_reference(kind: str, seed: int) -> None:
-    values = matrix(seed)
-    expected = quantize(values.numpy(), GGMLQuantizationType[kind])
-    assert np.array_equal(encode(values, kind).data.numpy(), expected)
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**32))
@@ -40,6 +31,8 @@ def test_numbers_are_near_those_that_were_encoded(kind: str, seed: int) -> None:
     values = matrix(seed)
     blocks = encode(values, kind)
     assert blocks.type == kind
+    if not kind.endswith("_K"):  # one way to encode is the reference's
+        assert np.array_equal(blocks.data.numpy(), quantize(values.numpy(), GGMLQuantizationType[kind]))
     decoded = dequantize(blocks.data.numpy(), GGMLQuantizationType[kind])
     runs = values.unflatten(1, (-1, 256 if kind.endswith("_K") else 32))
     steps = 2 * runs.abs().amax(2, keepdim=True) / ((1 << BITS[kind]) - 1)
@@ -48,17 +41,6 @@ def test_numbers_are_near_those_that_were_encoded(kind: str, seed: int) -> None:
     # Steps of the run that a number is in are smaller yet: the mean of the errors is far below.
     assert errors.mean() < 0.35 * steps.mean()
     assert torch.equal(blocks.dequantize(torch.float32), torch.from_numpy(decoded))
-
-
-@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind.endswith("_K")])
-def test_more_bits_lose_less_and_runs_have_scales_of_their_own(kind: str) -> None:
-    values = torch.randn(4, 256, generator=torch.Generator().manual_seed(1))
-    values[:, :32] *= 0.02  # in a block of large numbers, a run of small ones
-    decoded = encode(values, kind).dequantize(torch.float32)
-    small, smaller = values[:, :32], (decoded - values)[:, :32]
-    assert smaller.norm() < 0.4 * small.norm()
-    large = (decoded - values)[:, 32:].norm() / values[:, 32:].norm()
-    assert large < {"Q4_K": 0.1, "Q5_K": 0.05, "Q6_K": 0.03}[kind]
 
 
 @pytest.mark.parametrize(("kind", "other"), IN_PLACE_OF_LARGE.items())

@@ -45,17 +45,15 @@ def test_differences_of_the_settings_are_named(tmp_path: Path, capsys: pytest.Ca
     assert "different versions: torch 2.13 and 2.11\n" in shown
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "cannot be read as JSON"),
-        ("{", "cannot be read as JSON"),
-        ("[]", "was not written by --save"),
-        ('{"mode": "latency"}', "was not written by --save"),
-        ('{"mode": "serve", "rows": []}', "is of the mode latency"),
-        ('{"mode": "latency", "rows": []}', "have no case in common"),
-    ],
-)
+BAD = [(None, "cannot be read as JSON"), ("{", "cannot be read as JSON"), ("[]", "was not written by --save")]
+BAD += [
+    ('{"mode": "latency"}', "was not written by --save"),
+    ('{"mode": "serve", "rows": []}', "is of the mode latency"),
+]
+BAD += [('{"mode": "latency", "rows": []}', "have no case in common")]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
 def test_bad_files(content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = write(tmp_path / "a.json", ttft_ms=(1, 1, 1)), tmp_path / "b.json"
     if content is not None:

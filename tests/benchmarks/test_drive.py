@@ -33,23 +33,25 @@ def assert_idle(engine: LLMEngine) -> None:
     assert engine.scheduler.blocks.num_free == engine.scheduler.blocks.num_blocks
 
 
-def test_every_token_has_a_time_and_every_step_its_work() -> None:
-    engine = make_engine(block_size=4)
-    workload = Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_token_has_a_time_and_every_step_its_work(depth: int) -> None:
+    engine = make_engine(block_size=4, depth=depth)
+    executor = engine.executor
     told: list[int] = []
-    run = drive(engine, workload, told.append)
+    run = drive(engine, Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7]), told.append)
     assert [len(request.token_times) for request in run.requests] == [4, 1, 7]
     assert [len(request.output_token_ids) for request in run.requests] == [4, 1, 7]
     assert [request.num_prompt_tokens for request in run.requests] == [5, 9, 2]
     assert sum(told) == run.num_output_tokens == 12
     assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 6]
-    assert run.steps[0].num_seqs == 3
     assert run.steps[0].work.num_tokens == 16
-    assert [step.num_seqs for step in run.steps[1:]] == [2, 2, 2, 1, 1, 1]
-    ends = [time for step in run.steps for time in (step.start, step.end)]
-    assert ends == sorted(ends)
+    assert [step.num_seqs for step in run.steps] == [3, 2, 2, 2, 1, 1, 1]
+    if depth == 1:
+        ends = [time for step in run.steps for time in (step.start, step.end)]
+        assert ends == sorted(ends)
     assert run.steps[-1].end <= run.seconds
     assert all(0 <= step.model_seconds <= step.end - step.start for step in run.steps)
+    assert engine.executor is executor
     assert_idle(engine)
 
 
@@ -76,27 +78,12 @@ def test_what_a_step_computes(plan: StepPlan, kind: Kind | None) -> None:
     assert Kind.of_plan(plan) is kind
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_every_step_is_recorded_with_its_own_plan(depth: int) -> None:
-    engine = make_engine(depth=depth)
-    run = drive(engine, Workload([[1, 2], [3, 4]], [9, 9]), ignore)
-    assert [step.kind for step in run.steps] == [Kind.PREFILL, *[Kind.DECODE] * 8]
-    assert [step.num_seqs for step in run.steps] == [2] * 9
-
-
 def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
     engine = make_engine(block_size=4)
     workload = Workload([[1] * 3, [2] * 3, [3] * 9], output_lens=[50, 50, 4])
     run = drive(engine, workload, ignore, num_streams=2)
     assert [len(request.token_times) for request in run.requests] == [5, 5, 4]
     assert_idle(engine)
-
-
-def test_the_engine_gets_its_executor_back() -> None:
-    engine = make_engine()
-    executor = engine.executor
-    drive(engine, Workload([[1, 2]], [2]), ignore)
-    assert engine.executor is executor
 
 
 def test_requests_are_submitted_when_they_are_due() -> None:
@@ -150,15 +137,12 @@ def test_ctrl_c_leaves_the_engine_idle_and_tells_what_was_done() -> None:
     assert_idle(engine)
 
 
-def test_a_failing_step_ends_the_run() -> None:
-    engine = make_engine(model=ToyModel(4, failing=[2]))
+def test_what_fails_ends_the_run() -> None:
+    model = ToyModel(4, failing=[2])
+    engine = make_engine(model=model)
+    with pytest.raises(InvalidPrompt):
+        drive(engine, Workload([[1, 2], []], [9, 9]), ignore)
+    assert model.num_launched == 0, "it is refused before anything runs"
     with pytest.raises(RuntimeError, match="injected"):
         drive(engine, Workload([[1, 2], [3, 4]], [9, 9]).arriving([0.0, 1000.0]), ignore)
     assert_idle(engine)
-
-
-def test_a_bad_prompt_is_refused_before_anything_runs() -> None:
-    model = ToyModel(4)
-    with pytest.raises(InvalidPrompt):
-        drive(make_engine(model=model), Workload([[1, 2], []], [9, 9]), ignore)
-    assert model.num_launched == 0

@@ -8,11 +8,8 @@ from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from tests.support import QWEN3_06B
 
 
-def test_spread() -> None:
+def test_spread_and_percentiles() -> None:
     assert spread([3.0, 1.0, 8.0]) == {"median": 3.0, "min": 1.0, "max": 8.0, "repetitions": 3}
-
-
-def test_percentiles() -> None:
     values = [float(i) for i in range(1, 102)]
     assert percentiles("x", values) == {"x": 51.0}
     assert percentiles("x", values, detailed=True) == {"x": 51.0, "x_mean": 51.0, "x_p90": 91.0, "x_p99": 100.0}
@@ -37,38 +34,39 @@ def test_a_single_token_has_no_tpot() -> None:
     assert latency_figures([RequestTimes(0.0, 3, token_times=[0.1])]) == {"ttft_ms": pytest.approx(100)}
 
 
+LIMIT, CEILING = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
+
+
 def make_step(kind: Kind | None, start: float, end: float, model: float, work: StepWork) -> Step:
     return Step(start, end, model, kind, 1, 0, work, 0.0, 0)
 
 
 def test_where_the_time_went() -> None:
-    limit, ceiling = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
     prefill, decode = StepWork(100, 1, 100, 5050), StepWork(4, 4, 400, 400)
     steps = [
         make_step(Kind.PREFILL, 0.0, 0.5, 0.4, prefill),
         make_step(Kind.DECODE, 0.5, 0.7, 0.15, decode),
         make_step(Kind.DECODE, 1.0, 1.2, 0.15, decode),  # the wait before it is nobody's
     ]
-    figures = step_figures(steps, limit, ceiling)
+    figures = step_figures(steps, LIMIT, CEILING)
     assert figures["prefill_tok_s"] == pytest.approx(200)
     assert figures["decode_tok_s"] == pytest.approx(20)
-    assert figures["prefill_limit_share"] == pytest.approx(limit.seconds(prefill, ceiling) / 0.5)
-    assert figures["decode_limit_share"] == pytest.approx(2 * limit.seconds(decode, ceiling) / 0.4)
+    assert figures["prefill_limit_share"] == pytest.approx(LIMIT.seconds(prefill, CEILING) / 0.5)
+    assert figures["decode_limit_share"] == pytest.approx(2 * LIMIT.seconds(decode, CEILING) / 0.4)
     assert figures["host_time_share"] == pytest.approx(1 - 0.7 / 0.9)
     assert not any(name.startswith("mixed") for name in figures), "there was none"
 
 
 def test_steps_of_prompts_and_decodes_have_figures_of_their_own() -> None:
-    limit, ceiling = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
     decode, mixed = StepWork(4, 4, 400, 400), StepWork(104, 5, 504, 5454)
     steps = [
         make_step(Kind.DECODE, 0.0, 0.2, 0.2, decode),
         make_step(Kind.MIXED, 0.2, 0.6, 0.4, mixed),
         make_step(None, 0.6, 0.7, 0.1, StepWork(0, 0, 0, 0)),  # copies of blocks: time, but no tokens
     ]
-    figures = step_figures(steps, limit, ceiling)
+    figures = step_figures(steps, LIMIT, CEILING)
     assert figures["mixed_tok_s"] == pytest.approx(260)
-    assert figures["mixed_limit_share"] == pytest.approx(limit.seconds(mixed, ceiling) / 0.4)
+    assert figures["mixed_limit_share"] == pytest.approx(LIMIT.seconds(mixed, CEILING) / 0.4)
     assert figures["decode_tok_s"] == pytest.approx(20)
     assert figures["host_time_share"] == pytest.approx(0)
     assert figures.keys() == {
@@ -89,19 +87,12 @@ def test_goodput_counts_requests_that_met_every_objective() -> None:
     assert goodput(run, {"e2e": 50}) == {"goodput_req_s": 0.0, "goodput_share": 0.0}
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["output_tok_s", "prefill_tok_s", "goodput_req_s", "output_tok_s_share", "decode_limit_share", "ttft_ms_share",
-     "hit_rate", "goodput_share", "read_gb_s", "mixed_tok_s", "prompt_tok_s"],
-)  # fmt: skip
-def test_more_is_better(name: str) -> None:
-    assert higher_is_better(name)
+BETTER = "output_tok_s prefill_tok_s goodput_req_s output_tok_s_share decode_limit_share ttft_ms_share hit_rate goodput_share"
+BETTER += " read_gb_s mixed_tok_s prompt_tok_s"
+WORSE = "ttft_ms itl_ms_p99 e2e_ms_mean us_per_token us_per_step_p90 first_token_s peak_memory_mb kv_waste preemptions"
+WORSE += " host_time_share computed_tokens itl_ms_max slowdown_p99 alone_ms"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ttft_ms", "itl_ms_p99", "e2e_ms_mean", "us_per_token", "us_per_step_p90", "first_token_s", "peak_memory_mb",
-     "kv_waste", "preemptions", "host_time_share", "computed_tokens", "itl_ms_max", "slowdown_p99", "alone_ms"],
-)  # fmt: skip
-def test_less_is_better(name: str) -> None:
-    assert not higher_is_better(name)
+def test_of_what_more_is_better() -> None:
+    assert all(map(higher_is_better, BETTER.split()))
+    assert not any(map(higher_is_better, WORSE.split()))

@@ -98,21 +98,10 @@ def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "engine.json"
     parts = ["--parts", *(part for part in gpu_engine.PARTS if part != "quantized")]
-    arguments = [
-        *CPU,
-        *SMALL_ENGINE,
-        *parts,
-        "--model",
-        str(tiny),
-        "--option",
-        "num_kv_blocks=100",
-        "--save",
-        str(path),
-    ]
+    options = ["--model", str(tiny), "--option", "num_kv_blocks=100", "--save", str(path)]
+    arguments = [*CPU, *SMALL_ENGINE, *parts, *options]
     assert gpu_engine.main(arguments) == 0
-    found = {
-        (row["case"]["work"], row["case"].get("mode", row["case"].get("variant"))): row["figures"] for row in rows(path)
-    }
+    found = {(r["case"]["work"], r["case"].get("mode", r["case"].get("variant"))): r["figures"] for r in rows(path)}
     assert found["equal tokens", None]["differing"]["median"] == 0
     assert found["equal tokens", None]["preemptions"]["median"] > 0
     for mode in ("overlap, eager", "one at a time, eager"):
@@ -142,18 +131,11 @@ def test_quantized_weights_are_measured_beside_those_that_are_not(tiny: Path, tm
 
 def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:
     """Their words are the same in both places; a misspelled one would be "not run" for ever."""
-    sources = "".join(
-        (ROOT / "benchmarks" / "gpu" / f"{name}.py").read_text()
-        for name in ("kernel_bench", "attention_kernels", "engine", "decode")
-    )
-    sources += (ROOT / "benchmarks" / "latency.py").read_text() + (ROOT / "benchmarks" / "figures.py").read_text()
+    names = ["gpu/kernel_bench", "gpu/attention_kernels", "gpu/engine", "gpu/decode", "latency", "figures"]
+    sources = "".join((ROOT / "benchmarks" / f"{name}.py").read_text() for name in names)
     for target in TARGETS:
-        words = [
-            target.figure,
-            *target.case,
-            *(value for key, value in target.case.items() if key in ("work", "kernel")),
-        ]
-        for word in words:
+        values = [target.case[key] for key in ("work", "kernel") if key in target.case]
+        for word in (target.figure, *target.case, *values):
             assert f'"{word}"' in sources, word
         assert target.case.get("mode", str(FASTEST)) == str(FASTEST)
 

@@ -35,7 +35,7 @@ def entries(out: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone")
-def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
+def test_calls_one_after_the_other(tmp_path: Path) -> None:
     out, kernel, brought = tmp_path / "out", tmp_path / "kernel.cubin", tmp_path / "brought.tar.gz"
     kernel.write_bytes(b"compiled elsewhere; the interpreter compiles nothing")
     with tarfile.open(brought, "w:gz") as archive:
@@ -43,7 +43,6 @@ def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
     for name, stages in (
         ("figures", ["warm", "smoke", "engine", "kernels"]),
         ("tests", ["triton", "memcheck", "tune"]),
-        ("again", ["smoke", "engine", "kernels"]),
     ):
         result = call(name, str(out), "--miniature", TRITON_ARCHIVE=str(brought))
         assert result.returncode == 0, result.stdout + result.stderr + (out / "logs.txt").read_text()[-3000:]
@@ -52,17 +51,14 @@ def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
         assert {entry["state"] for entry in found.values()} <= {DONE, LEFT_OUT}
         assert result.stdout.endswith((out / "table.txt").read_text())
         assert "goal" in result.stdout
-    assert entries(out, "tests")["memcheck"]["state"] == LEFT_OUT
-    assert entries(out, "tests")["tune"]["report"]["chosen"]
-    table = (out / "table.txt").read_text()
-    assert "before" in table
-    assert table.count("ttft_ms") == table.count("tpot_ms") >= 1
+    assert found["memcheck"]["state"] == LEFT_OUT
+    assert found["tune"]["report"]["chosen"]
     files = [path for path in out.rglob("*") if path.is_file()]
     assert len(files) <= MOST_FILES
     assert max(len(path.relative_to(out).parts) for path in files) <= 3
     with tarfile.open(out / "triton.tar.gz") as archive:
         assert any(name.endswith(".cubin") for name in archive.getnames())
-    assert all(title in (out / "logs.txt").read_text() for title in ("==== figures: warm", "==== again: kernels"))
+    assert all(title in (out / "logs.txt").read_text() for title in ("==== figures: warm", "==== tests: tune"))
 
     (tmp_path / "half.tar.gz").write_bytes((out / "triton.tar.gz").read_bytes()[:100])
     again = call("figures", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
@@ -71,13 +67,10 @@ def test_three_calls_one_after_the_other(tmp_path: Path) -> None:
     assert again.stdout.count("done before") == 4
 
 
-def test_only_stages_that_there_are_can_be_run_again(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     result = call("figures", str(tmp_path), "--miniature", "--redo", "kernel")
     assert result.returncode == 1
     assert "figures has no stage kernel: it has warm, smoke, engine, kernels" in result.stderr
-
-
-def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
     assert call().returncode == 2
     if torch.cuda.is_available():
         pytest.skip("there is a GPU, and the script would use it for ten minutes")

@@ -77,22 +77,13 @@ def test_a_stage_is_cut_at_its_limit_and_says_what_it_has(tmp_path: Path, monkey
     assert none_left["state"] == "no time"
 
 
-def test_what_a_stage_leaves_over_the_next_may_use(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    run_stages(
-        "figures",
-        [Stage("quick", 20, python("1")), Stage("slow", 0, python("import time; time.sleep(.2)"))],
-        ledger,
-        (),
-    )
-    assert [entry["state"] for entry in ledger.calls["figures"].values()] == [DONE, DONE]
-
-
-def test_after_a_vital_failure_nothing_runs(tmp_path: Path) -> None:
+def test_what_a_stage_leaves_over_the_next_may_use_and_after_a_vital_failure_nothing_runs(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     failing = Stage("smoke", 20, python("raise SystemExit(1)"), vital=True)
-    assert run_stages("figures", [failing, Stage("engine", 20, python("1"))], ledger, ()) is failing
-    assert list(ledger.calls["figures"]) == ["smoke"]
+    slow = Stage("slow", 0, python("import time; time.sleep(.2)"))
+    stages = [Stage("quick", 20, python("1")), slow, failing, Stage("engine", 20, python("1"))]
+    assert run_stages("figures", stages, ledger, ()) is failing
+    assert [entry["state"] for entry in ledger.calls["figures"].values()] == [DONE, DONE, "exit 1"]
 
 
 def test_a_call_that_was_killed_loses_nothing_that_was_saved(tmp_path: Path) -> None:

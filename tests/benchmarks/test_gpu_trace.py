@@ -41,13 +41,9 @@ def test_what_is_read_of_a_trace() -> None:
 
 
 def test_kernels_are_listed_by_their_time() -> None:
-    activities = [Activity("a", 0, 10), Activity("b", 10, 40), Activity("a", 50, 60)]
-    b, a = by_kernel(activities)
+    b, a = by_kernel([Activity("a", 0, 10), Activity("b", 10, 40), Activity("a", 50, 60)])
     assert (b.name, b.calls, a.name, a.calls) == ("b", 1, "a", 2)
     assert (b.seconds, a.seconds) == pytest.approx((30e-6, 20e-6))
-
-
-def test_what_a_cpu_does_is_no_work_of_a_gpu() -> None:
-    done = []
+    done = []  # what a CPU does is no work of a GPU
     assert record(lambda: done.append(torch.ones(3).sum()), ProfilerActivity.CPU) == []
     assert done == [3]

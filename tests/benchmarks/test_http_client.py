@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.http_client import Answer, AnswerParser, Client, Connection, has_text
+from tests.drawn import FAST
 
 EVENTS = [
     b'data: {"choices":[{"index":0,"text":"\\"","finish_reason":null}]}',
@@ -59,20 +60,19 @@ def check_stream(answer: Answer) -> None:
 @pytest.mark.parametrize("trailer", [b"", b"a: b\r\nc: d\r\n"])
 def test_a_stream_is_the_same_however_it_is_cut(trailer: bytes, line_end: bytes) -> None:
     data = stream(trailer, line_end)
-    for pieces in [[data], *cut_in_two(data), [data[i : i + 1] for i in range(len(data))]]:
-        answer, ended_in_time = parse(pieces)
+
+    @FAST
+    @given(st.lists(st.integers(1, len(data) - 1)))
+    def check(cuts: list[int]) -> None:
+        ends = sorted({*cuts, len(data)})
+        answer, ended_in_time = parse([data[a:b] for a, b in zip([0, *ends], ends, strict=False)])
         assert ended_in_time
         check_stream(answer)
         assert answer.body.replace(b"\r\n", b"\n") == b"".join(event + b"\n\n" for event in EVENTS)
 
-
-@given(st.lists(st.integers(1, len(stream()) - 1)))
-def test_a_stream_is_the_same_in_any_number_of_pieces(cuts: list[int]) -> None:
-    data = stream()
-    ends = sorted({*cuts, len(data)})
-    answer, ended_in_time = parse([data[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    assert ended_in_time
-    check_stream(answer)
+    check()
+    for pieces in [*cut_in_two(data), [data[i : i + 1] for i in range(len(data))]]:
+        check_stream(parse(pieces)[0])
 
 
 def test_a_whole_answer_is_the_same_however_it_is_cut() -> None:
@@ -125,28 +125,27 @@ def test_errors_of_the_server_are_kept() -> None:
     assert not answer.is_ok
     assert "too long" in (answer.error or "")
     assert len(answer.event_times) == 1
-
-
-def test_what_is_no_http_is_said() -> None:
     with pytest.raises(ValueError, match="no HTTP"):
         parse([b"220 mail ready\r\n\r\n"])
 
 
-@pytest.mark.parametrize(
-    ("event", "expected"),
-    [
-        (b'data: {"text":"a"}', True),
-        (b'data: {"text":""}', False),
-        (b'data: {"text": "a"}', True),
-        (b'data: {"text": ""}', False),
-        (b'data: {"delta":{"content":"a"}}', True),
-        (b'data: {"delta":{"role":"assistant","content":""}}', False),
-        (b'data: {"delta":{"content":"\\"text\\":\\"\\""}}', True),
-        (b'data: {"choices":[],"usage":{}}', False),
-    ],
-)
-def test_text_is_seen_in_every_shape(event: bytes, *, expected: bool) -> None:
-    assert has_text(event) is expected
+WITH_TEXT = [
+    b'{"text":"a"}',
+    b'{"text": "a"}',
+    b'{"delta":{"content":"a"}}',
+    b'{"delta":{"content":"\\"text\\":\\"\\""}}',
+]
+WITHOUT = [
+    b'{"text":""}',
+    b'{"text": ""}',
+    b'{"delta":{"role":"assistant","content":""}}',
+    b'{"choices":[],"usage":{}}',
+]
+
+
+def test_text_is_seen_in_every_shape() -> None:
+    assert all(has_text(b"data: " + event) for event in WITH_TEXT)
+    assert not any(has_text(b"data: " + event) for event in WITHOUT)
 
 
 # ---- over a socket
@@ -197,24 +196,22 @@ async def stream_forever(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     await reader.readexactly(1)
 
 
-def test_a_connection_is_used_again() -> None:
+def test_a_connection_is_used_again_and_requests_at_a_time_have_their_own() -> None:
     async def use(client: Client) -> None:
         for prompt in ("a", "b", "c"):
             answer = await client.complete({"prompt": prompt})
             assert answer.is_ok
             assert answer.body == b'{"prompt":"%b"}' % prompt.encode()
             assert answer.sent <= answer.ended
-
-    assert with_server(echo, use) == 1
-
-
-def test_requests_at_a_time_have_connections_of_their_own() -> None:
-    async def use(client: Client) -> None:
+            assert answer.headers["number"] == "1"
         answers = await asyncio.gather(*(client.complete(b"%d" % i) for i in range(5)))
         assert [answer.body for answer in answers] == [b"%d" % i for i in range(5)]
         assert {answer.headers["number"] for answer in answers} == set("12345")
+        small = Client(client.host, client.port, receive_buffer=2048)
+        assert (await small.complete(b"x" * 300_000)).body == b"x" * 300_000
+        small.close()
 
-    assert with_server(echo, use) == 5
+    assert with_server(echo, use) == 6
 
 
 def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
@@ -243,21 +240,9 @@ def test_a_server_that_never_answers_is_not_asked_twice() -> None:
         assert answer.error is not None
 
     assert with_server(silent, use) == 1
-
-
-def test_nobody_listening_is_an_answer_too() -> None:
-    answer = asyncio.run(Client("127.0.0.1", 1).complete({}))
+    answer = asyncio.run(Client("127.0.0.1", 1).complete({}))  # where nobody listens
     assert answer.status == 0
     assert "no connection" in (answer.error or "")
-
-
-def test_closing_at_the_first_byte_ends_the_request() -> None:
-    async def use(client: Client) -> None:
-        answer = await client.complete({}, on_data=Connection.close)
-        assert (answer.status, answer.is_done) == (200, False)
-        assert not answer.is_ok
-
-    assert with_server(stream_forever, use) == 1
 
 
 def test_a_cancelled_request_closes_its_connection() -> None:
@@ -268,15 +253,7 @@ def test_a_cancelled_request_closes_its_connection() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert (await client.complete({}, on_data=Connection.close)).status == 200  # over another
+        answer = await client.complete({}, on_data=Connection.close)  # over another: closing at the first byte ends it
+        assert (answer.status, answer.is_done, answer.is_ok) == (200, False, False)
 
     assert with_server(stream_forever, use) == 2
-
-
-def test_a_small_receive_buffer_takes_large_answers() -> None:
-    async def use(client: Client) -> None:
-        small = Client(client.host, client.port, receive_buffer=2048)
-        assert (await small.complete(b"x" * 300_000)).body == b"x" * 300_000
-        small.close()
-
-    assert with_server(echo, use) == 1

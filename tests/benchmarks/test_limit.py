@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -36,8 +38,6 @@ def test_a_prefill_multiplies_every_layer_for_every_token_and_the_head_once() ->
 
 
 def test_an_untied_head_is_read_and_its_embedding_is_not() -> None:
-    from dataclasses import replace
-
     untied = ModelLimit(replace(QWEN3_06B, tie_word_embeddings=False), dtype_bytes=2)
     assert untied.weight_bytes == LIMIT.weight_bytes
 
@@ -52,15 +52,9 @@ def test_the_work_of_a_step() -> None:
     assert StepWork.of_plan(StepPlan(decode_rows=rows, decode_starts=starts)) == decode
     both = StepWork(*(a + b for a, b in zip(prefill, decode, strict=True)))
     assert StepWork.of_plan(StepPlan(decode_rows=rows, decode_starts=starts, runs=chunks)) == both
-    assert all(type(number) is int for number in both), "sums of columns become plain numbers, as JSON takes them"
-
-
-def test_each_token_of_a_run_with_drafts_samples() -> None:
     assert StepWork.of_plan(StepPlan(runs=[Run(0, 4, 3, True, drafts=(8, 9))])) == StepWork(3, 3, 7, 5 + 6 + 7)
-
-
-def test_a_step_that_computes_nothing_has_nothing_to_read() -> None:
     assert LIMIT.seconds(StepWork.of_plan(StepPlan()), NO_COMPUTE) == 0.0
+    assert all(type(number) is int for number in both), "sums of columns become plain numbers, as JSON takes them"
 
 
 def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> None:

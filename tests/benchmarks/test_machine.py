@@ -13,17 +13,7 @@ def test_facts() -> None:
     assert facts["cores"] >= 1
     assert facts["cpu"]
     assert {"nanoengine", "torch", "transformers", "python"} <= facts["versions"].keys()
-
-
-def test_peak_memory_grows_and_does_not_shrink() -> None:
-    before = machine.peak_memory_bytes()
-    block = bytearray(200 << 20)
-    block[:: 1 << 12] = bytes(1) * len(block[:: 1 << 12])  # touch every page
-    grown = machine.peak_memory_bytes()
-    del block
-    inexact = 1 << 20  # the system counts pages for each CPU, and adds them up now and then
-    assert grown > before - inexact
-    assert machine.peak_memory_bytes() > grown - inexact
+    assert machine.peak_memory_bytes() > 50 << 20
 
 
 def test_the_load_of_others_is_what_is_left_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +34,5 @@ def test_the_load_of_others_is_what_is_left_of_all(tmp_path: Path, monkeypatch: 
     assert load.cores() == pytest.approx(0.4)
     write(50.0 + 10.0)
     assert load.cores() == pytest.approx(0.0)
-
-
-def test_a_system_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "PROC_STAT", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "PROC_STAT", tmp_path / "nothing")  # as on a system that does not say
     assert machine.OtherLoad().cores() is None

@@ -17,7 +17,7 @@ WORKLOAD = Workload([[1] * 5, [2] * 9, [3] * 2], output_lens=[4, 1, 7])
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(("kv_tokens", "num_batches"), [(1000, 1), (33, 2), (1, 3)])
+@pytest.mark.parametrize(("kv_tokens", "num_batches"), [(33, 2), (1, 3)])
 def test_generate_makes_the_wanted_tokens_in_batches_that_fit(tiny: Path, kv_tokens: int, num_batches: int) -> None:
     peer = Generate(tiny, torch.float32, CPU, kv_tokens)
     run = peer.run(WORKLOAD)
@@ -27,12 +27,7 @@ def test_generate_makes_the_wanted_tokens_in_batches_that_fit(tiny: Path, kv_tok
     assert firsts == sorted(firsts)
     assert all(request.token_times == sorted(request.token_times) for request in run.requests)
     assert run.seconds >= run.requests[-1].token_times[-1]
-
-
-def test_continuous_batching_makes_the_wanted_tokens(tiny: Path) -> None:
-    model = Generate(tiny, torch.float32, CPU, 1000).model
-    run = ContinuousBatching(model, kv_tokens=2560, max_num_seqs=4).run(WORKLOAD)
-    assert run.seconds > 0
+    assert ContinuousBatching(peer.model, kv_tokens=2560, max_num_seqs=4).run(WORKLOAD).seconds > 0
 
 
 def test_random_weights_are_the_same_every_time_and_load(tmp_path: Path) -> None:

@@ -50,11 +50,6 @@ def test_a_step_brings_what_came_true_and_one_token_more() -> None:
     assert proposer.ended == [[1, 5, 5, 5, 5, 5, 6, 7]]
 
 
-def test_who_guesses_nothing_has_nothing_accepted() -> None:
-    figures = replay(Known([]), [([1], [5, 5])], 3)
-    assert (figures["accepted_tokens"], figures["accepted_share"]) == (0, 0)
-
-
 def test_edits_are_few_and_of_three_kinds() -> None:
     text = list(range(10_000, 20_000))
     result = edited(text, Random(0))
@@ -77,11 +72,7 @@ def test_every_proposer_meets_every_text() -> None:
     add_arguments(parser)
     report = Report("proposers")
     run(parser.parse_args(["--num-seqs", "2", "--input-len", "40", "--output-len", "20", "--repeat", "1"]), report)
-    assert {(row.case["text"], row.case["proposer"]) for row in report.rows} == {
-        (text, name) for text in TEXTS for name in PROPOSERS
-    }
-
-
-def test_more_prose_than_there_is_is_refused() -> None:
+    found = {(row.case["text"], row.case["proposer"]) for row in report.rows}
+    assert found == {(text, name) for text in TEXTS for name in PROPOSERS}
     with pytest.raises(BadOption, match="input-len"):
-        TEXTS["prose"](10**7, 1, Random(0))
+        TEXTS["prose"](10**7, 1, Random(0))  # more than there is

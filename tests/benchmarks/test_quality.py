@@ -95,11 +95,6 @@ def test_options_are_those_of_all_ways_but_the_reference(capsys: pytest.CaptureF
     assert result["rows"][0]["figures"]["kl_nats"]["median"] > 0
 
 
-def test_fewer_tokens_than_a_window(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    assert bench.main(["quality", "--model", str(model), "--tokens", "100", "--window", "64"]) == 2
-    assert "--tokens is 100: one window of each text takes 128" in capsys.readouterr().err
-
-
 def test_windows_are_spread_over_the_texts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(texts.TEXTS, "code", lambda: iter(["abcdefg", "x", "hijklmnop"]))
     monkeypatch.setitem(texts.TEXTS, "prose", lambda: iter(["ABCD"]))

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-import bench
 from benchmarks.machine import machine_facts
 from benchmarks.target import add_cpu_option, hold_to_cpu
 
@@ -44,21 +43,6 @@ def test_without_it_nothing_is_set(environment: dict[str, str]) -> None:
     hold_to_cpu(["--model", "demo"])
     assert environment == before
     assert machine_facts()["cpu_target"] == "native"
-
-
-def test_it_is_refused_once_torch_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "torch" in sys.modules
-    assert bench.main(["scheduler", "--cpu", "x86-64-v3"]) == 2
-    assert "--cpu x86-64-v3 comes too late" in capsys.readouterr().err
-
-
-def test_nothing_that_bench_imports_first_imports_torch() -> None:
-    """Or `--cpu` could never be in time."""
-    import subprocess
-
-    program = "import sys, bench; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
 
 
 def test_the_option_is_kept_with_the_arguments() -> None:
