@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import nanoengine
 from nanoengine.cli import main
 from nanoengine.models.tokenizer import HFTokenizer, Message
 
@@ -20,14 +25,19 @@ def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFi
     assert "from the prefix cache" in shown
 
 
-def test_generate_streams_one_prompt(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", "--model", str(tiny), "--max-tokens", "5", "--seed", "1", "hello"]
-    assert main(arguments) == 0
-    first = capsys.readouterr().out
-    assert first.endswith("\n")
-    assert len(first) > 1
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == first
+def test_generate_streams_one_prompt(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which may come on standard input."""
+    arguments = ["generate", "--model", str(tiny), "--max-tokens", "5", "--seed", "1"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    texts = []
+    for prompt in (["hello"], ["hello"], []):
+        assert main([*arguments, *prompt]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+    assert len(texts[0]) > 1
+    assert texts[0].endswith("\n")
 
 
 def test_generate_takes_several_prompts_a_policy_and_penalties(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,27 +48,15 @@ def test_generate_takes_several_prompts_a_policy_and_penalties(tiny: Path, capsy
     assert [shown.count(f"--- {prompt!r}") for prompt in ("one", "two")] == [2, 2]
 
 
-def test_generate_reads_standard_input(
-    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_chat_remembers_the_conversation_and_forgets_it_when_asked_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
-    assert main(["generate", "--model", str(tiny), "--max-tokens", "2"]) == 0
-    assert capsys.readouterr().out
-
-
-def test_chat_remembers_the_conversation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: Iterator[str] = iter(["parse a date", "now the time", ""])
-    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
-    assert main(["chat", "--max-tokens", "6", "--seed", "3", "--dtype", "float32"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 2
-
-
-def test_chat_forgets_the_conversation_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: Iterator[str] = iter(["first", "/reset", "second", ""])
+    lines: Iterator[str] = iter(["first", "next", "/reset", "second", ""])
     conversations = recorded_conversations(monkeypatch)
     monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
     assert main(["chat", "--system", "Be brief", "--max-tokens", "3", "--dtype", "float32"]) == 0
-    assert conversations == [["Be brief", "first"], ["Be brief", "second"]]
+    assert conversations == [["Be brief", "first"], ["Be brief", "first", "next"], ["Be brief", "second"]]
+    assert len(capsys.readouterr().out.splitlines()) > 3
 
 
 def test_chat_goes_on_after_a_message_that_the_model_has_no_room_for(
@@ -119,3 +117,19 @@ def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
         str(tmp_path / "smollm2.gguf"),
         "Talk with it: nanoengine chat --model smollm2",
     ]
+
+
+def test_commands_that_take_no_parameters_work_where_sampling_was_deleted(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "sampling")
+    shutil.copytree(Path(nanoengine.__file__).parent, tmp_path / "nanoengine", ignore=ignored)
+    code = (
+        "import sys; sys.meta_path[:] = [own for own in sys.meta_path if 'Editable' not in repr(own)]\n"
+        "from nanoengine.cli import main; print([main(['models']), main(['fetch', 'no-such']), main(['generate', 'x'])])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[0, 1, 1]"
+    fetching, generating = done.stderr.splitlines()[-2:]
+    assert fetching.startswith("nanoengine: ModelNotFound: 'no-such' cannot be fetched")
+    assert generating.startswith("nanoengine: InvalidConfig: sampling is not installed")

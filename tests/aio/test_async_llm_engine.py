@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
+from functools import wraps
 from typing import Any, TypeVar
 
 import pytest
@@ -46,6 +47,16 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test that is a coroutine."""
+
+    @wraps(test)
+    def runs(*args: Any, **kwargs: Any) -> None:
+        run(test(*args, **kwargs))
+
+    return runs
+
+
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Makes engines around toys, whose invariants are checked after each step."""
@@ -67,6 +78,15 @@ class BestOf(SamplingParams):
     @property
     def num_sequences(self) -> int:
         return 2
+
+
+def ask(engine: AsyncLLMEngine, *prompt: int, interval: int | None = 1, request_id: str | None = None) -> RequestStream:
+    """A long answer."""
+    return engine.submit(engine.make_request(list(prompt), LONG, request_id), interval)
+
+
+async def held(gate: StepGate) -> None:
+    await asyncio.to_thread(gate.wait_until_held)
 
 
 async def collect(deltas: AsyncIterator[Delta]) -> list[Delta]:
@@ -146,11 +166,11 @@ def test_many_at_once_get_what_a_blocking_engine_gives(
         assert outputs == wanted
         if interval is None:
             assert not deltas
-        else:
-            check_deltas(deltas, wanted)
-            for index in range(len(outputs)):
-                own = [delta for delta in deltas if delta.index == index]
-                assert all(len(delta.token_ids) >= interval for delta in own[1:-1])
+            continue
+        check_deltas(deltas, wanted)
+        for index in range(len(outputs)):
+            own = [delta for delta in deltas if delta.index == index]
+            assert all(len(delta.token_ids) >= interval for delta in own[1:-1])
 
 
 def test_two_event_loops_at_once(make: Make, answers: list[list[CompletionOutput]]) -> None:
@@ -174,114 +194,85 @@ def test_two_event_loops_at_once(make: Make, answers: list[list[CompletionOutput
 # ---- readers
 
 
-def test_a_token_is_there_before_the_next_is_computed(make: Make) -> None:
+@in_loop
+async def test_a_token_is_there_before_the_next_is_computed(make: Make) -> None:
     engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        stream = engine.submit(engine.make_request([1, 2, 3], LONG))
-        for token in expected(1, 2, 3, max_tokens=5):
-            gate.let()
-            assert tokens_of(await anext(stream)) == [token]
-
-    run(main())
+    gate.shut()
+    stream = ask(engine, 1, 2, 3)
+    for token in expected(1, 2, 3, max_tokens=5):
+        gate.let()
+        assert tokens_of(await anext(stream)) == [token]
 
 
-def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> None:
+@in_loop
+async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> None:
     engine, _ = make()
-
-    async def main() -> None:
-        slow = engine.submit(engine.make_request([1, 2, 3], LONG))
-        quick = engine.submit(engine.make_request([4, 5, 6], LONG))
-        assert tokens_of(await read(quick)) == expected(4, 5, 6)
-        while not slow.is_over:
-            await asyncio.sleep(0)
-        deltas = await anext(slow)
-        assert tokens_of(deltas) == expected(1, 2, 3)
-        assert reasons_of(deltas) == ["length"]
-        with pytest.raises(StopAsyncIteration):
-            await anext(slow)
-
-    run(main())
+    slow, quick = ask(engine, 1, 2, 3), ask(engine, 4, 5, 6)
+    assert tokens_of(await read(quick)) == expected(4, 5, 6)
+    while not slow.is_over:
+        await asyncio.sleep(0)
+    deltas = await anext(slow)
+    assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3), ["length"])
+    with pytest.raises(StopAsyncIteration):
+        await anext(slow)
 
 
-def test_thousands_of_tiny_requests(make: Make) -> None:
+@in_loop
+async def test_thousands_of_tiny_requests(make: Make) -> None:
     engine, _ = make(script_engine(""))
-
-    async def main() -> None:
-        requests = [engine.make_request("?", ShowingParams(max_tokens=2)) for _ in range(3000)]
-        streams = [engine.submit(request) for request in requests]
-        for deltas in await asyncio.gather(*map(read, streams)):
-            assert (tokens_of(deltas), reasons_of(deltas)) == ([0], ["stop"])
-        await check_idle(engine)
-        assert engine.num_waiting == 0
-
-    run(main())
+    requests = [engine.make_request("?", ShowingParams(max_tokens=2)) for _ in range(3000)]
+    streams = [engine.submit(request) for request in requests]
+    for deltas in await asyncio.gather(*map(read, streams)):
+        assert (tokens_of(deltas), reasons_of(deltas)) == ([0], ["stop"])
+    await check_idle(engine)
+    assert engine.num_waiting == 0
 
 
 # ---- aborts
 
 
-def test_abort_before_the_start_in_the_middle_and_after_the_end(make: Make) -> None:
+@in_loop
+async def test_abort_before_the_start_in_the_middle_and_after_the_end(make: Make) -> None:
     engine, gate = make(max_num_seqs=1)
-
-    async def main() -> None:
-        gate.shut()
-        running = engine.submit(engine.make_request([1, 2, 3], LONG, "running"))
-        waiting = engine.submit(engine.make_request([4, 5, 6], LONG, "waiting"))
-        gate.let(3)
-        gate.wait_until_held()
-        assert engine.num_waiting == 1
-        engine.abort("waiting")
-        engine.abort("running")
-        engine.abort("nobody")
-        gate.let()  # the step before which it stood
-        assert reasons_of(await read(waiting)) == ["abort"]
-        deltas = await read(running)
-        assert (tokens_of(deltas), reasons_of(deltas)) == (
-            expected(1, 2, 3, max_tokens=4),
-            ["abort"],
-        )
-        await check_idle(engine)
-        assert gate.num_steps == 4
-        engine.abort("running")
-        again = engine.submit(engine.make_request([1, 2, 3], greedy(3), "running"))
-        gate.open()
-        assert tokens_of(await read(again)) == expected(1, 2, 3, max_tokens=3)
-
-    run(main())
+    gate.shut()
+    running, waiting = ask(engine, 1, 2, 3, request_id="running"), ask(engine, 4, 5, 6, request_id="waiting")
+    gate.let(3)
+    await held(gate)
+    assert engine.num_waiting == 1
+    for request_id in ("waiting", "running", "nobody"):
+        engine.abort(request_id)
+    gate.let()  # the step before which it stood
+    assert reasons_of(await read(waiting)) == ["abort"]
+    deltas = await read(running)
+    assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3, max_tokens=4), ["abort"])
+    await check_idle(engine)
+    assert gate.num_steps == 4
+    engine.abort("running")
+    again = engine.submit(engine.make_request([1, 2, 3], greedy(3), "running"))
+    gate.open()
+    assert tokens_of(await read(again)) == expected(1, 2, 3, max_tokens=3)
 
 
-def test_a_generator_that_is_closed_early_aborts_within_one_step(make: Make) -> None:
+@pytest.mark.parametrize("way", ["closed", "cancelled"])
+@in_loop
+async def test_a_generator_that_is_left_early_aborts_within_one_step(make: Make, way: str) -> None:
     engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        gate.let(2)
-        async with aclosing(engine.generate([1, 2, 3], greedy(40, n=3))) as deltas:
+    gate.shut()
+    gate.let(2)
+    generator = engine.generate([1, 2, 3], greedy(40, n=3))
+    if way == "closed":
+        async with aclosing(generator) as deltas:
             await anext(deltas)
-            await asyncio.to_thread(gate.wait_until_held)  # before its third step
-        gate.let()
-        await check_idle(engine)
-        assert gate.num_steps == 3
-
-    run(main())
-
-
-def test_a_cancelled_reader_aborts_its_request(make: Make) -> None:
-    engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        reader = asyncio.create_task(collect(engine.generate([1, 2, 3], LONG)))
-        await asyncio.to_thread(gate.wait_until_held)
+            await held(gate)  # before its third step
+    else:
+        reader = asyncio.create_task(collect(generator))
+        await held(gate)
         reader.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reader
-        gate.let()
-        await check_idle(engine)
-
-    run(main())
+    gate.let()
+    await check_idle(engine)
+    assert gate.num_steps == 3
 
 
 @pytest.mark.parametrize("interval", [1, 5])
@@ -289,137 +280,103 @@ def test_requests_of_a_loop_that_is_closed_are_aborted(make: Make, interval: int
     engine, gate = make()
 
     async def leave() -> None:
-        engine.submit(engine.make_request([1, 2, 3], LONG), interval)
+        ask(engine, 1, 2, 3, interval=interval)
         engine.submit(engine.make_request([1, 2, 3, 4], greedy(50, n=2)), interval)
 
-    gate.shut()
-    run(leave())
-    gate.open()
-
-    async def main() -> None:
+    async def stay() -> None:
         deltas = await collect(engine.generate([4, 5, 6], greedy(20)))
         assert tokens_of(deltas) == expected(4, 5, 6, max_tokens=20)
         await check_idle(engine)
 
-    run(main())
+    gate.shut()
+    run(leave())
+    gate.open()
+    run(stay())
     assert gate.num_steps <= 22, "nobody waits for the others"
 
 
 # ---- mistakes
 
 
-def test_bad_requests_never_reach_the_engine(make: Make) -> None:
+@in_loop
+async def test_bad_requests_never_reach_the_engine(make: Make) -> None:
     engine, gate = make()
-
-    async def main() -> None:
-        with pytest.raises(InvalidPrompt):
-            await collect(engine.generate([]))
-        with pytest.raises(InvalidSamplingParams, match="best_of"):
-            await collect(engine.generate([1], BestOf()))
-        await check_idle(engine)
-
-    run(main())
+    with pytest.raises(InvalidPrompt):
+        await collect(engine.generate([]))
+    with pytest.raises(InvalidSamplingParams, match="best_of"):
+        await collect(engine.generate([1], BestOf()))
+    await check_idle(engine)
     assert gate.num_steps == 0
 
 
-def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make) -> None:
+@pytest.mark.parametrize("way", ["told", "cancelled"])
+@in_loop
+async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make, way: str) -> None:
+    """It is not aborted by whoever was refused, and has left."""
     engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        first = engine.submit(engine.make_request([1, 2, 3], LONG, "same"))
-        second = engine.submit(engine.make_request([4, 5, 6], LONG, "same"))
-        gate.wait_until_held()
-        gate.open()
-        with pytest.raises(InvalidRequest, match="same"):
-            await read(second)
-        assert tokens_of(await read(first)) == expected(1, 2, 3)
-        await check_idle(engine)
-        assert engine.num_waiting == 0
-
-    run(main())
-
-
-def test_a_refused_id_is_not_aborted_by_whoever_was_refused(make: Make) -> None:
-    engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        first = engine.submit(engine.make_request([1, 2, 3], LONG, "same"))
-        await asyncio.to_thread(gate.wait_until_held)
-        second = asyncio.create_task(collect(engine.generate([4, 5, 6], LONG, request_id="same")))
-        while engine.num_waiting < 2:
-            await asyncio.sleep(0)
+    gate.shut()
+    first = ask(engine, 1, 2, 3, request_id="same")
+    await held(gate)
+    second = asyncio.create_task(collect(engine.generate([4, 5, 6], LONG, request_id="same")))
+    while engine.num_waiting < 2:
+        await asyncio.sleep(0)
+    if way == "cancelled":
         second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        gate.open()
-        assert tokens_of(await read(first)) == expected(1, 2, 3)
-
-    run(main())
-
-
-def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on(make: Make) -> None:
-    class Picky:
-        """A listener that raises, which it must not."""
-
-        def submitted(self, request: Request) -> None:
-            if request.client == "bad":
-                raise LookupError("no such client")
-
-        def after_step(self, step: object, result: object, seqs: object) -> None: ...
-
-        def finished(self, seq: object) -> None: ...
-
-    engine, _ = make(listeners=[Picky()])
-
-    async def main() -> None:
-        with pytest.raises(LookupError, match="no such client"):
-            await collect(engine.generate([1, 2, 3], LONG, client="bad", request_id="same"))
-        await check_idle(engine)
-        deltas = await collect(engine.generate([1, 2, 3], LONG, client="good", request_id="same"))
-        assert tokens_of(deltas) == expected(1, 2, 3)
-        await check_idle(engine)
-
-    run(main())
+    gate.open()
+    with pytest.raises(InvalidRequest if way == "told" else asyncio.CancelledError):
+        await second
+    assert tokens_of(await read(first)) == expected(1, 2, 3)
+    await check_idle(engine)
+    assert engine.num_waiting == 0
 
 
-def test_what_a_called_function_raises_is_its_callers(make: Make) -> None:
-    engine, _ = make()
+class Broken:
+    """A listener that raises, which it must not."""
+
+    def submitted(self, request: Request) -> None:
+        if request.client == "bad":
+            raise LookupError("no such client")
+
+    def after_step(self, step: object, result: object, seqs: object) -> None: ...
+
+    def finished(self, seq: Any) -> None:
+        if seq.request.client == "worse":
+            raise LookupError("broken listener")
+
+
+@in_loop
+async def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on(make: Make) -> None:
+    engine, _ = make(listeners=[Broken()])
+    with pytest.raises(LookupError, match="no such client"):
+        await collect(engine.generate([1, 2, 3], LONG, client="bad", request_id="same"))
+    await check_idle(engine)
+    deltas = await collect(engine.generate([1, 2, 3], LONG, client="good", request_id="same"))
+    assert tokens_of(deltas) == expected(1, 2, 3)
+    await check_idle(engine)
+
+
+@in_loop
+async def test_what_a_called_function_raises_is_its_callers_unless_it_has_left(make: Make) -> None:
+    engine, gate = make()
 
     def fail(own: LLMEngine) -> None:
         raise LookupError(f"{own.vocab_size}")
 
-    async def main() -> None:
-        with pytest.raises(LookupError, match=f"{VOCAB}"):
-            await engine.call(fail)
-        assert await engine.call(lambda own: own.vocab_size) == VOCAB
-
-    run(main())
-
-
-def test_a_request_arrives_when_it_is_made(make: Make) -> None:
-    engine, _ = make()
+    with pytest.raises(LookupError, match=f"{VOCAB}"):
+        await engine.call(fail)
+    assert await engine.call(lambda own: own.vocab_size) == VOCAB
+    gate.shut()
     before = time.perf_counter()
-    request = engine.make_request([1], greedy(3))
-    assert request.arrival_time is not None
-    assert before <= request.arrival_time <= time.perf_counter()
-
-
-def test_a_caller_who_has_left_is_not_answered(make: Make) -> None:
-    engine, gate = make()
-
-    async def main() -> None:
-        gate.shut()
-        stream = engine.submit(engine.make_request([1], LONG))
-        await asyncio.to_thread(gate.wait_until_held)
-        call = asyncio.create_task(engine.call(nothing))
-        await asyncio.sleep(0)
-        call.cancel()
-        gate.open()
-        assert tokens_of(await read(stream)) == expected(1)
-
-    run(main())
+    stream = ask(engine, 1)
+    arrived = stream.request.arrival_time
+    assert arrived is not None
+    assert before <= arrived <= time.perf_counter(), "a request arrives when it is made"
+    await held(gate)
+    call = asyncio.create_task(engine.call(fail))
+    await asyncio.sleep(0)
+    call.cancel()
+    gate.open()
+    assert tokens_of(await read(stream)) == expected(1)
 
 
 # ---- failures
@@ -434,168 +391,116 @@ def test_what_keeps_an_engine_from_being_made_is_raised() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "nanoengine" and not thread.daemon]
 
 
-def test_a_failed_step_ends_its_requests_and_no_others(make: Make) -> None:
+@in_loop
+async def test_a_failed_step_ends_its_requests_and_no_others(make: Make) -> None:
     engine, gate = make(model=Poisoned(4))
-
-    async def main() -> None:
-        gate.shut()
-        good = engine.submit(engine.make_request([1, 2, 3], LONG))
-        gate.let(2)
-        await asyncio.to_thread(gate.wait_until_held)
-        bad = engine.submit(engine.make_request([POISON, 2, 3], LONG))
-        whole = engine.submit(engine.make_request([POISON, 4], LONG), interval=None)
-        gate.open()
-        for stream in (bad, whole):
-            with pytest.raises(StepFailed, match="injected") as failure:
-                await stream.end()
-            assert isinstance(failure.value.__cause__, RuntimeError)
-            assert failure.value.outputs[0].outputs[0].finish_reason == "error"
-        assert tokens_of(await read(good)) == expected(1, 2, 3)
-        assert tokens_of(await collect(engine.generate([7, 8], LONG))) == expected(7, 8)
-        await check_idle(engine)
-
-    run(main())
-
-
-def test_an_engine_that_dies_tells_everybody(make: Make) -> None:
-    engine, gate = make(max_num_seqs=2)
-
-    async def main() -> None:
-        gate.shut()
-        streams = [engine.submit(engine.make_request([i], LONG), interval) for i, interval in enumerate((1, None, 5))]
-        gate.let(2)
-        await asyncio.to_thread(gate.wait_until_held)
-        call = asyncio.create_task(engine.call(nothing))
-        await asyncio.sleep(0)
-        gate.error = KeyboardInterrupt("enough")
-        gate.open()
-        for stream in streams:
-            with pytest.raises(EngineDead, match="KeyboardInterrupt: enough") as death:
-                await stream.end()
-            assert death.value.__cause__ is gate.error
-        with pytest.raises(EngineDead):
-            await call
-        for attempt in (engine.call(nothing), collect(engine.generate([1]))):
-            with pytest.raises(EngineDead):
-                await attempt
-        with pytest.raises(EngineDead):
-            engine.make_request([1])
-        engine.abort("nobody")
-
-    run(main())
-    engine.close()
-    engine.close()
-
-
-def test_an_engine_that_cannot_even_be_closed_tells_everybody(make: Make) -> None:
-    class Stubborn(ToyModel):
-        def close(self) -> None:
-            raise MemoryError("no room to close")
-
-    engine, gate = make(model=Stubborn(4))
-
-    async def main() -> None:
-        gate.shut()
-        stream = engine.submit(engine.make_request([1], LONG))
-        await asyncio.to_thread(gate.wait_until_held)
-        gate.error = SystemError("broken")
-        gate.open()
-        with pytest.raises(EngineDead, match="broken"):
+    gate.shut()
+    good = ask(engine, 1, 2, 3)
+    gate.let(2)
+    await held(gate)
+    bad, whole = ask(engine, POISON, 2, 3), ask(engine, POISON, 4, interval=None)
+    gate.open()
+    for stream in (bad, whole):
+        with pytest.raises(StepFailed, match="injected") as failure:
             await stream.end()
+        assert isinstance(failure.value.__cause__, RuntimeError)
+        assert failure.value.outputs[0].outputs[0].finish_reason == "error"
+    assert tokens_of(await read(good)) == expected(1, 2, 3)
+    assert tokens_of(await collect(engine.generate([7, 8], LONG))) == expected(7, 8)
+    await check_idle(engine)
 
-    run(main())
+
+class Stubborn(ToyModel):
+    def close(self) -> None:
+        super().close()
+        raise MemoryError("no room to close")
+
+
+@pytest.mark.parametrize("model", [ToyModel, Stubborn])
+@in_loop
+async def test_an_engine_that_dies_tells_everybody(make: Make, model: type[ToyModel]) -> None:
+    """Even one that cannot be closed."""
+    engine, gate = make(max_num_seqs=2, model=model(4))
+    gate.shut()
+    streams = [ask(engine, i, interval=interval) for i, interval in enumerate((1, None, 5))]
+    gate.let(2)
+    await held(gate)
+    call = asyncio.create_task(engine.call(nothing))
+    await asyncio.sleep(0)
+    gate.error = KeyboardInterrupt("enough")
+    gate.open()
+    for stream in streams:
+        with pytest.raises(EngineDead, match="KeyboardInterrupt: enough") as death:
+            await stream.end()
+        assert death.value.__cause__ is gate.error
+    with pytest.raises(EngineDead):
+        await call
+    for attempt in (engine.call(nothing), collect(engine.generate([1]))):
+        with pytest.raises(EngineDead):
+            await attempt
+    with pytest.raises(EngineDead):
+        engine.make_request([1])
+    engine.abort("nobody")
     engine.close()
-    assert isinstance(engine.error, SystemError)
-
-
-def test_the_executor_is_closed_though_an_abort_raises(make: Make) -> None:
-    class Broken:
-        def submitted(self, request: object) -> None: ...
-
-        def after_step(self, step: object, result: object, seqs: object) -> None: ...
-
-        def finished(self, seq: object) -> None:
-            raise LookupError("broken listener")
-
-    engine, gate = make(listeners=[Broken()])
-
-    async def main() -> None:
-        gate.shut()
-        streams = [engine.submit(engine.make_request([i], LONG)) for i in range(2)]
-        await asyncio.to_thread(gate.wait_until_held)
-        closing = asyncio.create_task(asyncio.to_thread(engine.close))
-        while not engine._is_closing:
-            await asyncio.sleep(0)
-        gate.open()
-        for stream in streams:
-            with pytest.raises(EngineDead, match="broken listener"):
-                await stream.end()
-        await closing
-
-    run(main())
-    assert engine.engine.executor.is_closed
+    engine.close()
+    assert engine.error is gate.error
 
 
 # ---- the end
 
 
-def test_close_while_requests_run_ends_them(make: Make) -> None:
-    engine, gate = make(max_num_seqs=1)
-
-    async def main() -> None:
-        gate.shut()
-        streams = [engine.submit(engine.make_request([i], LONG)) for i in range(3)]
-        gate.let(2)
-        await asyncio.to_thread(gate.wait_until_held)
-        closing = asyncio.create_task(asyncio.to_thread(engine.close))
-        with contextlib.suppress(EngineClosed):
-            while True:  # until it has begun to close; otherwise they might come to their ends first
-                engine.make_request([1])
-                await asyncio.sleep(0)
-        gate.open()
-        for stream in streams:
-            assert reasons_of(await read(stream)) == ["abort"]
-        await closing
-        with pytest.raises(EngineClosed):
+@pytest.mark.parametrize("client", ["", "worse"])
+@in_loop
+async def test_close_while_requests_run_ends_them(make: Make, client: str) -> None:
+    """The executor is closed though an abort raises."""
+    engine, gate = make(max_num_seqs=1, listeners=[Broken()])
+    gate.shut()
+    streams = [engine.submit(engine.make_request([i], LONG, client=client)) for i in range(3)]
+    gate.let(2)
+    await held(gate)
+    closing = asyncio.create_task(asyncio.to_thread(engine.close))
+    with contextlib.suppress(EngineClosed):
+        while True:  # until it has begun to close; otherwise they might come to their ends first
             engine.make_request([1])
+            await asyncio.sleep(0)
+    gate.open()
+    for stream in streams:
+        if client:
+            with pytest.raises(EngineDead, match="broken listener"):
+                await stream.end()
+        else:
+            assert reasons_of(await read(stream)) == ["abort"]
+    await closing
+    assert engine.engine.executor.is_closed
+    if not client:
+        assert_idle(engine.engine)
         with pytest.raises(EngineClosed):
             await engine.call(nothing)
-
-    run(main())
-    assert_idle(engine.engine)
-    assert engine.engine.executor.is_closed
     engine.close()
 
 
-def test_a_message_that_comes_too_late_is_answered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_message_that_comes_too_late_is_answered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make()
-
-    async def main() -> None:
-        request = engine.make_request([1], LONG)
-        await asyncio.to_thread(engine.close)
-        monkeypatch.setattr(engine, "_check_alive", lambda: None)  # as it was a moment before
-        with pytest.raises(EngineClosed):
-            await engine.submit(request).end()
-        with pytest.raises(EngineClosed):
-            await engine.call(nothing)
-        engine.abort(request.request_id)
-
-    run(main())
+    request = engine.make_request([1], LONG)
+    await asyncio.to_thread(engine.close)
+    monkeypatch.setattr(engine, "_check_alive", lambda: None)  # as it was a moment before
+    with pytest.raises(EngineClosed):
+        await engine.submit(request).end()
+    with pytest.raises(EngineClosed):
+        await engine.call(nothing)
+    engine.abort(request.request_id)
 
 
 # ---- anything
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_is_asked_for_every_stream_ends(make: Make, seed: int) -> None:
+@in_loop
+async def test_whatever_is_asked_for_every_stream_ends(make: Make, seed: int) -> None:
     rng = random.Random(seed)
-    engine, _ = make(
-        model=Poisoned(4),
-        num_blocks=rng.choice((20, 64)),
-        max_num_seqs=rng.choice((1, 3, 8)),
-        policy=rng.choice(("prefill_first", "mixed")),
-        max_model_len=40,
-    )
+    sizes = {"num_blocks": rng.choice((20, 64)), "max_num_seqs": rng.choice((1, 3, 8)), "max_model_len": 40}
+    engine, _ = make(model=Poisoned(4), policy=rng.choice(("prefill_first", "mixed")), **sizes)
 
     async def follow(stream: RequestStream, prompt: list[int]) -> str:
         try:
@@ -609,39 +514,32 @@ def test_whatever_is_asked_for_every_stream_ends(make: Make, seed: int) -> None:
             assert tokens == expected(*prompt)[: len(tokens)]
         return (reasons_of(deltas) or ["untold"])[-1]
 
-    async def main() -> None:
-        readers: list[asyncio.Task[str]] = []
-        ids: list[str] = []
-        for _ in range(60):
-            act = rng.random()
-            if act < 0.5:
-                prompt = [
-                    POISON if rng.random() < 0.1 else rng.randrange(9),
-                    *(rng.choices(range(9), k=rng.randrange(9))),
-                ]
-                params = SamplingParams(
-                    max_tokens=rng.randrange(1, 25), n=rng.choice((1, 1, 2)), ignore_eos=True, seed=0
-                )
-                request = engine.make_request(prompt, params)
-                stream = engine.submit(request, rng.choice((1, 4, None)))
-                ids.append(request.request_id)
-                if params.n == 1:
-                    readers.append(asyncio.create_task(follow(stream, prompt)))
-            elif act < 0.65 and ids:
-                engine.abort(rng.choice(ids))
-            elif act < 0.75:
-                await engine.call(nothing)
-            else:
-                await asyncio.sleep(rng.choice((0, 0, 0.001)))
-        if rng.random() < 0.3:
-            await asyncio.to_thread(engine.close)
-            reasons = await asyncio.gather(*readers)
-            assert_idle(engine.engine)
+    readers: list[asyncio.Task[str]] = []
+    ids: list[str] = []
+    for _ in range(60):
+        act = rng.random()
+        if act < 0.5:
+            first = POISON if rng.random() < 0.1 else rng.randrange(9)
+            prompt = [first, *rng.choices(range(9), k=rng.randrange(9))]
+            request = engine.make_request(prompt, greedy(rng.randrange(1, 25), n=rng.choice((1, 1, 2))))
+            stream = engine.submit(request, rng.choice((1, 4, None)))
+            ids.append(request.request_id)
+            if len(request.sequences) == 1:
+                readers.append(asyncio.create_task(follow(stream, prompt)))
+        elif act < 0.65 and ids:
+            engine.abort(rng.choice(ids))
+        elif act < 0.75:
+            await engine.call(nothing)
         else:
-            reasons = await asyncio.gather(*readers)
-            for request_id in ids:  # of those that nobody reads
-                engine.abort(request_id)
-            await check_idle(engine)
-        assert set(reasons) <= {"length", "abort", "error", "closed", "untold"}
-
-    run(main())
+            await asyncio.sleep(rng.choice((0, 0, 0.001)))
+    closes = rng.random() < 0.3
+    if closes:
+        await asyncio.to_thread(engine.close)
+    reasons = await asyncio.gather(*readers)
+    if closes:
+        assert_idle(engine.engine)
+    else:
+        for request_id in ids:  # of those that nobody reads
+            engine.abort(request_id)
+        await check_idle(engine)
+    assert set(reasons) <= {"length", "abort", "error", "closed", "untold"}

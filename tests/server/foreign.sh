@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, the openai package, lm-eval, guidellm
-# and schemathesis. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
+# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, guidellm and
+# schemathesis. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
 #
-#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm llama openai lm-eval load schema
+#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm llama lm-eval load schema
 #
 # FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
 # tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. foreign/exclusions.txt says what is left out, and why.
@@ -17,7 +17,7 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-suites=${*:-vllm llama openai lm-eval load schema}
+suites=${*:-vllm llama lm-eval load schema}
 python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -103,14 +103,6 @@ run_llama() {
 # with_server MODEL [OPTION...] -- COMMAND...: the command, with the address of a server in $SERVER_URL
 with_server() {
     PYTHONPATH=$here "$work/tests/bin/python" "$here/launch.py" "$@"
-}
-
-run_openai() {
-    tests_environment
-    smollm2
-    cd "$work"
-    with_server smollm2 --served-model-name smollm2 -- bash -c "timeout 600 tests/bin/python -m pytest -c /dev/null --rootdir . -p excluded --suite openai --counts '$counts' \
-            -p no:cacheprovider --confcutdir '$here' --timeout 120 --tb short -q '$here/openai_client.py'" || true
 }
 
 run_lm-eval() {
