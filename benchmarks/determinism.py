@@ -25,6 +25,7 @@ from benchmarks.report import Report
 from benchmarks.session import checkpoint
 from benchmarks.workload import random_tokens
 from nanoengine import LLM, SamplingParams
+from nanoengine.core.config import POLICIES
 from nanoengine.kv_groups.layouts import Need, group_layers
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
@@ -102,7 +103,7 @@ def draw_way(rng: random.Random, folder: Path) -> dict[str, Any]:
         {"kv_disk_path": str(folder)},
     ]
     return {
-        "scheduling_policy": rng.choice(["prefill_first", "mixed"]),
+        "scheduling_policy": rng.choice(POLICIES),
         "async_scheduling": rng.random() < 0.5,
         "max_num_batched_tokens": rng.choice([64, 300, 8192]),
         "long_prefill_token_threshold": rng.choice([None, None, 5, 100]),

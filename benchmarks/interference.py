@@ -27,11 +27,12 @@ from benchmarks.options import (
     positive_float,
     positive_int,
 )
-from benchmarks.policies import POLICIES, add_policy_options, scheduling, variants
+from benchmarks.policies import add_policy_options, scheduling, variants
 from benchmarks.report import Report
 from benchmarks.session import Session, open_session
 from benchmarks.spans import merge
 from benchmarks.workload import Range, Workload, constant_arrivals, random_workload
+from nanoengine.core.config import POLICIES
 
 LEAD_IN_TOKENS = 32  # of each stream, before the first prompt
 LOAD = 0.5  # of the rate at which prompts are computed alone

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from benchmarks.options import positive_int
+from nanoengine.core.config import POLICIES
 from nanoengine.core.scheduler import Scheduler
-
-POLICIES = ("prefill_first", "mixed")
 
 
 class Variant(NamedTuple):

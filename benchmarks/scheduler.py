@@ -24,11 +24,11 @@ from tqdm import tqdm
 from benchmarks.figures import Figures, percentiles
 from benchmarks.nano_vllm import NanoVLLM
 from benchmarks.options import add_run_options, check_range, positive_int
-from benchmarks.policies import POLICIES
 from benchmarks.report import ENGINE, Case, Report
 from benchmarks.workload import NANO_VLLM, Workload, random_workload
 from nanoengine import SamplingParams
 from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.config import POLICIES
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import Drafter, Gate, KVStore, Listener, PlanExtra

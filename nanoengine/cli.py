@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from nanoengine.builder import is_installed
+from nanoengine.core.config import POLICIES
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.llm import LLM, show_log
@@ -184,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--dtype", default=None, help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
-        command.add_argument("--scheduling-policy", default=None, help="prefill_first or mixed")
+        command.add_argument("--scheduling-policy", default=None, help=" or ".join(POLICIES))
         command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
         command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
         command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")

@@ -27,7 +27,7 @@ class InterruptGuard:
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
-            self._is_active, self._is_pending = True, False
+            self._is_active, self._is_pending, self._is_deferring = True, False, True
         return self
 
     def __exit__(

@@ -161,7 +161,8 @@ class LLM(CoreLLM):
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
-        return self.engine.reset_prefix_cache()
+        with self._interrupts:
+            return self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what runs and give the memory back; Ctrl-C waits for that. Closing twice is allowed."""
@@ -170,13 +171,13 @@ class LLM(CoreLLM):
 
     def _run_with_bar(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
         metrics = self.built.metrics if use_tqdm and "observability" in self.built.capabilities else None
-        before = None if metrics is None else copy(metrics.observer.steps)
+        before, own = None if metrics is None else copy(metrics.observer.steps), {own.request_id for own in requests}
         with _bar(len(requests), use_tqdm) as bar, self._interrupts:
 
-            def after_step() -> None:
+            def after_step(advanced: Sequence[Request]) -> None:
                 if metrics is not None and before is not None:
                     bar.set_postfix_str(metrics.progress(self.engine, before), refresh=False)
-                bar.update(sum(request.finished for request in requests) - bar.n)
+                bar.update(sum(request.finished and request.request_id in own for request in advanced))
 
             return self.run(requests, after_step)
 

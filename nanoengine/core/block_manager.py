@@ -28,12 +28,12 @@ class FullLayout:
 
 @dataclass(slots=True)
 class Hit:
-    """The longest cached prefix of a sequence."""
+    """The longest cached prefix of a sequence, in blocks; or the hash of the last of its blocks that another sequence has
+    computed or loaded for it soon.
+    """
 
     num_blocks: int
-    waits_for: (
-        bytes | None
-    )  # the hash of the block behind it, or of one to load, if a step in flight has it computed or loaded
+    waits_for: bytes | None
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BlockManager:
         block_size: tokens of a block.
         layouts: one for each KV group (layers that share block tables).
         stores: other places where blocks are kept.
-        enable_prefix_caching: False: only completions of the same request share blocks.
+        enable_prefix_caching: False: a sequence finds only blocks of its own request, such as its own when it resumes.
         seed: of the hashes; None: drawn.
     """
 
@@ -79,8 +79,8 @@ class BlockManager:
         self.free_blocks = OrderedDict.fromkeys(range(1, num_blocks + 1))  # least recently used first
         self.contents: list[Cached | None] = [None] * (num_blocks + 1)
         self.index: list[dict[bytes, int]] = [{} for _ in layouts]  # of each group: hash -> block
-        # Hashes of blocks that steps in flight compute or load -> for whom first.
-        self.computing: dict[bytes, Sequence] = {}
+        # Hashes of blocks that running sequences have computed or loaded soon -> for whom first.
+        self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
         self.num_taken = 0  # blocks that were taken or published so far
@@ -92,8 +92,8 @@ class BlockManager:
     # ---- blocks of sequences
 
     def may_admit(self, seq: Sequence) -> bool:
-        """Whether it is worth while to look for the prefix of a sequence again, after `admit` found no room for it: each block
-        that was taken or published since makes its need smaller by one at most.
+        """Whether it is worth while to look for the prefix of a sequence again, after `admit` found no room for it. Each block
+        that was taken or published since can save it one block: with fewer than it lacked, another look cannot succeed.
         """
         return self.num_free + self.num_taken >= seq.retry_at
 
@@ -127,7 +127,7 @@ class BlockManager:
         for store, group, place in sources:  # all at once: what is evicted below must not push them out
             store.hold(group, *hashes[place])
         for store, group, place in sources:
-            self.computing.setdefault(hashes[place][0], seq)
+            self.pending.setdefault(hashes[place][0], seq)
             tables[group][place] = self._allocate()
             store.load(group, *hashes[place], tables[group][place])
         for table, end in zip(tables, ends, strict=True):
@@ -173,8 +173,8 @@ class BlockManager:
             self._release(table[first:])
         seq.block_tables, seq.first_blocks = [], []
         seq.num_published = seq.num_written = seq.num_slots = seq.num_computed = 0
-        if self.computing:
-            self.computing = {hash: owner for hash, owner in self.computing.items() if owner is not seq}
+        if self.pending:
+            self.pending = {hash: owner for hash, owner in self.pending.items() if owner is not seq}
 
     def _release(self, blocks: list[int]) -> None:
         for block in reversed(blocks):
@@ -209,10 +209,10 @@ class BlockManager:
     def find(self, seq: Sequence) -> Hit:
         """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
         hashes = self.hit_hashes(seq)
-        best = self.longest_hit(hashes, self.has)
-        computing = (hash for hash, _ in hashes[: best + 1] if hash in self.computing) if self.computing else ()
-        waits_for = next((hash for hash in computing if any(hash not in index for index in self.index)), None)
-        return Hit(best, waits_for)
+        pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
+        # With the last of them, all before it are there.
+        waits_for = next((hash for hash in reversed(pending) if any(hash not in index for index in self.index)), None)
+        return Hit(self.longest_hit(hashes, self.has) if waits_for is None else 0, waits_for)
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
@@ -239,10 +239,10 @@ class BlockManager:
                 best = i + 1
         return best
 
-    def begin(self, seq: Sequence, end: int) -> None:
-        """A step is about to compute the known tokens of a sequence up to `end`: others wait for its full blocks."""
-        for hash, _ in self._hashes(seq, end)[seq.num_computed // self.block_size :]:
-            self.computing.setdefault(hash, seq)
+    def begin(self, seq: Sequence) -> None:
+        """The next steps compute the known tokens of a sequence: others wait for its full blocks."""
+        for hash, _ in self._hashes(seq, seq.num_tokens)[seq.num_computed // self.block_size :]:
+            self.pending.setdefault(hash, seq)
 
     def publish(self, seq: Sequence, num_written: int) -> None:
         """The K/V of so many tokens are there for certain: others find its full blocks from now on."""
@@ -257,11 +257,12 @@ class BlockManager:
                 block = table[i]
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
+                    self.dirty.discard(block)  # all of it was written
                     self.num_taken += 1
                     for store in self.stores:
                         store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
-            if self.computing:
-                self.computing.pop(hash, None)
+            if self.pending:
+                self.pending.pop(hash, None)
         seq.num_published = last
 
     def invalidate(self, seq: Sequence) -> None:
@@ -278,10 +279,9 @@ class BlockManager:
         self.mark_dirty(seq)
 
     def mark_dirty(self, seq: Sequence) -> None:
-        """The blocks of a sequence may hold NaN: they are cleared before their next use."""
+        """Blocks of a sequence may hold NaN, but for those that can be found: they are cleared before their next use."""
         for table in seq.block_tables:
-            self.dirty.update(table)
-        self.dirty.discard(NULL_BLOCK)
+            self.dirty.update(block for block in table if block != NULL_BLOCK and self.contents[block] is None)
 
     def reset(self) -> bool:
         """Forget all prefixes, in stores too; refused (False) while a sequence has blocks."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from nanoengine.core.errors import InvalidConfig, UnknownOption, shown
 
+POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
 T = TypeVar("T")
@@ -34,10 +35,11 @@ class EngineConfig:
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
         kv_cache_memory: size of the KV pool in bytes. None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
-        enable_prefix_caching: reuse the K/V of equal prefixes.
+        enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
         num_threads: threads that compute on the CPU. None: torch's own choice.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
+        tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
         seed: of the requests that have none of their own.
         options: those of capabilities, each an object of its own type.
 
@@ -61,12 +63,13 @@ class EngineConfig:
     num_threads: int | None = None
     attention_backend: str = "auto"
     async_scheduling: bool | None = None
+    tensor_parallel_size: int = 1
     seed: int = 0
     options: Mapping[type, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, ("auto", *DTYPES))
-        check_choice("scheduling_policy", self.scheduling_policy, ("prefill_first", "mixed"))
+        check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             check_count(name, getattr(self, name), 2**20)
         optional = ("max_model_len", "long_prefill_token_threshold", "num_kv_blocks", "kv_cache_memory", "num_threads")
@@ -79,6 +82,7 @@ class EngineConfig:
         check_bool("enable_prefix_caching", self.enable_prefix_caching)
         if self.async_scheduling is not None:
             check_bool("async_scheduling", self.async_scheduling)
+        check_count("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_share("gpu_memory_utilization", self.gpu_memory_utilization)
         if type(self.seed) is not int or not -(2**63) <= self.seed < 2**64:
             raise InvalidConfig(f"seed is {shown(self.seed)}: it must be an integer from {-(2**63)} to {2**64 - 1}")

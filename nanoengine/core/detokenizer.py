@@ -30,6 +30,8 @@ class Detokenizer:
         if not is_stop:
             self._window.append(token_id)
             self._release(self.decode(self._window))
+            if self._num_context < len(self._window) and not self.decode([token_id, token_id]):
+                self._window.pop()  # it has no text: the window stays short
         return None
 
     def finish(self) -> None:

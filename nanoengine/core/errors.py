@@ -59,7 +59,7 @@ class NotFiniteLogits(NanoEngineError, ArithmeticError):
 
 
 class NoTokenLeft(NanoEngineError, ValueError):
-    """What a request forbids (allowed_token_ids, bad_words, min_tokens, a mask) leaves no token with a finite logit."""
+    """What a request forbids leaves no token with a finite logit."""
 
 
 class StepFailed(NanoEngineError, RuntimeError):

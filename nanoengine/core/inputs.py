@@ -25,7 +25,7 @@ ALIGNED = 4
 
 class Rows:
     """What the device keeps of each running sequence from step to step: its last token, which sampling writes there, and its
-    block table in each KV group. What a row holds counts from its start in a plan. One more row is padding.
+    block table in each KV group. What a row holds is valid once a plan has started it. One more row is padding.
     """
 
     def __init__(self, num_rows: int, num_groups: int, width: int, device: Device):

@@ -86,7 +86,7 @@ def size_pool(
         raise InvalidConfig(
             f"max_model_len is {wanted}: it must be from 2, a prompt token and a new one, to {model_len}, the model's own limit"
         )
-    num_blocks = config.num_kv_blocks or (config.kv_cache_memory or max(0, free_bytes)) // block_bytes
+    num_blocks = config.num_kv_blocks or max(0, (config.kv_cache_memory or free_bytes) // block_bytes - 1)
     if config.num_kv_blocks is None and config.kv_cache_memory is None:
         num_blocks = min(num_blocks, config.max_num_seqs * blocks_needed(wanted))  # more could never be in use at once
     longest = bisect(range(1, wanted + 1), num_blocks, key=blocks_needed)

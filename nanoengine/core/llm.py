@@ -66,14 +66,16 @@ class LLM:
         pairs = zip(listed, _params_list(sampling_params, len(listed)), strict=True)
         return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
 
-    def run(self, requests: Seq[Request], after_step: Callable[[], object] = lambda: None) -> list[RequestOutput]:
-        """Run requests to their end."""
+    def run(
+        self, requests: Seq[Request], after_step: Callable[[list[Request]], object] = lambda _: None
+    ) -> list[RequestOutput]:
+        """Run requests to their end; after each step a function is told which requests it advanced."""
         try:
             for request in requests:
                 self.engine.submit(request)
-            while not all(request.finished for request in requests):
-                self.engine.step()
-                after_step()
+            for request in requests:
+                while not request.finished:
+                    after_step(self.engine.step())
         finally:  # after Ctrl-C, nobody waits for the rest
             for request in requests:
                 self.engine.abort(request.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import traceback
 from collections.abc import Sequence as Seq
@@ -14,6 +15,8 @@ from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import Listener
 from nanoengine.core.sequence import Request, Sequence
+
+logger = logging.getLogger("nanoengine")
 
 
 class Tokenizer(Protocol):
@@ -109,9 +112,10 @@ class LLMEngine:
         if not isinstance(params, SamplingParams):
             raise InvalidSamplingParams(f"sampling_params must be SamplingParams, not {shown(params)}")
         params = params.for_model(self)
-        if request_id is None:
-            request_id = f"request-{self._num_requests}"
+        while request_id is None:
+            own = f"request-{self._num_requests}"
             self._num_requests += 1
+            request_id = None if own in self.requests else own
         text = prompt if isinstance(prompt, str) else None
         return Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
 
@@ -215,6 +219,8 @@ class LLMEngine:
             self._drop_all(error)
             raise
         scheduler = self.scheduler
+        if isinstance(result, Exception) and not step.is_dropped and not (step.decodes or step.runs):
+            logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
         for listener in self.listeners:
             listener.after_step(step, result, seqs)
@@ -229,13 +235,13 @@ class LLMEngine:
         detokenizer, start = seq.detokenizer, seq.num_prompt_tokens
         assert detokenizer is not None
         try:
-            while start + seq.num_taken < len(seq.token_ids):
-                token = seq.token_ids[start + seq.num_taken]
-                seq.num_taken += 1
+            while start + seq.num_detokenized < len(seq.token_ids):
+                token = seq.token_ids[start + seq.num_detokenized]
+                seq.num_detokenized += 1
                 stop = detokenizer.push(token, is_stop=token in seq.stop_token_ids)
                 if stop is not None:
                     # Tokens behind the stop came in the same step, from drafts: without drafts they would not be there.
-                    del seq.token_ids[start + seq.num_taken :]
+                    del seq.token_ids[start + seq.num_detokenized :]
                     self.scheduler.finish(seq, "stop")
                     seq.finish_reason, seq.stop_reason = "stop", stop
         except Exception as error:  # the tokenizer's: only this sequence is concerned

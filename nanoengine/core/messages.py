@@ -55,8 +55,8 @@ class Run(NamedTuple):
     """New tokens of one row in one step.
 
     A decode is a run of one token: the last of its row, which sampling has left on the device. With drafts behind it, every
-    token of the run samples. A chunk of a prompt takes its tokens from `Started.token_ids`, and samples behind its last token
-    or not at all.
+    token of the run samples. A chunk (of a prompt, or of all tokens of a sequence that resumes) takes its tokens from
+    `Started.token_ids`, and samples behind its last token or not at all.
     """
 
     row: int

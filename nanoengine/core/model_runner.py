@@ -121,6 +121,8 @@ class ModelRunner:
             self._is_closed = True
             for part in self.parts:
                 part.close()
+            self.parts.clear()  # they and the processors know the runner: without these circles, memory is free at once
+            self.sampler.processors.clear()
             del self.model, self.kv_cache, self.rows, self.sampler, self.recorder
             if self.device.torch_device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -29,6 +29,9 @@ class LogitsProcessor:
     pieces: Mapping[int, Any]
     """What it keeps for the rows that ask for it; while that is empty, only `start` and `end` are called."""
 
+    forbids = True
+    """Whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault."""
+
     def start(self, started: Seq[Started]) -> None:
         """Rows begin anew; `end` was called for all of them."""
 
@@ -36,7 +39,9 @@ class LogitsProcessor:
         """No sequence has these rows any more."""
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand."""
+        """Numbers of the samples that it is for; `positions`: where in its sequence each token will stand. Called first in each
+        step that samples: what depends on lengths is noted here.
+        """
         raise NotImplementedError
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
@@ -160,4 +165,4 @@ class Sampler:
             verified = self.verifier.verify(drafts, tokens, last_tokens)
         observed = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
         reads = [read for read in observed if read is not None]
-        return Samples(tokens, len(rows), verified, reads, [numbers for _, numbers in bound])
+        return Samples(tokens, len(rows), verified, reads, [numbers for own, numbers in bound if own.forbids])

@@ -64,7 +64,7 @@ class Scheduler:
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
-        self.waiting: list[Sequence] = []  # both in order
+        self.waiting: list[Sequence] = []  # both sorted by `Sequence.order`
         self.running: list[Sequence] = []
         self.in_flight: deque[Step] = deque()
         self.free_rows = list(range(self.max_num_seqs))[::-1]
@@ -93,14 +93,14 @@ class Scheduler:
         for gate in self.gates:
             for seq in gate.make_way(self.running, self.waiting):
                 self._preempt(seq)
-        num_preemptions = self.num_preemptions
-        if self.policy == MIXED:
+        num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
+        if decodes_first:
             self._decode(step)
         if self.num_preemptions == num_preemptions:  # else there is no room for more
             self._prefill(step, self.max_num_batched_tokens - len(step.decodes))
-        if self.policy != MIXED and not step.runs:
+        if not decodes_first and not step.runs:
             self._decode(step)
-        if not step.runs and not step.decodes:
+        if not (step.runs or step.decodes or step.started):
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
@@ -146,13 +146,13 @@ class Scheduler:
         unknown = (
             Candidate(seq, seq.num_tokens, most)
             for seq in decoding
-            if not seq.is_known and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
+            if not seq.has_all_tokens and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
         )
         return drafter.postpone(unknown, len(decoding), self.max_num_batched_tokens - len(decoding))
 
     def _make_room(self, step: Step, seq: Sequence) -> bool:
-        """A slot for the next token of a sequence; while blocks lack, the last in order is preempted. False: no token is left
-        to compute, or it was preempted itself.
+        """Give a sequence a slot for its next token; while blocks lack, the last in order is preempted. Returns False if no
+        token is left to compute, or if the sequence was preempted itself.
         """
         if seq.num_tokens == seq.max_num_tokens:
             seq.phase = Phase.ENDING
@@ -176,12 +176,12 @@ class Scheduler:
         for gate in self.gates:
             candidates = gate.candidates(candidates)
         for seq in candidates:
-            if seq.waits_for in self.blocks.computing or not self._allowed(seq, budget):
+            if seq.waits_for in self.blocks.pending or not self._allowed(seq, budget):
                 continue
-            if not seq.is_known:  # preempted while a token of it was in flight
+            if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
                 break
             if not self.blocks.may_admit(seq):
-                break
+                break  # no room: nobody behind it overtakes it
             hit = self.blocks.find(seq)
             seq.waits_for = hit.waits_for
             if hit.waits_for is not None:
@@ -197,7 +197,8 @@ class Scheduler:
 
     def _start(self, step: Step, seq: Sequence) -> None:
         insort(self.running, seq, key=_order)
-        seq.phase, seq.row, seq.first_step = Phase.PREFILLING, self.free_rows.pop(), step.number
+        seq.phase, seq.row, seq.start_step = Phase.PREFILLING, self.free_rows.pop(), step.number
+        self.blocks.begin(seq)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
         step.started.append(seq)
@@ -218,7 +219,6 @@ class Scheduler:
         if (changes := self.blocks.grow(seq, start + count)) is None:
             return 0
         step.plan.tables += changes
-        self.blocks.begin(seq, start + count)
         seq.num_computed += count
         samples = seq.num_computed == seq.num_tokens
         if samples:
@@ -281,15 +281,17 @@ class Scheduler:
         advanced: list[Sequence] = []
         if step.is_dropped:
             return advanced
-        size, number, tokens, finished = self.blocks.block_size, step.number, result.token_ids, Phase.FINISHED
+        size, tokens, finished = self.blocks.block_size, result.token_ids, Phase.FINISHED
         for seq, token in zip(step.decodes, tokens, strict=False):
             if seq.phase is finished:
                 continue
             advanced.append(seq)
             known = seq.token_ids
             length = len(known)
-            if not length % size and seq.first_step <= number and seq.block_tables and token >= 0:
-                self.blocks.publish(seq, length)  # the K/V of its last token have filled a block
+            if not length % size and seq.block_tables and token >= 0:
+                self.blocks.publish(
+                    seq, length
+                )  # this step has written the K/V of the token before, and filled a block
             known.append(token)
             if length + 1 == seq.max_num_tokens or token < 0 or token in seq.stop_token_ids:
                 self._end(seq, token)
@@ -308,7 +310,7 @@ class Scheduler:
         """A run that is not a plain decode: a chunk, or a decode with drafts."""
         num_rejected = len(run.drafts) - num_accepted
         seq.num_tokens -= num_rejected
-        is_current = seq.first_step <= step.number and bool(seq.block_tables)  # it was not preempted since
+        is_current = seq.start_step <= step.number and bool(seq.block_tables)  # it was not preempted since
         if run.drafts and self.drafter is not None:
             self.drafter.settle(seq, len(run.drafts), num_accepted)
         if is_current and run.drafts:
@@ -323,7 +325,7 @@ class Scheduler:
             if is_current and token >= 0:
                 self.blocks.publish(
                     seq, num_written + place
-                )  # an accepted draft is the token that was sampled before it
+                )  # the K/V of an accepted draft are those of the token that was sampled before it
             seq.token_ids.append(token)
             if token < 0 or token in seq.stop_token_ids or len(seq.token_ids) == seq.max_num_tokens:
                 self._end(seq, token)
@@ -355,12 +357,14 @@ class Scheduler:
             return []
         for step in self.in_flight:
             step.is_dropped = True
+        for step in (failed, *self.in_flight):
+            self.blocks.dirty.update(step.plan.zeroed)
         self.epoch += 1
         while self.running:
             self._preempt_last()
         for seq in self.waiting:
             seq.num_tokens = len(seq.token_ids)
-        self.blocks.computing.clear()
+        self.blocks.pending.clear()
         if error is None:
             return []
         ended = [seq for seq in dict.fromkeys([*failed.decodes, *failed.runs]) if seq.phase is not Phase.FINISHED]

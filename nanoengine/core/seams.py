@@ -55,17 +55,21 @@ class KVStore:
 
 
 class Gate:
-    """Says how many tokens of a prompt may be computed in a step. Called by the scheduler for each prompt that could go on."""
+    """Says who must give way, which prompts may start now, and how many tokens of each are computed. Called by the scheduler, in
+    the order of `Scheduler.gates`.
+    """
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
         return ()
 
     def begin_step(self, budget: int) -> None:
-        return
+        """A step may compute so many tokens of prompts."""
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
-        """Those that may start now, in their order; the scheduler takes one after the other."""
+        """Those of `waiting` that may start now, in the order in which they are tried. The scheduler takes one after the other,
+        and what it took may decide who comes next: do not look ahead.
+        """
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
@@ -73,7 +77,7 @@ class Gate:
         return budget
 
     def took(self, seq: Sequence, count: int) -> None:
-        return
+        """So many tokens of it are in the step."""
 
 
 class Candidate(NamedTuple):

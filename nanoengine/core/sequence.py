@@ -54,8 +54,8 @@ class Phase(Enum):
     """Where a sequence stands. `Scheduler` moves it from one to the next."""
 
     WAITING = "waiting"  # in the queue: new, or preempted
-    PREFILLING = "prefilling"  # has blocks; more than its last token is still to compute
-    DECODING = "decoding"  # every step computes its last token and samples the next
+    PREFILLING = "prefilling"  # has a row and blocks; chunks compute what it lacks, whether it is new or resumed
+    DECODING = "decoding"  # a step computes its last token and samples the next
     VERIFYING = "verifying"  # a step in flight verifies drafts: in no other step until its result is there
     ENDING = "ending"  # its last token is in flight
     FINISHED = "finished"
@@ -89,17 +89,18 @@ class Sequence:
     num_computed: int = 0
     phase: Phase = Phase.WAITING
     row: int = -1  # where the runner keeps its state while it runs
-    first_step: int = 0  # the number of the step that started it last
+    start_step: int = 0  # the number of the step that started it last
     num_preemptions: int = 0
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache at its first start
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: Exception | None = None
-    # The block manager's: tables of each KV group, the first block in each that it still sees, how many leading blocks are
-    # in the prefix cache, tokens whose K/V are there for certain, tokens that it can compute without asking for blocks.
+    # The block manager's: tables of each KV group, the first block in each that it still sees, (hash, tokens) of its full blocks,
+    # how many leading blocks are in the prefix cache, how many tokens are computed and committed or were hit, and how many it can
+    # compute without asking for blocks.
     block_tables: list[list[int]] = field(default_factory=list)
     first_blocks: list[int] = field(default_factory=list)
-    block_hashes: list[tuple[bytes, bytes]] = field(default_factory=list)  # (hash, tokens) of its full blocks
+    block_hashes: list[tuple[bytes, bytes]] = field(default_factory=list)
     num_published: int = 0
     num_written: int = 0
     num_slots: int = 0
@@ -108,7 +109,7 @@ class Sequence:
     waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
     # The text's: set by the engine.
     detokenizer: Detokenizer | None = None
-    num_taken: int = 0  # output tokens that were made into text
+    num_detokenized: int = 0  # output tokens that were made into text
     logprobs: list[Any] | None = None  # as a listener collected them
     state: dict[str, Any] = field(default_factory=dict)  # what capabilities keep for it
 
@@ -124,7 +125,7 @@ class Sequence:
         self.sampling = RowSampling(params, own_seed, self.num_tokens, tuple(sorted(self.stop_token_ids)))
 
     @property
-    def is_known(self) -> bool:
+    def has_all_tokens(self) -> bool:
         """Whether no token of it is in flight."""
         return len(self.token_ids) == self.num_tokens
 

@@ -16,7 +16,7 @@ from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.capability import Capability
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.device import open_device
-from nanoengine.core.errors import InvalidConfig, shown
+from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, shown
 from nanoengine.core.flash_attention import FlashAttention
 from nanoengine.core.inputs import Rows
 from nanoengine.core.kernels import Kernels
@@ -66,7 +66,8 @@ class Startup:
         for capability in self.capabilities:
             capability.before_pool(self)
         self.block_bytes += self.bytes_of_block(self.groups)
-        free = self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
+        is_given = config.num_kv_blocks is not None or config.kv_cache_memory is not None
+        free = 0 if is_given else self.device.kv_bytes(config.gpu_memory_utilization, self.measure)
         limit = self.model_config.max_position_embeddings
         self.num_blocks, self.max_model_len = size_pool(config, limit, self.blocks_needed, self.block_bytes, free)
         self.runner = self.new_runner(self.num_blocks, self.max_model_len)
@@ -146,7 +147,12 @@ class Startup:
         """Bytes that the largest steps take on a GPU, beyond what is in use before."""
         before = torch.cuda.memory_allocated(self.device.torch_device)
         torch.cuda.reset_peak_memory_stats(self.device.torch_device)
-        self.run_largest_steps()
+        try:
+            self.run_largest_steps()
+        except torch.OutOfMemoryError as error:
+            raise KVCacheTooSmall(
+                "the largest steps do not fit beside the weights: lower max_num_batched_tokens, max_num_seqs or max_model_len"
+            ) from error
         return torch.cuda.max_memory_allocated(self.device.torch_device) - before
 
     def run_largest_steps(self) -> None:

@@ -43,12 +43,12 @@ class FileGate(Gate, Listener):
         for seq in waiting[:LOOKAHEAD]:
             if self.disk.room <= self._too_little:
                 break
-            if seq not in self.fetches and seq.is_known and self._begin(seq, is_next=False) is None:
+            if seq not in self.fetches and seq.has_all_tokens and self._begin(seq, is_next=False) is None:
                 self._too_little = self.disk.room
         return ()
 
     def allowed(self, seq: Sequence, budget: int) -> int:
-        if seq.phase is not Phase.WAITING or not seq.is_known:
+        if seq.phase is not Phase.WAITING or not seq.has_all_tokens:
             return budget
         fetch = self.fetches.get(seq) or self._begin(seq, is_next=True)
         assert fetch is not None

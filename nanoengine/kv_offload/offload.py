@@ -1,7 +1,7 @@
 """Offload: what becomes of blocks that the pool has no room for. Host memory first, then files.
 
 A block that is evicted from the pool is copied down under its prefix. A look-up that misses in the pool goes on here, and a hit
-is copied back. The copies are orders of the plan that is being made. What a step copies down can be loaded by the same step and
+is copied back. The copies are added to the plan that is being made. What a step copies down can be loaded by the same step and
 later ones; if the step fails, the copy counts as not made.
 
 Swapping is no more than this: the blocks of a preempted sequence stay in the prefix cache, go to host memory when they are

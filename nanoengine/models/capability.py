@@ -37,7 +37,7 @@ class Models(Capability):
     def describe(self, startup: Startup) -> tuple[ModelConfig, ModelTokenizer, Sequence[int]]:
         """Nothing that the files say takes time or memory before it was compared with the headers of the weights."""
         config, own = startup.config, startup.config.of(ModelOptions)
-        other = None if own.tokenizer is None else find_model(own.tokenizer)
+        other = None if own.tokenizer is None else find_model(str(own.tokenizer))
         found = describe(find_model(config.model), other)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path), own.quantization

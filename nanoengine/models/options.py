@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from nanoengine.core.config import check_choice
 from nanoengine.core.errors import InvalidConfig, shown
@@ -21,11 +22,13 @@ class ModelOptions:
             activations to match). None: as in the files, which may be quantized themselves.
     """
 
-    tokenizer: str | None = None
+    tokenizer: str | Path | None = None
     quantization: str | None = None
 
     def __post_init__(self) -> None:
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATIONS)
+        if isinstance(self.tokenizer, Path):
+            object.__setattr__(self, "tokenizer", str(self.tokenizer))
         if self.tokenizer is not None and not isinstance(self.tokenizer, str):
             raise InvalidConfig(f"tokenizer is {shown(self.tokenizer)}: it must be a folder or a name")

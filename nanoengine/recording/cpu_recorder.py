@@ -53,6 +53,7 @@ class CpuRecorder:
         Raises:
             CannotRecord: the work reads numbers from a tensor.
         """
+        work()  # what is worked out once and kept need not be recorded
         calls: list[Callable[[], object]] = []
         with recorded_calls(calls.append), _TorchCalls(calls.append) as torch_calls:
             result = work()

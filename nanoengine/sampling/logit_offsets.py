@@ -36,6 +36,8 @@ class LogitOffsets(RowProcessor[Offsets]):
 class LogitBias(LogitOffsets):
     """params.logit_bias."""
 
+    forbids = False
+
     def start(self, started: Sequence[Started]) -> None:
         for start, params in asking(started):
             if params.logit_bias:

@@ -66,6 +66,8 @@ class SampleLogprobs(RowProcessor[int]):
         sampler: whose processors these are.
     """
 
+    forbids = False
+
     def __init__(self, num_rows: int, sampler: Sampler):
         super().__init__(num_rows, sampler.device)
         self.sampler = sampler

@@ -28,7 +28,7 @@ LEAST_REPETITION_PENALTY = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(core.SamplingParams):
-    """How to sample one request. Names and meanings follow vLLM.
+    """How to sample one request. Names and meanings follow vLLM, or transformers where vLLM has no such field.
 
     The order is fixed: what may not be sampled (`allowed_token_ids`, `bad_words`, the `min_tokens` ban), logit_bias,
     repetition_penalty, frequency_penalty, presence_penalty; then temperature, top_k, top_p, min_p, of which the last three mean

@@ -31,6 +31,8 @@ class Penalties(RowProcessor[Penalized]):
     for old and new counts at once would be more than the largest steps have shown.
     """
 
+    forbids = False
+
     def __init__(self, num_rows: int, vocab_size: int, device: Device):
         super().__init__(num_rows, device)
         self.shape = num_rows, vocab_size

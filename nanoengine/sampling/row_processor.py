@@ -38,7 +38,9 @@ class Drafts(Protocol):
         ...
 
     def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them; as wide as they were."""
+        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them. They are right-aligned,
+        the newest last, and stay as wide as they were: what does not fit is dropped in front.
+        """
         ...
 
 
@@ -98,8 +100,8 @@ class RowProcessor(LogitsProcessor, Generic[Piece]):
 
     def end(self, rows: Sequence[int]) -> None:
         for row in rows:
-            if self.pieces.pop(row, None) is not None:
-                self._ends[row] = 0
+            self.pieces.pop(row, None)
+            self._ends[row] = 0
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Numbers of the samples whose rows have a piece."""

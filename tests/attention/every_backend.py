@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,46 +14,103 @@ from torch import Tensor
 from nanoengine.attention import flash_attn
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.errors import InvalidConfig
+from nanoengine.kernels.kv_int8 import quantize
+from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.support import TOY
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Of Triton's kernels."""
 
-BLOCK_SIZES = {"torch": 16, "native": 16, "triton": 16, "flash_attn_2": 256, "flash_attn_3": 16}
-"""What each is tested with."""
+REASON = unsupported_reason(CPU, torch.float32)
+needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
-every_backend = pytest.mark.parametrize("name", BLOCK_SIZES)
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+BackendOf = Callable[[int], AttentionBackend]
+"""Tokens in a block -> a backend."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What steps are drawn for a backend.
+
+    Attributes:
+        longest: most tokens of a sequence.
+        work: most tokens of all sequences, times all that is projected of each; it bounds the time of a step.
+        looser: so many times the error that is allowed in bfloat16: Triton's interpreter cuts off what it should round.
+    """
+
+    name: str
+    block_sizes: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    longest: int
+    work: int
+    features: frozenset[str] = frozenset({"window", "sinks", "soft_cap"})
+    quantizes: bool = True
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float32, torch.bfloat16)
+    looser: int = 1
+
+
+NATIVE = Kind("native", (16, 32, 48, 64, 256), (32, 64, 96, 128, 160, 224, 256), 1100, 600_000)
+TRITON = Kind("triton", (16, 32), (16, 32), 70, 30_000, dtypes=(torch.float32, torch.float16, torch.bfloat16), looser=4)
+PACKAGED = frozenset({"window", "soft_cap"})
+KINDS = (
+    Kind("torch", (1, 4, 16), (2, 8, 32), 90, 60_000),
+    NATIVE,
+    TRITON,
+    Kind("flash_attn_2", (256,), (8, 16, 32), 560, 120_000, PACKAGED, False),
+    Kind("flash_attn_3", (1, 16, 24), (8, 16, 32), 90, 60_000, PACKAGED, False),
+)
+every_backend = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 @contextmanager
-def running(name: str, head_dim: int, dtype: torch.dtype, *, quick: bool = False) -> Iterator[AttentionBackend]:
+def running(kind: Kind, *, quick: bool = True) -> Iterator[BackendOf]:
     """A backend by the name of its package. A test is skipped with the reason that one cannot run here.
 
     Args:
         quick: let torch write K/V wherever Triton would: its interpreter takes its time for every token.
     """
-    model, block_size = replace(TOY, head_dim=head_dim), BLOCK_SIZES[name]
     with pytest.MonkeyPatch.context() as patch:
         if quick:
             patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "it is slow")
-        if name not in PACKAGES:
+        if kind.name in PACKAGES:
+            with installed(kind.name, exact=True):
+                yield lambda block_size: flash_attn.FlashAttention(block_size)
+            return
+        device = DEVICE if kind.name == "triton" else CPU
+
+        def backend_of(block_size: int) -> AttentionBackend:
+            model = replace(TOY, head_dim=kind.head_dims[0])  # others are as good
             try:
-                backend = choose_backend(name, CPU, dtype, model, block_size)[0]
+                backend = choose_backend(kind.name, device, torch.float32, model, block_size)[0]
             except InvalidConfig as error:
                 pytest.skip(str(error))
-            if quick and name == "triton":
-                patch.setattr(backend, "rotate_and_write", None)
-                patch.setattr(backend, "write_kv", write_in_torch)
-            yield backend
-            return
-        with installed(name, exact=True):
-            yield choose_backend(name.removesuffix("_2").removesuffix("_3"), CPU, dtype, model, block_size)[0]
+            return written_in_torch(backend) if quick and kind.name == "triton" else backend
+
+        with device:
+            yield backend_of
 
 
-def write_in_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def written_in_torch(backend: AttentionBackend) -> AttentionBackend:
+    """Triton's backend, whose caches are written without Triton."""
+    backend.rotate_and_write = None
+    backend.write_kv = partial(write_in_torch, backend.block_size)  # type: ignore[method-assign]
+    return backend
+
+
+def write_in_torch(
+    block_size: int, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+) -> None:
     """`TritonAttention.write_kv`."""
+    from nanoengine.kernels.triton.kv_int8 import views
+
     there = slot_mapping >= 0
-    slots, block_size = slot_mapping[there], k_cache.shape[2]
     for cache, new in ((k_cache, k), (v_cache, v)):
-        cache[slots // block_size, :, slots % block_size] = new[there]
+        numbers, scales = cache.transpose(1, 2), None
+        if cache.dtype is torch.int8:
+            (numbers, scales), (new, of_new) = views(cache, block_size), quantize(new)
+        at = slot_mapping[there] // block_size, slot_mapping[there] % block_size
+        numbers[at] = new[there]
+        if scales is not None:
+            scales[at] = of_new[there]

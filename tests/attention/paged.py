@@ -1,19 +1,20 @@
-"""Random sequences at shuffled blocks, a cache full of NaN for each backend that is given them, and what is exact."""
+"""Random sequences at shuffled blocks, a cache full of NaN for each backend that gets them, and attention by its definition."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
-from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.layers import Attention, RMSNorm
+from nanoengine.kernels.kv_int8 import dequantize, quantize
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.factory import Factory
 from tests.support import angles_at
@@ -21,14 +22,17 @@ from tests.support import angles_at
 EPS = 1e-6
 THETA = 10_000.0
 
-ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8}
+ROUNDING = {torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Largest relative error of what is rounded."""
 
-WEIGHTS = {torch.float32: 5e-5, torch.bfloat16: 0.025}
-"""Error of a sum of values of size 1 by equal weights, each of them rounded, times the root of their number."""
+WEIGHTS = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}
+"""Largest relative error of a weight."""
 
 
 PLAIN = AttentionSpec(1.0)
+
+NOBODYS = 1 << 30
+"""A block that there is not: nobody may look it up."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +62,19 @@ class Sequences:
         shared: int = 0,
     ):
         generator = torch.Generator().manual_seed(seed)
+
+        def drawn(draw: Callable[..., Tensor], *shape: int) -> Tensor:
+            return draw(shape, generator=generator, device="cpu").to(torch.get_default_device())
+
         self.heads = heads
         self.block_size = block_size
         self.dtype = dtype
         self.lens = list(seq_lens)
         width = (heads.group + 2) * heads.num * heads.dim
-        self.qkv = [torch.randn(n, width, generator=generator).to(dtype) for n in self.lens]
-        self.sinks = torch.randn(heads.num * heads.group, generator=torch.Generator().manual_seed(seed))
-        self.norms = [(torch.rand(heads.dim, generator=generator) + 0.5).to(dtype) for _ in range(2)]
+        self.num_shared = shared * block_size
+        self.qkv = [drawn(torch.randn, n, width).to(dtype) for n in self.lens]
+        self.sinks = drawn(torch.randn, heads.num * heads.group)
+        self.norms = [(drawn(torch.rand, heads.dim) + 0.5).to(dtype) for _ in range(2)]
         counts = [math.ceil(n / block_size) for n in self.lens]
         self.num_blocks = sum(counts) + 3
         blocks = list(range(1, self.num_blocks))
@@ -84,7 +93,6 @@ class Pool:
     """A layer over one backend and its cache, where nothing is but NaN until it is written.
 
     Args:
-        dtype: of the cache, of the projections that the layer gets, and of the norms.
         norms, rotated: whether the layer has norms, and whether it rotates.
         one_go: False: the layer must not use what the backend offers beside `write_kv`.
         quantized: whether the cache is int8.
@@ -95,7 +103,6 @@ class Pool:
         self,
         sequences: Sequences,
         backend: AttentionBackend,
-        dtype: torch.dtype | None = None,
         *,
         norms: bool = True,
         rotated: bool = True,
@@ -107,7 +114,8 @@ class Pool:
         self.spec = spec
         self.sinks = sequences.sinks if spec.sinks else None
         self.backend = backend
-        self.dtype = dtype or sequences.dtype
+        self.dtype = sequences.dtype
+        self.quantized, self.rotated = quantized, rotated
         heads = sequences.heads
         num_blocks, *rest = backend.kv_shape(sequences.num_blocks, heads.num, heads.dim, quantized=quantized)
         nan, dtype = (-1, torch.int8) if quantized else (float("nan"), self.dtype)  # a scale of such bytes is NaN
@@ -117,9 +125,7 @@ class Pool:
         else:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=dtype)
             self.k_cache, self.v_cache = self.memory
-        wide = torch.promote_types(self.dtype, torch.float32)  # of weights of norms: float32 at least
-        self.norms = [_norm(weight.to(self.dtype).to(wide)) for weight in sequences.norms] if norms else []
-        self.rotated = rotated
+        self.norms = [_norm(weight.float()) for weight in sequences.norms] if norms else []
         self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
         if not one_go:
             self.layer.rotate_and_write = None
@@ -131,7 +137,7 @@ class Pool:
     def write_span(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Write tokens starts[j] to ends[j] of sequence rows[j], for every j; returns their queries."""
         spans = list(zip(rows, starts, ends, strict=True))
-        qkv = torch.cat([self.sequences.qkv[i][start:end] for i, start, end in spans]).to(self.dtype)
+        qkv = torch.cat([self.sequences.qkv[i][start:end] for i, start, end in spans])
         positions = torch.cat([torch.arange(start, end) for _, start, end in spans])
         slots = torch.tensor([slot for i, start, end in spans for slot in self.sequences.slots(i, start, end)])
         return self.write(qkv, positions, slots)
@@ -154,7 +160,7 @@ class Pool:
         ]
         for table, start in zip(tables, starts, strict=True):
             unseen = first_seen(start, self.spec) // self.sequences.block_size
-            table[:unseen] = [0] * unseen
+            table[:unseen] = [NOBODYS] * unseen
         width = max(map(len, tables))
         return AttentionMetadata(
             kv_cache=[(self.k_cache, self.v_cache)],
@@ -162,87 +168,80 @@ class Pool:
             num_decodes=num_decodes,
             query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
             seq_lens=torch.tensor(list(ends), dtype=torch.int32),
-            block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32),
+            block_tables=torch.tensor(
+                [table + [NOBODYS] * (width - len(table)) for table in tables], dtype=torch.int32
+            ),
             query_lens_list=lens,
             seq_lens_list=list(ends),
         )
 
     def attend(
-        self,
-        num_decodes: int,
-        q: Tensor,
-        rows: Sequence[int],
-        starts: Sequence[int],
-        ends: Sequence[int],
-        scale: float | None = None,
+        self, num_decodes: int, q: Tensor, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> Tensor:
-        scale = 0.9 * self.sequences.heads.dim**-0.5 if scale is None else scale  # what is passed counts
         metadata = self.metadata(num_decodes, rows, starts, ends)
-        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, replace(self.spec, scale=scale), self.sinks)
+        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.spec, self.sinks)
 
-    def prefill(
-        self,
-        starts: Sequence[int],
-        ends: Sequence[int],
-        rows: Sequence[int] | None = None,
-        *,
-        scale: float | None = None,
+    def step(
+        self, num_decodes: int, starts: Sequence[int], ends: Sequence[int], rows: Sequence[int] | None = None
     ) -> Tensor:
-        """Write tokens starts[j] to ends[j] of sequence rows[j], and let them attend to all up to them."""
-        return self.mixed(0, starts, ends, rows, scale=scale)
-
-    def mixed(
-        self,
-        num_decodes: int,
-        starts: Sequence[int],
-        ends: Sequence[int],
-        rows: Sequence[int] | None = None,
-        *,
-        scale: float | None = None,
-    ) -> Tensor:
-        """The same, where the first runs are decodes: of one token each, or a few."""
+        """Write tokens starts[j] to ends[j] of sequence rows[j], and let them attend to all up to them. The first runs are
+        decodes: of one token each, or a few."""
         rows = rows if rows is not None else range(len(starts))
         q = self.write_span(rows, starts, ends)
         self.forget(rows, starts)
-        return self.attend(num_decodes, q, rows, starts, ends, scale)
-
-    def decode(self, ends: Sequence[int], rows: Sequence[int] | None = None, *, scale: float | None = None) -> Tensor:
-        """The same for token ends[j] - 1 alone."""
-        return self.mixed(len(ends), [end - 1 for end in ends], ends, rows, scale=scale)
+        return self.attend(num_decodes, q, rows, starts, ends)
 
     def fill(self, ends: Sequence[int] | None = None) -> None:
-        """Write the first ends[i] tokens of every sequence i; all but its last one if nothing is said."""
+        """Write the first ends[i] tokens of every sequence i, or all but its last one; of blocks that are shared, the first
+        sequence alone."""
         ends = [n - 1 for n in self.sequences.lens] if ends is None else ends
-        rows = [i for i, end in enumerate(ends) if end]
-        if rows:
-            self.write_span(rows, [0] * len(rows), [ends[i] for i in rows])
+        shared = self.sequences.num_shared
+        spans = [(i, shared if i else 0, end) for i, end in enumerate(ends) if end > (shared if i else 0)]
+        if spans:
+            self.write_span(*zip(*spans, strict=True))
 
+    def exact(self, starts: Sequence[int], ends: Sequence[int], rows: Sequence[int] | None = None) -> Exact:
+        """What these tokens see, by the definition of attention, in float64; q, K and V are rounded to the dtype before."""
+        rows = rows if rows is not None else range(len(starts))
+        runs = [self._exact(*run) for run in zip(rows, starts, ends, strict=True)]
+        return Exact(*map(torch.cat, zip(*runs, strict=True)))
 
-class Exact(TorchAttention):
-    """The reference in float64, q and K rounded once to the dtype that is tested."""
+    def _exact(self, row: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        heads, spec, first = self.sequences.heads, self.spec, first_seen(start, self.spec)
+        q, k, v = self._projected(row, end)
+        q, k = (self._turned(x, i).to(self.dtype).double() for i, x in enumerate((q, k)))
+        if self.quantized:
+            k, v = (dequantize(*quantize(x.to(self.dtype)), self.dtype).double() for x in (k, v))
+        k, v = (x[first:].repeat_interleave(heads.group, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q[start:], k) * spec.scale
+        if spec.soft_cap is not None:
+            scores = spec.soft_cap * (scores / spec.soft_cap).tanh()
+        own, seen = torch.arange(start, end)[:, None], torch.arange(first, end)
+        visible = (seen <= own) & (seen > own - (spec.window or end))
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks.double()[:, None, None].expand(-1, end - start, 1)), 2)
+        weights = scores.softmax(2)[..., : len(seen)]
+        return torch.einsum("hqk,khd->qhd", weights, v), torch.einsum("hqk,khd->qhd", weights, v.abs())
 
-    def __init__(self, block_size: int, dtype: torch.dtype):
-        super().__init__(block_size)
-        self.dtype = dtype
+    def exact_queries(self, row: int, end: int) -> Tensor:
+        """[end, num_heads, head_dim]: those of the first tokens of a sequence, not rounded."""
+        return self._turned(self._projected(row, end)[0], 0)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        super().write_kv(k.to(self.dtype).double(), v, k_cache, v_cache, slot_mapping)
+    def _projected(self, row: int, end: int) -> tuple[Tensor, ...]:
+        heads = self.sequences.heads
+        qkv = self.sequences.qkv[row][:end].double().unflatten(1, (-1, heads.dim))
+        return qkv.split((heads.num * heads.group, heads.num, heads.num), 1)
 
-    def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        return super().attend(q.to(self.dtype).double(), k_cache, v_cache, metadata, spec, sinks)
-
-
-def exact_pool(sequences: Sequences, *, norms: bool = True, rotated: bool = True, spec: AttentionSpec = PLAIN) -> Pool:
-    backend = Exact(sequences.block_size, sequences.dtype)
-    return Pool(sequences, backend, torch.float64, norms=norms, rotated=rotated, spec=spec)
+    def _turned(self, x: Tensor, which: int) -> Tensor:
+        """q or k of the first tokens of a sequence, normed and rotated as the layer is told."""
+        if self.norms:
+            x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * self.norms[which].weight.double()
+        if not self.rotated:
+            return x
+        cos, sin = (part.double() for part in angles_at(torch.arange(len(x)), x.shape[2], THETA))
+        first, second = x.chunk(2, 2)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), 2)
 
 
 def first_seen(position: int, spec: AttentionSpec) -> int:
@@ -250,15 +249,18 @@ def first_seen(position: int, spec: AttentionSpec) -> int:
     return 0 if spec.window is None else max(0, position - spec.window + 1)
 
 
-def assert_attended(
-    out: Tensor, exact: Tensor, starts: Sequence[int], ends: Sequence[int], spec: AttentionSpec = PLAIN
-) -> None:
-    """`out` is `exact`, up to the rounding of the result and of the weights: query by query, as many as tokens it sees."""
-    assert out.shape == exact.shape
-    positions = [position for start, end in zip(starts, ends, strict=True) for position in range(start, end)]
-    visible = torch.tensor([position + 1 - first_seen(position, spec) for position in positions])
-    error = (out.double() - exact).abs()
-    allowed = ROUNDING[out.dtype] * exact.abs() + WEIGHTS[out.dtype] / visible.sqrt()[:, None, None]
+class Exact(NamedTuple):
+    """The results of attention, and what the magnitudes of V would have made of them."""
+
+    out: Tensor
+    magnitude: Tensor
+
+
+def assert_attended(out: Tensor, exact: Exact, looser: int = 1) -> None:
+    """`out` is exact, up to the rounding of the result and of the weights."""
+    assert out.shape == exact.out.shape
+    error = (out.double() - exact.out).abs()
+    allowed = looser * (ROUNDING[out.dtype] * exact.out.abs() + WEIGHTS[out.dtype] * exact.magnitude)
     assert (error <= allowed).all(), (
         f"{(error / allowed).nan_to_num(torch.inf).max():.3} times the error that is allowed"
     )

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nanoengine.attention import torch_reference
+from nanoengine.attention import triton as triton_module
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
 from nanoengine.attention.native import NativeAttention
@@ -16,44 +17,36 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
-from nanoengine.kernels.native_operations import unsupported_reason
+from tests.attention.every_backend import REASON, needs_kernels
 from tests.support import TOY
 
-CPU = torch.device("cpu")
-REASON = unsupported_reason(CPU, torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+HALF = torch.bfloat16
 
 
-def choose(name: str, block_size: int = 16, head_dim: int = TOY.head_dim) -> AttentionBackend:
-    return choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size)[0]
-
-
-class Unable(TorchAttention):
-    @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        return f"it wants other blocks than {block_size} on {device.type} for {head_dim} and {dtype}"
-
-
-@pytest.mark.parametrize("name", ["auto", "torch"])
-def test_the_torch_backend_runs_on_the_cpu(name: str) -> None:
-    backend = choose(name, block_size=5)
-    assert backend.name == "torch"
+def choose(name: str, block_size: int = 16, head_dim: int = 64, *specs: AttentionSpec) -> tuple[str, str]:
+    """The name of the backend on a CPU, and why faster ones were passed over."""
+    backend, passed_over = choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size, specs)
     assert backend.description
-    assert backend.kv_shape(7, 2, 4)[:2] == (7, 5)
+    return backend.name, passed_over
+
+
+# ---- on a CPU
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["auto", "native"])
-def test_the_native_backend_is_preferred_where_it_can_run(name: str) -> None:
-    backend = choose(name, block_size=48, head_dim=96)
-    assert backend.name == "native"
-    assert backend.description
-    assert choose("torch", block_size=48, head_dim=96).name == "torch"
+def test_the_native_backend_is_preferred_where_it_can_run() -> None:
+    for name in ("auto", "native"):
+        assert choose(name, 48, 96) == ("native", "")
+    assert choose("torch", 48, 96) == ("torch", "")
 
 
 @pytest.mark.parametrize(("block_size", "head_dim"), [(8, 64), (16, 48), (5, 4)])
 def test_auto_is_torch_where_the_native_backend_cannot_run(block_size: int, head_dim: int) -> None:
-    assert choose("auto", block_size, head_dim).name == "torch"
+    name, passed_over = choose("auto", block_size, head_dim)
+    assert name == "torch"
+    assert passed_over.startswith("native: ")
+    assert choose("torch", block_size, head_dim) == ("torch", ""), "none was passed over"
     with pytest.raises(InvalidConfig, match="no attention backend can run: native: "):
         choose("native", block_size, head_dim)
 
@@ -64,91 +57,80 @@ def test_an_unknown_backend_is_refused_with_the_known_names(name: str) -> None:
         choose(name)
 
 
+class Unable(TorchAttention):
+    @staticmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        return f"it wants other blocks than {block_size} on {device.type} for {head_dim} and {dtype}"
+
+
 @pytest.mark.parametrize("name", ["auto", "torch"])
 def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch_reference, "TorchAttention", Unable)
     with pytest.raises(InvalidConfig, match=r"torch: it wants other blocks than 3 on cpu for 4 and torch\.float32"):
-        choose(name, block_size=3)
-
-
-@needs_kernels
-def test_the_reasons_that_faster_ones_were_passed_over_are_said() -> None:
-    model = replace(TOY, head_dim=64)
-    assert choose_backend("auto", CPU, torch.float32, model, 16)[1] == ""
-    backend, passed_over = choose_backend("auto", CPU, torch.float32, model, 8)
-    assert backend.name == "torch"
-    assert passed_over.startswith("native: ")
-    assert choose_backend("torch", CPU, torch.float32, model, 8)[1] == "", "none was passed over"
-
-
-ON_CUDA = [FlashAttention, TritonAttention, TorchAttention]
-
-
-@pytest.mark.parametrize("able", range(len(ON_CUDA)))
-def test_on_a_gpu_the_first_that_can_run_is_chosen(monkeypatch: pytest.MonkeyPatch, able: int) -> None:
-    """The names of those before it are said, each with its reason."""
-    for i, backend in enumerate(ON_CUDA):
-        monkeypatch.setattr(backend, "unsupported_reason", lambda *_, i=i: None if i >= able else f"reason {i}")
-        monkeypatch.setattr(backend, "__init__", lambda *_: None)
-    chosen, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
-    assert type(chosen) is ON_CUDA[able]
-    assert passed_over == "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA[:able]))
-
-
-def test_where_no_backend_can_run_every_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    for i, backend in enumerate(ON_CUDA):
-        monkeypatch.setattr(backend, "unsupported_reason", lambda *_, i=i: f"reason {i}")
-    reasons = "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA))
-    with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reasons}"):
-        choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16)
+        choose(name, 3, 4)
 
 
 ASKED = [{"window": 128}, {"sinks": True}, {"soft_cap": 30.0}]
 
 
-def have(monkeypatch: pytest.MonkeyPatch, backend: type[AttentionBackend], *features: str) -> None:
-    monkeypatch.setattr(backend, "features", frozenset(features))
-
-
 @pytest.mark.parametrize("asked", ASKED, ids=str)
-@pytest.mark.parametrize("name", ["torch", "native", "auto"])
-def test_what_a_layer_asks_for_and_no_backend_has_is_refused_by_name(
+@pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_kernels), "auto"])
+def test_what_a_layer_asks_for_is_heeded_or_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str, asked: dict[str, Any]
 ) -> None:
-    """One layer of several is enough."""
-    have(monkeypatch, TorchAttention)
-    have(monkeypatch, NativeAttention)
-    specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
-    ((field, value),) = asked.items()
+    """One layer of several is enough; scales are heeded by all."""
+    specs = AttentionSpec(0.5), AttentionSpec(3.0), AttentionSpec(0.5, **asked)
     named = "torch" if name == "auto" else name
-    if name == "native" and REASON is not None:
-        pytest.skip(f"no native kernels: {REASON}")
+    assert name == "auto" or choose(name, 16, 64, *specs)[0] == name
+    for backend in (TorchAttention, NativeAttention):
+        monkeypatch.setattr(backend, "features", frozenset())
+    assert name == "auto" or choose(name, 16, 64, *specs[:2])[0] == name
+    ((field, value),) = asked.items()
     reason = f"{named}: it has no {field}, and a layer of the model asks for {field}={value}"
     with pytest.raises(InvalidConfig, match=f"no attention backend can run: .*{reason}"):
-        choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)
+        choose(name, 16, 64, *specs)
 
 
 def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    have(monkeypatch, TorchAttention, "window")
-    have(monkeypatch, NativeAttention, "sinks")
-    specs = [AttentionSpec(0.5, window=8)]
-    backend, passed_over = choose_backend("auto", CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)
-    assert backend.name == "torch"
-    if REASON is None:
-        assert passed_over == "native: it has no window, and a layer of the model asks for window=8"
-    with pytest.raises(InvalidConfig, match="it has no soft_cap"):
-        choose_backend("torch", CPU, torch.float32, TOY, 16, [*specs, AttentionSpec(0.5, window=8, soft_cap=2.0)])
+    monkeypatch.setattr(TorchAttention, "features", frozenset({"window"}))
+    monkeypatch.setattr(NativeAttention, "features", frozenset({"sinks"}))
+    name, passed_over = choose("auto", 16, 64, AttentionSpec(0.5, window=8))
+    assert name == "torch"
+    assert REASON or passed_over == "native: it has no window, and a layer of the model asks for window=8"
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-@pytest.mark.parametrize("name", ["torch", "native"])
-def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> None:
-    if name == "native" and REASON is not None:
-        pytest.skip(f"no native kernels: {REASON}")
-    specs = [AttentionSpec(0.5, **asked)]
-    assert choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=64), 16, specs)[0].name == name
+# ---- on a GPU
+
+ON_CUDA: list[type[AttentionBackend]] = [FlashAttention, TritonAttention, TorchAttention]
 
 
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """All backends for GPUs can run."""
+    for backend in ON_CUDA:
+        monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
+        monkeypatch.setattr(backend, "__init__", lambda *_: None)
+    return monkeypatch
+
+
+def on_gpu(name: str = "auto", *specs: AttentionSpec, quantized: bool = False) -> tuple[type[AttentionBackend], str]:
+    backend, passed_over = choose_backend(name, CUDA, HALF, TOY, 16, specs, quantized=quantized)
+    return type(backend), passed_over
+
+
+@pytest.mark.parametrize("first", range(len(ON_CUDA) + 1))
+def test_the_first_that_can_run_is_chosen_and_reasons_are_said(able: pytest.MonkeyPatch, first: int) -> None:
+    for i, backend in enumerate(ON_CUDA[:first]):
+        able.setattr(backend, "unsupported_reason", lambda *_, i=i: f"reason {i}")
+    reasons = "; ".join(f"{backend.name}: reason {i}" for i, backend in enumerate(ON_CUDA[:first]))
+    if first < len(ON_CUDA):
+        assert on_gpu() == (ON_CUDA[first], reasons)
+    else:
+        with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reasons}"):
+            on_gpu()
+
+
+@pytest.mark.usefixtures("able")
 @pytest.mark.parametrize(
     ("asked", "chosen"),
     [
@@ -159,41 +141,66 @@ def test_on_a_cpu_every_feature_is_heeded(name: str, asked: dict[str, Any]) -> N
     ],
     ids=str,
 )
-def test_on_a_gpu_the_first_that_heeds_all_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], chosen: type[AttentionBackend]
-) -> None:
-    for backend in ON_CUDA:
-        monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
-        monkeypatch.setattr(backend, "__init__", lambda *_: None)
-    specs = [AttentionSpec(0.5), AttentionSpec(0.5, **asked)]
-    backend, passed_over = choose_backend("auto", torch.device("cuda", 0), torch.bfloat16, TOY, 16, specs)
-    assert type(backend) is chosen
-    missing = [f"{name}={value}" for name, value in asked.items() if name not in FlashAttention.features]
-    reason = "flash_attn: it has no {}, and a layer of the model asks for {}"
-    assert passed_over == "; ".join(reason.format(one.partition("=")[0], one) for one in missing)
+def test_the_first_that_heeds_all_is_chosen(asked: dict[str, Any], chosen: type[AttentionBackend]) -> None:
+    reason = "flash_attn: it has no sinks, and a layer of the model asks for sinks=True" if "sinks" in asked else ""
+    assert on_gpu("auto", AttentionSpec(0.5), AttentionSpec(0.5, **asked)) == (chosen, reason)
 
 
-def test_who_has_no_int8_cache_is_passed_over_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for backend in ON_CUDA:
-        monkeypatch.setattr(backend, "unsupported_reason", lambda *_: None)
-        monkeypatch.setattr(backend, "__init__", lambda *_: None)
-    where = torch.device("cuda", 0), torch.bfloat16, TOY, 16
-    backend, passed_over = choose_backend("auto", *where, quantized=True)
-    assert type(backend) is TritonAttention
-    assert passed_over == "flash_attn: it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
-    with pytest.raises(
-        InvalidConfig, match="no attention backend can run: flash_attn: it has no int8 cache, and kv_cach"
-    ):
-        choose_backend("flash_attn", *where, quantized=True)
-    assert choose_backend("flash_attn", *where)[0].name == "flash_attn"
-
-
-def test_a_scale_is_asked_of_all() -> None:
-    specs = [AttentionSpec(0.5), AttentionSpec(3.0)]
-    assert choose_backend("torch", CPU, torch.float32, TOY, 16, specs)[0].name == "torch"
+@pytest.mark.usefixtures("able")
+def test_who_has_no_int8_cache_is_passed_over_with_that_reason() -> None:
+    reason = "flash_attn: it has no int8 cache, and kv_cache_dtype is 'int8': choose 'auto'"
+    assert on_gpu(quantized=True) == (TritonAttention, reason)
+    with pytest.raises(InvalidConfig, match=f"no attention backend can run: {reason}"):
+        on_gpu("flash_attn", quantized=True)
+    assert on_gpu("flash_attn")[0] is FlashAttention
 
 
 def test_every_backend_says_whether_it_can_be_recorded() -> None:
-    assert [backend.capturable for backend in ON_CUDA] == [True, True, False]
-    assert NativeAttention.capturable
-    assert not TorchAttention.capturable
+    assert [backend.capturable for backend in (*ON_CUDA, NativeAttention)] == [True, True, False, True]
+
+
+# ---- what each takes
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("dtype", "dim", "block_size", "named"),
+    [
+        *((torch.float32, dim, 16, ()) for dim in (32, 96, 256)),
+        *((HALF, 64, block_size, (f"block_size {block_size}", "16")) for block_size in (1, 8, 17, 40)),
+        *((HALF, dim, 16, (f"head_dim {dim}", "32", "256")) for dim in (4, 48, 80, 288)),
+        *((dtype, 64, 16, (str(dtype).removeprefix("torch."),)) for dtype in (torch.float16, torch.float64)),
+    ],
+)
+def test_what_the_native_backend_takes(dtype: torch.dtype, dim: int, block_size: int, named: tuple[str, ...]) -> None:
+    reason = NativeAttention.unsupported_reason(CPU, dtype, dim, block_size)
+    assert (reason is None) == (not named)
+    assert all(each in str(reason) for each in named)
+    assert "cuda" in str(NativeAttention.unsupported_reason(torch.device("cuda"), dtype, 64, 16))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dim", "block_size", "capability", "reason"),
+    [
+        (HALF, 16, 16, (8, 0), None),
+        (torch.float32, 256, 256, (10, 0), None),
+        (torch.float16, 128, 64, (9, 0), None),
+        *((HALF, 64, size, (9, 0), f"block_size {size} is not a power of two from 16 to 256") for size in (8, 48, 512)),
+        *((HALF, dim, 16, (9, 0), f"head_dim {dim} is not a power of two from 16 to 256") for dim in (8, 96, 512)),
+        (torch.float64, 64, 16, (9, 0), "it computes in bfloat16, float16 and float32, not in float64"),
+        (HALF, 64, 16, (7, 5), "the GPU has compute capability 7.5, and 8.0 is the least"),
+    ],
+)
+def test_what_the_triton_backend_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    dim: int,
+    block_size: int,
+    capability: tuple[int, int],
+    reason: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(triton_module, "unsupported_reason", lambda _: None)
+    assert TritonAttention.unsupported_reason(CUDA, dtype, dim, block_size) == reason
+    monkeypatch.setattr(triton_module, "unsupported_reason", lambda device: f"nothing runs on {device.type}")
+    assert reason or TritonAttention.unsupported_reason(CUDA, dtype, dim, block_size) == "nothing runs on cuda"

@@ -103,13 +103,13 @@ def test_draws_follow_the_distribution_that_the_filters_leave() -> None:
     count = 8000
     ones = torch.ones(count)
     table = SamplingTable(
-        temperature=ones,
+        temperature=ones * 2,
         top_k=torch.full((count,), 3, dtype=torch.int32),
         top_p=ones * 0.7,  # of what top_k leaves: 4/9, 3/9, which reaches it, and 2/9
         min_p=ones * 0.1,
         seeds=torch.arange(count),
     )
     rows = torch.arange(count, dtype=torch.int32)
-    drawn = KERNELS.choose_tokens(chances.log().expand(count, -1), table, rows, torch.full((count,), 5))
+    drawn = KERNELS.choose_tokens(2 * chances.log().expand(count, -1), table, rows, torch.full((count,), 5))
     counts = torch.bincount(drawn, minlength=4) / count
     torch.testing.assert_close(counts, torch.tensor([4 / 7, 3 / 7, 0.0, 0.0]), rtol=0, atol=0.02)

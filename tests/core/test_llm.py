@@ -63,6 +63,7 @@ def test_answers_are_the_same_in_every_way_of_running(llm: LLM, way: dict[str, A
         got = [[(own.token_ids, own.text) for own in output.outputs] for output in other.generate(prompts, params)]
         again = other.generate(prompts[2], params[2])
         assert got == expected
+        assert other.engine.depth == 1 + way.get("async_scheduling", False)
         assert [(own.token_ids, own.text) for own in again[0].outputs] == expected[2]
         if "num_kv_blocks" in way:
             assert other.engine.scheduler.num_preemptions

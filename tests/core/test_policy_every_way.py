@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.config import POLICIES
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
@@ -41,7 +42,7 @@ def answers(requests: list[Request]) -> list[tuple[list[int], str | None, str]]:
 
 def draw_way(rng: random.Random) -> dict[str, Any]:
     return {
-        "policy": rng.choice(["prefill_first", "mixed"]),
+        "policy": rng.choice(POLICIES),
         "max_num_batched_tokens": rng.choice([3, 7, 64, 8192]),
         "num_blocks": rng.choice([15, 16, 25, 400]),
         "depth": rng.choice([1, 2, 3]),

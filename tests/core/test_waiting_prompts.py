@@ -46,3 +46,18 @@ def test_room_that_comes_is_taken_at_once() -> None:
     assert requests[2].sequences[0].block_tables
     while engine.has_unfinished:
         engine.step()
+
+
+def test_completions_of_a_long_prompt_look_it_up_twice_and_not_after_each_chunk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(num_blocks=400, max_model_len=700, max_num_batched_tokens=64, max_chunk=16)
+    lookups, blocks = [], engine.scheduler.blocks
+    find = blocks.find
+    monkeypatch.setattr(blocks, "find", lambda seq: lookups.append(seq) or find(seq))
+    params = SamplingParams(n=8, max_tokens=3, seed=1, ignore_eos=True)
+    engine.submit(request := engine.make_request([3, 5] * 200, params))
+    while engine.has_unfinished:
+        engine.step()
+    assert all(seq.num_cached_tokens >= 396 for seq in request.sequences[1:])
+    assert len(lookups) <= 1 + 2 * 7

@@ -49,6 +49,7 @@ class ToyModel:
         self.rows: dict[int, tuple[list[int], list[list[int]], int]] = {}
         self.last: dict[int, int] = {}
         self.num_launched = self.num_computed = 0
+        self.largest_step = self.largest_chunk = 0  # tokens
         self.failed_epoch = -1
         self.is_closed = False
 
@@ -59,6 +60,8 @@ class ToyModel:
         if self.num_launched in self.failing:
             self.failed_epoch = plan.epoch
             return Done(RuntimeError("injected"))
+        self.largest_step = max(self.largest_step, plan.num_tokens)
+        self.largest_chunk = max([self.largest_chunk, *(run.num_new for run in plan.runs if not run.drafts)])
         for block in plan.zeroed:
             for offset in range(self.block_size):
                 self.slots.pop((block, offset), None)
@@ -194,6 +197,7 @@ def make_engine(
     enable_prefix_caching: bool = True,
     blocks: BlockManager | None = None,
     listeners: Seq[object] = (),
+    seed: int = 0,
     **scheduler: object,
 ) -> LLMEngine:
     blocks = blocks or BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
@@ -206,6 +210,7 @@ def make_engine(
         max_model_len=max_model_len,
         eos_token_ids=(EOS,),
         depth=depth,
+        seed=seed,
         listeners=listeners,
     )
 
@@ -220,6 +225,10 @@ def run(engine: LLMEngine, requests: Iterable[Request], most_steps: int = 5000) 
         check(engine.scheduler)
         num_steps += 1
         assert num_steps < most_steps, "the engine does not come to an end"
-    assert not engine.scheduler.in_flight
-    assert engine.scheduler.blocks.num_free == engine.scheduler.blocks.num_blocks
+    scheduler, model = engine.scheduler, engine.executor
+    assert not scheduler.in_flight
+    assert scheduler.blocks.num_free == scheduler.blocks.num_blocks
+    assert isinstance(model, ToyModel)
+    assert model.largest_step <= scheduler.max_num_batched_tokens
+    assert model.largest_chunk <= scheduler.max_chunk
     return num_steps

@@ -333,10 +333,10 @@ def test_only_requests_of_equal_salt_share_a_prefix(
                 assert (num_new < 32) if is_second else (num_new == sum(LENGTHS[:2])), salt
     if on_disk:
         with open_llm(**options) as llm:
-            for salt, is_known in (("c", False), ("b", True), ("", True)):
+            for salt, has_all_tokens in (("c", False), ("b", True), ("", True)):
                 before = moved(llm).num_loaded_files
                 assert run(llm, prompts[:2], cache_salt=salt) == right[:2]
-                assert (moved(llm).num_loaded_files > before) == is_known
+                assert (moved(llm).num_loaded_files > before) == has_all_tokens
 
 
 @pytest.mark.parametrize("salt", [5, None, b"a", "\ud800"])

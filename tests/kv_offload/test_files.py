@@ -219,6 +219,11 @@ def test_every_read_and_write_is_answered_once_in_order(tmp_path: Path) -> None:
         assert each.content is not None
         assert each.content.tolist() == [number] * BYTES
     assert thread.finished(5.0) == [], "there is nothing to wait for"
+    thread.read(NAMES[0], HEADER)
+    assert thread.wait_until_idle()
+    [(_, (kind, name, problem), content)] = thread.finished(0.0)
+    assert (kind, name, content) == ("read", NAMES[0], None)
+    assert problem
     thread.close()
     assert not make_folder(tmp_path).names
 

@@ -108,6 +108,22 @@ def test_a_write_of_a_step_that_failed_is_ordered_again() -> None:
     assert {f"{hash.hex()}-0" for hash, _ in request.sequences[0].block_hashes} <= set(model.files)
 
 
+def test_what_host_memory_pushes_out_goes_to_files() -> None:
+    model = OffloadToy(Files(), random.Random(0))
+    model.is_quick = True
+    engine, offload = offload_engine(model, num_blocks=8, num_slots=2, max_staged=40)
+    requests = [engine.make_request([number] * 20, params(1)) for number in range(4)]
+    for request in requests:
+        finish(engine, offload, request)
+    assert offload.stats.num_saved_blocks > 2, "slots were used again"
+    assert offload.disk is not None
+    assert offload.host is not None
+    in_memory = {hash for _, hash in (*offload.in_pool, *offload.host.entries)}
+    for request in requests:
+        for hash, _ in request.sequences[0].block_hashes:
+            assert hash in in_memory or f"{hash.hex()}-0" in offload.disk.files | offload.disk.writing
+
+
 @pytest.mark.parametrize("tiers", [{"num_slots": 2, "max_staged": 40}, {"num_slots": 30}])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_wrong_kv_is_forgotten_in_every_tier(depth: int, tiers: dict[str, int]) -> None:
@@ -312,3 +328,16 @@ def test_what_is_not_copied_for_certain_or_is_held_is_not_pushed_out() -> None:
         entry.is_copied = True
     host.held.add((0, b"\x01"))
     assert host.oldest() == (0, b"\x02")
+    host.held.clear()
+    assert host.oldest() == (0, b"\x01")
+    host.use((0, b"\x01"))
+    assert host.oldest() == (0, b"\x02"), "a hit makes it the newest"
+
+
+def test_a_file_that_was_read_is_for_its_tokens_alone() -> None:
+    disk, orders, key = DiskTier(["11" * 16 + "-0"], "model", 5), Orders(), (0, b"\x11" * 16)
+    disk.want(orders, key, b"tokens")
+    assert not disk.has(key, b"tokens")
+    disk.answer(FileAnswer("read", disk.name(key)))
+    assert disk.has(key, b"tokens")
+    assert not disk.has(key, b"others")

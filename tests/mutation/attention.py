@@ -6,67 +6,61 @@ from tests.mutation.mutant import Mutant
 
 BACKEND = "nanoengine/attention/backend.py"
 TORCH = "nanoengine/attention/torch_reference.py"
-TWO = "nanoengine/attention/two_kernels.py"
 NATIVE = "nanoengine/attention/native.py"
-VARLEN = "nanoengine/attention/torch_varlen.py"
-LAYER = "nanoengine/layers/attention.py"
-TEST_TORCH = "tests/attention/test_torch_reference.py"
+FLASH = "nanoengine/attention/flash_attn.py"
+LAYER = "nanoengine/core/layers.py"
+CORE = "nanoengine/core/torch_attention.py"
+METADATA = "nanoengine/core/attention.py"
+TEST_CORE = "tests/core/test_torch_attention.py"
+TEST_TORCH = "tests/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
         "query-does-not-see-itself",
-        TORCH,
-        "visible = keys <= queries",
-        "visible = keys < queries",
+        CORE,
+        "return keys <= queries",
+        "return keys < queries",
         "A query of a prompt does not see its own token.",
-        (TEST_TORCH,),
+        (TEST_CORE,),
     ),
     Mutant(
         "window-is-one-too-wide",
         TORCH,
-        "visible &= keys > queries - spec.window",
-        "visible &= keys >= queries - spec.window",
+        "(keys > queries - spec.window)",
+        "(keys >= queries - spec.window)",
         "A query of a prompt sees one token more than its window has.",
         (TEST_TORCH,),
     ),
     Mutant(
         "decode-window-is-one-too-narrow",
         TORCH,
-        "(positions - spec.window + 1).clamp(min=0)",
-        "(positions - spec.window + 2).clamp(min=0)",
+        "max(0, position - spec.window + 1)",
+        "max(0, position - spec.window + 2)",
         "A decoded token sees one token fewer than its window has.",
         (TEST_TORCH,),
     ),
     Mutant(
-        "chunk-is-no-border",
-        TORCH,
-        "        visible &= keys >= queries - queries % spec.chunk\n",
-        "        pass\n",
-        "Queries of a prompt see tokens of the chunk before their own.",
-        (TEST_TORCH,),
-    ),
-    Mutant(
         "slot-ignores-the-block-table",
-        TORCH,
+        CORE,
         "return blocks.long() * self.block_size + positions % self.block_size",
         "return positions",
         "K and V are read as if the blocks of a sequence stood one behind the other.",
-        (TEST_TORCH,),
+        (TEST_CORE,),
     ),
     Mutant(
         "padding-is-written",
-        TORCH,
+        CORE,
         "if slot_mapping.numel() and slot_mapping.min() < 0:",
         "if False:",
         "Tokens without a slot are written to the end of the cache.",
-        ("tests/attention/test_write_kv.py", TEST_TORCH),
+        ("tests/attention/test_contract.py", TEST_CORE),
     ),
     Mutant(
         "sinks-are-weighed-as-tokens",
         TORCH,
-        "            sinks = sinks[:, None]  # the same for every query\n",
-        "            sinks = 0 * sinks[:, None]\n",
-        "The learned sinks of a prompt's attention count as zero.",
+        "own = sinks.view(q.shape[1], -1)",
+        "own = 0 * sinks.view(q.shape[1], -1)",
+        "The learned sinks of attention count as zero.",
         (TEST_TORCH,),
     ),
     Mutant(
@@ -78,36 +72,36 @@ MUTANTS = (
         (TEST_TORCH,),
     ),
     Mutant(
-        "several-queries-see-each-other-late",
+        "several-queries-see-those-behind-them",
         TORCH,
-        "            for rows, own_slot, visible in reversed(group.queries):",
-        "            for rows, own_slot, visible in group.queries:",
-        "Of several queries of a sequence, the K/V of the first are cleared before the later ones have read them.",
-        (TEST_TORCH, "tests/attention/test_several_queries.py"),
+        "later = [count - 1 - j for",
+        "later = [0 * j for",
+        "Of several queries of a sequence, the first see the tokens of those behind them.",
+        (TEST_TORCH, "tests/attention/test_contract.py"),
     ),
     Mutant(
         "int8-scales-are-mixed-up",
         TORCH,
-        "numbers, scales = rows.split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)",
-        "scales, numbers = rows.split((SCALE_BYTES, rows.shape[-1] - SCALE_BYTES), -1)",
+        "numbers, scales = rows.transpose(1, 2).split((rows.shape[-1] - SCALE_BYTES, SCALE_BYTES), -1)",
+        "scales, numbers = rows.transpose(1, 2).split((SCALE_BYTES, rows.shape[-1] - SCALE_BYTES), -1)",
         "The scale of an int8 row is read from the wrong end.",
-        ("tests/attention/test_int8_caches.py",),
+        ("tests/attention/test_contract.py",),
     ),
     Mutant(
         "drafted-runs-are-cut-by-their-number",
-        TWO,
+        METADATA,
         "count = metadata.num_decode_tokens",
         "count = metadata.num_decodes",
         "Beside runs with drafts, the tokens of chunks are taken to begin too early.",
-        ("tests/attention/test_two_kernels.py", "tests/attention/test_several_queries.py"),
+        ("tests/core/test_attention.py", "tests/attention/test_contract.py"),
     ),
     Mutant(
         "chunks-count-from-the-start-of-the-step",
-        BACKEND,
-        "query_start_loc=starts - self.num_decode_tokens if first else starts,",
-        "query_start_loc=starts,",
+        METADATA,
+        "starts = starts - self.num_decode_tokens if first else starts",
+        "starts = starts - 0",
         "Chunks behind decodes take the queries of others for their own.",
-        ("tests/attention/test_backend.py", "tests/attention/test_two_kernels.py"),
+        ("tests/core/test_attention.py",),
     ),
     Mutant(
         "missing-feature-goes-unnoticed",
@@ -120,18 +114,18 @@ MUTANTS = (
     Mutant(
         "shared-blocks-are-read-out-of-sight",
         NATIVE,
-        "return runs.num_shared if spec.window is None and spec.chunk is None else 0",
+        "return runs.num_shared if spec.window is None else 0",
         "return runs.num_shared",
         "A layer with a window reads shared blocks that its decodes see no more.",
         ("tests/attention/test_native.py",),
     ),
     Mutant(
-        "varlen-window-is-one-too-wide",
-        VARLEN,
-        "return (-1 if spec.window is None else spec.window - 1, 0)",
-        "return (-1 if spec.window is None else spec.window, 0)",
-        "The window that torch's own kernel is told has one token too many.",
-        ("tests/attention/test_torch_varlen.py",),
+        "flash-window-is-one-too-wide",
+        FLASH,
+        "WITHOUT_WINDOW if spec.window is None else (spec.window - 1, 0)",
+        "WITHOUT_WINDOW if spec.window is None else (spec.window, 0)",
+        "The window that FlashAttention is told has one token too many.",
+        ("tests/attention/test_flash_attn.py", "tests/attention/test_flash_attn.py"),
     ),
     Mutant(
         "keys-are-written-unrotated",
@@ -139,14 +133,14 @@ MUTANTS = (
         "q, k = apply_rotary(q, angles), apply_rotary(k, angles)",
         "q, _ = apply_rotary(q, angles), apply_rotary(k, angles)",
         "Keys are cached without their rotation.",
-        ("tests/layers/test_attention.py",),
+        ("tests/core/test_attention_layer.py",),
     ),
     Mutant(
         "norms-of-q-and-k-are-swapped",
         LAYER,
-        "for norm, x in ((self.q_norm, q), (self.k_norm, k)))",
-        "for norm, x in ((self.k_norm, q), (self.q_norm, k)))",
+        "zip(self.norms, (q, k), strict=True)",
+        "zip(self.norms[::-1], (q, k), strict=True)",
         "Queries are normed with the weights for keys.",
-        ("tests/layers/test_attention.py",),
+        ("tests/core/test_attention_layer.py",),
     ),
 )

@@ -5,50 +5,52 @@ from __future__ import annotations
 from tests.mutation.mutant import Mutant
 
 LLM = "nanoengine/llm.py"
-CONFIG = "nanoengine/config.py"
-PARAMS = "nanoengine/sampling_params.py"
-CHAT = "nanoengine/chat_template.py"
-TOKENIZER = "nanoengine/tokenizer.py"
+CORE_LLM = "nanoengine/core/llm.py"
+CONFIG = "nanoengine/core/config.py"
+PARAMS = "nanoengine/core/sampling_params.py"
+CHAT = "nanoengine/models/chat_template.py"
+TOKENIZER = "nanoengine/models/tokenizer.py"
 CLI = "nanoengine/cli.py"
 TEST_LLM = "tests/e2e/test_front_door.py"
-TEST_PARAMS = "tests/test_sampling_params.py"
+TEST_PARAMS = "tests/sampling/test_params.py"
+TEST_CORE = "tests/core/test_llm.py"
 
 MUTANTS = (
     Mutant(
         "list-of-ids-is-many-prompts",
-        LLM,
+        CORE_LLM,
         "    if prompts and isinstance(prompts[0], int):\n        return [cast(Prompt, prompts)]\n",
         "",
         "A list of token ids is taken for a list of prompts.",
-        (TEST_LLM,),
+        (TEST_CORE,),
     ),
     Mutant(
         "interrupted-requests-run-on",
-        LLM,
-        "                for request in requests:\n                    self.engine.abort(request.request_id)\n",
-        "                pass\n",
+        CORE_LLM,
+        "            for request in requests:\n                self.engine.abort(request.request_id)\n",
+        "            pass\n",
         "After Ctrl-C in generate, its requests stay in the engine.",
         ("tests/e2e/test_endings.py",),
     ),
     Mutant(
         "closed-stream-runs-on",
         LLM,
-        "        finally:\n            self.engine.abort(request.request_id)\n",
-        "        finally:\n            pass\n",
+        "            with self._interrupts:\n                self.engine.abort(request.request_id)\n",
+        "            pass\n",
         "A stream that is closed early leaves its request in the engine.",
         (TEST_LLM,),
     ),
     Mutant(
         "failed-requests-go-unnoticed",
-        LLM,
+        CORE_LLM,
         "        if errors:\n            raise StepFailed",
         "        if False:\n            raise StepFailed",
         "generate returns the results of failed requests as if nothing was wrong.",
-        ("tests/e2e/test_failures.py",),
+        (TEST_CORE,),
     ),
     Mutant(
         "params-of-the-wrong-number-pass",
-        LLM,
+        CORE_LLM,
         "if len(params) != count:",
         "if len(params) < count:",
         "More sampling parameters than prompts are taken, and the rest is dropped.",
@@ -89,32 +91,32 @@ MUTANTS = (
     Mutant(
         "share-may-be-zero",
         CONFIG,
-        "not 0.0 < share <= 1.0:",
-        "not 0.0 <= share <= 1.0:",
+        "not 0.0 < value <= 1.0:",
+        "not 0.0 <= value <= 1.0:",
         "A client's share, or the GPU's, may be 0.",
         ("tests/test_config.py",),
     ),
     Mutant(
         "unknown-option-is-not-named",
         CONFIG,
-        'hint = f"did you mean {near[0]!r}?" if near else',
-        'hint = "" if near else',
+        'if near else "")',
+        'if False else "")',
         "The message for a misspelt option does not say which was meant.",
         ("tests/test_config.py",),
     ),
     Mutant(
         "top-p-may-be-zero",
         PARAMS,
-        '_number("top_p", self.top_p, 0.0, 1.0, above=True)',
-        '_number("top_p", self.top_p, 0.0, 1.0)',
+        'self.check_number("top_p", 0.0, 1.0, above=True)',
+        'self.check_number("top_p", 0.0, 1.0)',
         "A top_p of 0, which keeps no token, is accepted.",
         (TEST_PARAMS,),
     ),
     Mutant(
         "nan-passes-for-a-temperature",
         PARAMS,
-        "if not low <= number <= high or (above and number == low):",
-        "if number < low or number > high or (above and number == low):",
+        "if not low <= found <= high or (above and found == low):",
+        "if found < low or found > high or (above and found == low):",
         "NaN is accepted where a number within bounds is asked for.",
         (TEST_PARAMS,),
     ),
@@ -128,7 +130,7 @@ MUTANTS = (
     ),
     Mutant(
         "min-tokens-passes-max-tokens",
-        PARAMS,
+        "nanoengine/sampling/params.py",
         "if self.max_tokens is not None and self.min_tokens > self.max_tokens:",
         "if False:",
         "min_tokens may be more than max_tokens.",
@@ -136,19 +138,19 @@ MUTANTS = (
     ),
     Mutant(
         "best-of-below-n-passes",
-        PARAMS,
-        '_optional("best_of", self.best_of, self.n, MAX_COMPLETIONS)',
-        '_optional("best_of", self.best_of, 1, MAX_COMPLETIONS)',
+        "nanoengine/sampling/params.py",
+        'self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)',
+        'self.check_integer("best_of", 1, MAX_COMPLETIONS, optional=True)',
         "Fewer completions are made than n asks for.",
-        ("tests/test_beam_search_params.py",),
+        (TEST_PARAMS,),
     ),
     Mutant(
         "beams-have-no-upper-end",
-        PARAMS,
-        "if num_candidates > MAX_CANDIDATES:",
+        "nanoengine/beam_search/params.py",
+        "if count > MAX_CANDIDATES:",
         "if False:",
         "A beam search looks at more candidates than are computed.",
-        (TEST_PARAMS,),
+        ("tests/beam_search/test_params.py",),
     ),
     Mutant(
         "template-reaches-objects",
@@ -169,8 +171,8 @@ MUTANTS = (
     Mutant(
         "special-tokens-are-added-always",
         TOKENIZER,
-        "(encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)",
-        "(encoding,) = self._fast.encode_batch([text])",
+        "self.fast.encode_batch([text], add_special_tokens=add_special_tokens)",
+        "self.fast.encode_batch([text])",
         "A rendered chat gets a second first-of-text token.",
         ("tests/models/test_tokenizer.py",),
     ),

@@ -4,43 +4,44 @@ from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
+CORE = "nanoengine/core/kernels.py"
 TORCH = "nanoengine/kernels/torch_kernels.py"
 TEST_TORCH = "tests/kernels/test_torch_kernels.py"
 CPP = "nanoengine/kernels/cpp/"
-TEST_NATIVE = "tests/attention/test_native.py"
+TEST_NATIVE = "tests/attention/test_contract.py"
 
 MUTANTS = (
     Mutant(
         "padding-has-a-slot",
-        TORCH,
+        CORE,
         "slots = torch.where(padding, -1, blocks * block_size + positions % block_size)",
         "slots = blocks * block_size + positions % block_size",
         "Padding of a recorded step is written to the null block.",
-        (TEST_TORCH,),
+        ("tests/core/test_kernels.py",),
     ),
     Mutant(
         "slot-is-off-by-one",
-        TORCH,
+        CORE,
         "blocks * block_size + positions % block_size)",
         "blocks * block_size + (positions + 1) % block_size)",
         "The last token of a block is written to its first slot.",
-        (TEST_TORCH,),
+        ("tests/core/test_kernels.py",),
     ),
     Mutant(
         "token-of-another-row-goes-on",
-        TORCH,
-        "input_ids = torch.where(token_ids < 0, last_tokens.index_select(0, rows).clamp_(min=0), token_ids)",
-        "input_ids = torch.where(token_ids < 0, last_tokens[: len(rows)].clamp(min=0), token_ids)",
+        CORE,
+        "last_tokens.index_select(0, rows).clamp_(min=0)",
+        "last_tokens[: len(rows)].clamp(min=0)",
         "A decode goes on from the last token of another row.",
-        (TEST_TORCH,),
+        ("tests/core/test_kernels.py",),
     ),
     Mutant(
         "residual-is-normed-alone",
-        TORCH,
+        CORE,
         "        residual = x + residual\n        return self.rms_norm(residual, weight, eps), residual",
         "        return self.rms_norm(x + residual, weight, eps), residual",
         "The residual is passed on without what the part before has added.",
-        (TEST_TORCH,),
+        ("tests/core/test_kernels.py", "tests/core/test_layers.py"),
     ),
     Mutant(
         "experts-weigh-by-place",
@@ -91,19 +92,19 @@ MUTANTS = (
         ("tests/kernels/test_sampling.py", "tests/kernels/test_native_kernels.py"),
     ),
     Mutant(
-        "native-zero-point-is-of-another-row",
-        CPP + "quantized_pack.cpp",
-        "if (zeros) header[format.scale_bytes() + output] = zeros[row * spans + i];",
-        "if (zeros) header[format.scale_bytes() + output] = zeros[i];",
-        "All rows of a quantized matrix get the zero points of the first.",
+        "native-minimum-is-the-scale",
+        CPP + "pack.cpp",
+        "        put16(to, 1, output, block + 2);\n    }\n};\n\nstruct Q5_0",
+        "        put16(to, 1, output, block);\n    }\n};\n\nstruct Q5_0",
+        "The least number of a Q4_1 block is taken from where its scale is.",
         ("tests/kernels/test_quantized_operations.py", "tests/kernels/test_native_weights.py"),
     ),
     Mutant(
         "native-fifth-bit-is-lost",
-        CPP + "dequantize.cpp",
-        "store_floats(out + 16 + i, real((packed >> 4 | fifth_bits(block + 2, 16 + i)) - 16) * scale);",
-        "store_floats(out + 16 + i, real((packed >> 4 | fifth_bits(block + 2, i)) - 16) * scale);",
-        "The native kernel takes the fifth bits of the second half of a Q5_0 block from the first half.",
-        ("tests/gguf/test_quants.py",),
+        CPP + "pack.cpp",
+        "numbers[i] |= (from[i / 8] >> i % 8 & 1) << 4;",
+        "numbers[i] |= (from[i / 16] >> i % 8 & 1) << 4;",
+        "The native kernel takes the fifth bits of a block from the wrong bytes.",
+        ("tests/kernels/test_native_weights.py", "tests/kernels/test_quantized_operations.py"),
     ),
 )

@@ -9,8 +9,10 @@ DECODER = "nanoengine/models/decoder.py"
 LOADER = "nanoengine/models/loader.py"
 ROPE = "nanoengine/models/rope_config.py"
 FAMILIES = "nanoengine/models/families/"
-FOLDER = "nanoengine/models/safetensors_folder.py"
-TEST_ROTARY = "tests/layers/test_rotary.py"
+CORE_LAYERS = "nanoengine/core/layers.py"
+WEIGHTS = "nanoengine/core/weights.py"
+HEADERS = "nanoengine/models/headers.py"
+TEST_LAYERS = "tests/core/test_layers.py"
 TEST_FAMILIES = "tests/models/test_architectures.py"
 TEST_LOADER = "tests/models/test_loader.py"
 MEANING = f"{TEST_FAMILIES}::test_what_a_file_says_and_leaves_out_means_what_it_means_to_transformers"
@@ -24,19 +26,19 @@ def logits_of(shape: str) -> tuple[str, ...]:
 MUTANTS = (
     Mutant(
         "rotation-turns-the-wrong-way",
-        ROTARY,
+        CORE_LAYERS,
         "torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)",
         "torch.cat((first * cos + second * sin, second * cos - first * sin), dim=-1)",
         "Heads are rotated backwards.",
-        (TEST_ROTARY,),
+        (TEST_LAYERS,),
     ),
     Mutant(
         "rotation-pairs-neighbours",
-        ROTARY,
+        CORE_LAYERS,
         "first, second = x.float().chunk(2, dim=-1)",
         "first, second = x.float()[..., ::2], x.float()[..., 1::2]",
         "Dimensions are rotated with their neighbours, and not with those half a head away.",
-        (TEST_ROTARY,),
+        (TEST_LAYERS,),
     ),
     Mutant(
         "partial-rotation-pairs-wrongly",
@@ -88,17 +90,17 @@ MUTANTS = (
     ),
     Mutant(
         "projections-overlap",
-        "nanoengine/layers/linear.py",
+        CORE_LAYERS,
         "            first += count\n",
         "            first += counts[0]\n",
         "The rows of v are loaded to the wrong place of the fused weight.",
-        ("tests/layers/test_linear.py",),
+        (TEST_LAYERS,),
     ),
     Mutant(
         "norm-offset-is-forgotten",
         "nanoengine/layers/shifted.py",
-        "self.place.copy_(source.float() + self.offset)",
-        "self.place.copy_(source.float())",
+        "self.slot.copy_(source.float() + self.offset)",
+        "self.slot.copy_(source.float())",
         "Norms of Gemma, whose weights are stored less one, are loaded as they are.",
         ("tests/layers/test_shifted.py",),
     ),
@@ -209,23 +211,23 @@ MUTANTS = (
     ),
     Mutant(
         "misshapen-tensor-passes",
-        LOADER,
-        "if tuple(shape) != tuple(expected) or dtype not in FLOATS:",
-        "if dtype not in FLOATS:",
+        HEADERS,
+        "elif tuple(header.shape) != tuple(expected) or header.dtype not in FLOATS:",
+        "elif header.dtype not in FLOATS:",
         "A tensor of another shape is not refused before weights are loaded.",
         (TEST_LOADER,),
     ),
     Mutant(
         "unexpected-tensor-passes",
-        LOADER,
-        "            if not header.adds_nothing:\n                unexpected.append(name)\n",
-        "",
+        HEADERS,
+        "            unexpected.append(name)\n",
+        "            pass\n",
         "A tensor that the model has no place for is ignored.",
         (TEST_LOADER,),
     ),
     Mutant(
         "index-names-files-anywhere",
-        FOLDER,
+        WEIGHTS,
         "if path.parent != folder:",
         "if False:",
         "The index of a model folder can name files outside of it.",

@@ -1,57 +1,74 @@
-"""Mutants of the sampler: its rules, log probabilities, and the verification of drafts."""
+"""Mutants of sampling: filters and noise, what changes logits, log probabilities."""
 
 from __future__ import annotations
 
 from tests.mutation.mutant import Mutant
 
-SAMPLER = "nanoengine/runner/sampler.py"
-PENALTIES = "nanoengine/runner/penalties.py"
-OFFSETS = "nanoengine/runner/logit_offsets.py"
-BAD_WORDS = "nanoengine/runner/bad_words.py"
-MASKS = "nanoengine/runner/token_masks.py"
-RULES = "nanoengine/runner/row_rules.py"
-LOGPROBS = "nanoengine/runner/logprobs.py"
-DRAFTS = "nanoengine/runner/drafts.py"
-FILTERS = "nanoengine/kernels/filters.py"
-CHOICE = "nanoengine/kernels/sampling.py"
-GUMBEL = "nanoengine/kernels/gumbel.py"
-TORCH = "nanoengine/kernels/torch_kernels.py"
-TEST_SAMPLER = "tests/runner/test_sampler.py"
-TEST_FILTERS = "tests/kernels/test_filters.py"
-TEST_SAMPLING = "tests/kernels/test_sampling.py"
+CORE = "nanoengine/core/sampling.py"
+SAMPLER = "nanoengine/core/sampler.py"
+KERNELS = "nanoengine/core/kernels.py"
+PENALTIES = "nanoengine/sampling/penalties.py"
+OFFSETS = "nanoengine/sampling/logit_offsets.py"
+BAD_WORDS = "nanoengine/sampling/bad_words.py"
+ROWS = "nanoengine/sampling/row_processor.py"
+TEST_CORE = "tests/core/test_sampling.py"
+TEST_KERNELS = "tests/core/test_kernels.py"
+TEST_PENALTIES = "tests/sampling/test_penalties.py"
+TEST_BAD_WORDS = "tests/sampling/test_bad_words.py"
+TEST_OFFSETS = "tests/sampling/test_logit_offsets.py"
+TEST_ROWS = "tests/sampling/test_row_processor.py"
+TEST_PROCESSORS = "tests/sampling/test_processors.py"
+TEST_LOGPROBS = "tests/sampling/test_logprobs.py"
+TEST_ENGINE = "tests/sampling/test_in_an_engine.py"
 
 MUTANTS = (
     Mutant(
         "logprobs-come-after-the-rules",
-        SAMPLER,
-        "            if bound:\n                raw = logits.index_select(0, at)\n",
-        "",
+        "nanoengine/sampling/logprobs.py",
+        "self._raw = logits.index_select(0, samples) if self._others_change else None",
+        "self._raw = None",
         "Reported log probabilities are those after penalties and bans, and not the model's own.",
-        (TEST_SAMPLER,),
+        (TEST_LOGPROBS,),
     ),
     Mutant(
         "row-keeps-the-rules-of-another",
         SAMPLER,
-        "        self.end(row.row for row in started)\n",
-        "",
+        "ended = [*plan.ended, *(start.row for start in started)]",
+        "ended = plan.ended",
         "A row that begins anew is sampled by the penalties of the sequence before.",
-        (TEST_SAMPLER,),
+        (TEST_PENALTIES, TEST_PROCESSORS, "tests/sampling/test_token_masks.py"),
     ),
     Mutant(
-        "rejected-samples-raise-errors",
+        "seed-loses-bits",
         SAMPLER,
-        "return [token if own else 0 for token, own in zip(found, self._is_token.tolist(), strict=False)]",
-        "return found",
-        "NaN behind a rejected draft ends the request.",
-        ("tests/runner/test_sampler_with_drafts.py", "tests/runner/test_drafted_steps.py"),
+        "integers = self.device.send(np.array([[start.row for start in started], top_k, seeds], np.int64))",
+        "integers = self.device.send(np.array([[start.row for start in started], top_k, seeds], np.int32))",
+        "Requests whose seeds differ in high bits get the same tokens.",
+        (TEST_PROCESSORS,),
+    ),
+    Mutant(
+        "forbidden-tokens-are-called-broken",
+        SAMPLER,
+        "if own == NONE_LEFT and i not in bound else own",
+        "if own == NONE_LEFT else own",
+        "A request that forbids every token is told that the weights are broken.",
+        (TEST_PROCESSORS, TEST_ENGINE),
+    ),
+    Mutant(
+        "rejected-samples-are-tokens",
+        "nanoengine/core/scheduler.py",
+        "enumerate(sampled[: num_accepted + 1])",
+        "enumerate(sampled)",
+        "Samples behind a rejected draft become tokens, and NaN among them ends the request.",
+        ("tests/speculation/test_every_way.py",),
     ),
     Mutant(
         "frequency-counts-the-prompt",
         PENALTIES,
-        "outputs.append(cells[row.sampling.num_prompt_tokens :])",
+        "outputs.append(cells[start.sampling.num_prompt_tokens :])",
         "outputs.append(cells)",
         "The frequency and presence penalties count tokens of the prompt.",
-        ("tests/runner/test_penalties.py",),
+        (TEST_PENALTIES,),
     ),
     Mutant(
         "repetition-raises-negative-logits",
@@ -59,7 +76,7 @@ MUTANTS = (
         "x = x.clamp(min=0) / penalty + x.clamp(max=0) * penalty",
         "x = x / penalty",
         "The repetition penalty makes tokens of negative logits likelier.",
-        ("tests/runner/test_penalties.py", TEST_SAMPLER),
+        (TEST_PENALTIES,),
     ),
     Mutant(
         "presence-counts-every-time",
@@ -67,15 +84,15 @@ MUTANTS = (
         "x -= presence * times.clamp(max=1)",
         "x -= presence * times",
         "The presence penalty grows with every occurrence.",
-        ("tests/runner/test_penalties.py", TEST_SAMPLER),
+        (TEST_PENALTIES,),
     ),
     Mutant(
         "counts-of-another-row-stay",
         PENALTIES,
-        "        self._counts.index_fill_(0, send_array(np.array(slots, dtype=np.int64), self._stream), 0)\n",
+        "        self.counts.index_fill_(0, send(np.array([start.row for start in begun], dtype=np.int64)), 0)\n",
         "",
         "A row with penalties begins with the counts of the row that had its place before.",
-        ("tests/runner/test_penalties.py",),
+        (TEST_PENALTIES,),
     ),
     Mutant(
         "drafts-are-not-penalized",
@@ -83,39 +100,47 @@ MUTANTS = (
         "counts.scatter_add_(1, tokens.clamp(min=0), stand_before.to(counts.dtype) * IN_OUTPUT)",
         "pass",
         "Penalties behind a draft do not count the drafts before it.",
-        ("tests/runner/test_sampler_with_drafts.py",),
+        (TEST_ENGINE,),
+    ),
+    Mutant(
+        "rejected-drafts-are-counted",
+        PENALTIES,
+        "None if verified is None else verified.is_token.index_select(0, samples)",
+        "None",
+        "Penalties count what was sampled behind a rejected draft.",
+        (TEST_ENGINE,),
     ),
     Mutant(
         "min-tokens-counts-the-prompt",
         OFFSETS,
-        "return Offsets(tokens, values, sampling.num_prompt_tokens + sampling.params.min_tokens)",
-        "return Offsets(tokens, values, sampling.params.min_tokens)",
+        "until = start.sampling.num_prompt_tokens + params.min_tokens",
+        "until = params.min_tokens",
         "min_tokens is reached by the tokens of the prompt.",
-        ("tests/runner/test_logit_offsets.py",),
+        (TEST_OFFSETS,),
     ),
     Mutant(
         "rule-holds-a-token-too-long",
-        RULES,
-        "return np.flatnonzero(self._ends[rows] > positions) if self._pieces else NO_SAMPLES",
-        "return np.flatnonzero(self._ends[rows] >= positions) if self._pieces else NO_SAMPLES",
+        ROWS,
+        "np.flatnonzero(self._ends[rows] > positions)",
+        "np.flatnonzero(self._ends[rows] >= positions)",
         "An end of text is forbidden for one token more than min_tokens says.",
-        ("tests/runner/test_row_rules.py", "tests/runner/test_logit_offsets.py"),
+        (TEST_ROWS, TEST_OFFSETS),
     ),
     Mutant(
         "packed-rules-stay-stale",
-        RULES,
-        '        self._ends[row] = until\n        self._samples = b""\n',
-        "        self._ends[row] = until\n",
+        ROWS,
+        '        self.pieces[row] = piece\n        self._samples = b""\n',
+        "        self.pieces[row] = piece\n",
         "A row that gets another rule is sampled by the one that was packed before.",
-        ("tests/runner/test_row_rules.py",),
+        (TEST_ROWS,),
     ),
     Mutant(
         "bad-word-begins-in-the-prompt",
         BAD_WORDS,
-        "last = row.token_ids[max(row.sampling.num_prompt_tokens, len(row.token_ids) - width) :]",
-        "last = row.token_ids[max(0, len(row.token_ids) - width) :]",
+        "start.token_ids[max(start.sampling.num_prompt_tokens, len(start.token_ids) - width) :]",
+        "start.token_ids[max(0, len(start.token_ids) - width) :]",
         "A bad word is forbidden where its beginning stands in the prompt.",
-        ("tests/runner/test_bad_words.py",),
+        (TEST_BAD_WORDS,),
     ),
     Mutant(
         "half-a-bad-word-is-enough",
@@ -123,102 +148,110 @@ MUTANTS = (
         "offsets = torch.where(num_differing > 0, 0.0, -torch.inf)",
         "offsets = torch.where(num_differing > 1, 0.0, -torch.inf)",
         "The last token of a bad word is forbidden though one token before it differs.",
-        ("tests/runner/test_bad_words.py",),
+        (TEST_BAD_WORDS,),
     ),
     Mutant(
         "mask-overrules-allowed-tokens",
-        MASKS,
-        "return np.bitwise_and.reduce(masks)",
-        "return masks[-1]",
+        "nanoengine/sampling/token_masks.py",
+        "return np.bitwise_and.reduce([mask for mask in self if mask is not None])",
+        "return [mask for mask in self if mask is not None][-1]",
         "A mask of a grammar allows tokens that allowed_token_ids forbids.",
-        ("tests/runner/test_token_masks.py",),
+        ("tests/sampling/test_token_masks.py",),
     ),
     Mutant(
         "rank-counts-equals",
-        LOGPROBS,
+        "nanoengine/sampling/logprobs.py",
         "ranks = (logits > logits.gather(-1, own_ids)).sum(-1) + 1",
         "ranks = (logits >= logits.gather(-1, own_ids)).sum(-1)",
         "A token among equals is ranked behind all of them.",
-        ("tests/runner/test_logprobs.py",),
+        (TEST_LOGPROBS,),
     ),
     Mutant(
         "draft-behind-a-rejected-one-is-accepted",
-        DRAFTS,
+        "nanoengine/speculation/verification.py",
         "counts = (tokens[numbers] == self.tokens).long().cumprod(1).sum(1)",
         "counts = (tokens[numbers] == self.tokens).long().sum(1)",
         "A draft that came true behind a rejected one counts as accepted.",
-        ("tests/runner/test_drafts.py",),
+        ("tests/speculation/test_verification.py",),
     ),
     Mutant(
         "sample-behind-the-last-draft-is-no-token",
-        DRAFTS,
+        "nanoengine/speculation/verification.py",
         "is_token = self.depth <= counts.index_select(0, self.run_of)",
         "is_token = self.depth < counts.index_select(0, self.run_of)",
         "The sample that follows the accepted drafts is not counted as a token.",
-        ("tests/runner/test_drafts.py",),
+        ("tests/speculation/test_verification.py",),
     ),
     Mutant(
         "top-p-drops-the-token-that-reaches-it",
-        FILTERS,
+        CORE,
         "before = probabilities.cumsum(-1) - probabilities",
         "before = probabilities.cumsum(-1)",
         "The token with which top_p is reached is dropped.",
-        (TEST_FILTERS,),
+        (TEST_CORE,),
     ),
     Mutant(
         "top-k-keeps-one-more",
-        FILTERS,
-        "values = values.masked_fill(rank >= top_k, -torch.inf)",
-        "values = values.masked_fill(rank > top_k, -torch.inf)",
+        CORE,
+        "(rank >= top_k[:, None])",
+        "(rank > top_k[:, None])",
         "top_k keeps a token too many.",
-        (TEST_FILTERS,),
+        (TEST_CORE,),
     ),
     Mutant(
         "top-p-is-a-share-of-all",
-        FILTERS,
-        "share = torch.where(top_k < vocab_size, log_sum_exp(values)[:, None], total)",
-        "share = log_sum_exp(logits)[:, None]",
+        CORE,
+        "return keep_probable(values, values.logsumexp(-1), top_p, min_p), token_ids",
+        "return keep_probable(values, logits.logsumexp(-1), top_p, min_p), token_ids",
         "Beside top_k, top_p is taken of all tokens, and not of those that top_k leaves.",
-        (TEST_FILTERS,),
+        (TEST_CORE,),
+    ),
+    Mutant(
+        "min-p-is-a-share-of-one",
+        CORE,
+        "probabilities < min_p[:, None] * probabilities[:, :1]",
+        "probabilities < min_p[:, None]",
+        "min_p is taken of certainty, and not of the likeliest token.",
+        (TEST_CORE,),
     ),
     Mutant(
         "filters-settle-too-early",
-        FILTERS,
+        "nanoengine/kernels/filters.py",
         "if count == vocab_size or _is_settled(kept, logits, token_ids):",
         "if True:",
         "Tokens beyond the likeliest thousand are dropped though top_p keeps them.",
-        (TEST_FILTERS,),
+        ("tests/kernels/test_filters.py",),
     ),
     Mutant(
         "noise-ignores-the-position",
-        GUMBEL,
+        CORE,
         "return _mix(seeds + (positions + 1) * signed(GOLDEN_GAMMA))",
         "return _mix(seeds + signed(GOLDEN_GAMMA) + 0 * positions)",
         "All tokens of a sequence are drawn with the same noise.",
-        ("tests/kernels/test_gumbel.py",),
+        (TEST_CORE,),
     ),
     Mutant(
         "noise-is-subtracted",
-        GUMBEL,
+        CORE,
         "return -torch.log(-torch.log1p(-uniform))",
         "return torch.log(-torch.log1p(-uniform))",
         "Draws do not follow the softmax of the logits.",
-        ("tests/kernels/test_gumbel.py",),
+        (TEST_CORE,),
     ),
     Mutant(
         "temperature-is-multiplied",
-        CHOICE,
+        KERNELS,
         "scaled = logits[group] / temperature[group, None]",
         "scaled = logits[group] * temperature[group, None]",
         "With a filter, a higher temperature makes tokens less random.",
-        (TEST_SAMPLING,),
+        (TEST_KERNELS,),
     ),
     Mutant(
         "none-left-is-called-nan",
-        TORCH,
+        CORE,
         "return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)",
         "return tokens",
         "A row of which all tokens are forbidden counts as one with broken weights.",
-        (TEST_SAMPLING,),
+        (TEST_KERNELS, TEST_PROCESSORS),
     ),
 )

@@ -166,7 +166,7 @@ MUTANTS = (
         "            text = self.echoes[index // (request.n or 1)] + text\n",
         "            pass\n",
         "A stream does not begin with the prompt that is to be repeated.",
-        (TESTS + "test_completions.py",),
+        (TESTS + "test_streams.py",),
     ),
     Mutant(
         "chat-stream-says-no-role",
@@ -182,7 +182,7 @@ MUTANTS = (
         "num_new = sum(progress.num_tokens for progress in choices)",
         "num_new = choices[0].num_tokens",
         "The usage of a stream with several choices counts the tokens of the first.",
-        (TESTS + "test_chat.py",),
+        (TESTS + "test_streams.py",),
     ),
     Mutant(
         "stream-has-no-end",

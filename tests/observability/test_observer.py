@@ -444,3 +444,13 @@ def test_the_sums_agree_whatever_happens(seed: int) -> None:
     if "drafter" not in options:
         assert seen.inter_token_latency.count == sum(max(length - 1, 0) for length in lengths)
     assert not observed.observer._starts
+
+
+def test_steps_that_failed_or_were_dropped_count_for_nothing() -> None:
+    observed = Observed(model=SlowModel(failing=[2]), depth=2)
+    run(observed.engine, [])
+    request = observed.add([1, 2, 3], 9)
+    run(observed.engine, [])
+    steps = observed.snapshot().steps
+    assert request.error is not None
+    assert (steps.num_prefill_steps, steps.num_decode_steps, steps.decode_tokens) == (1, 0, 0)

@@ -51,7 +51,8 @@ def test_drafted_buckets_hold_every_size_below_the_largest() -> None:
     assert buckets == sorted(buckets, key=lambda own: own.num_runs * own.num_tokens)
     for num_seqs in range(1, 5):
         for tokens in range(2, 9):
-            assert any(own.holds(Bucket(False, num_seqs, tokens)) for own in buckets)
+            found = next(own for own in buckets if own.holds(Bucket(False, num_seqs, tokens)))
+            assert (found.num_runs >= num_seqs, found.num_tokens >= tokens) == (True, True)
     assert not any(own.holds(Bucket(False, 1, 1)) or own.holds(Bucket(True, 1, 4)) for own in buckets)
 
 

@@ -50,7 +50,9 @@ def answers(**options: Any) -> tuple[list[list[int]], Any, int]:
     return found, recorder, num_replays
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"quantization": "int8"}, {"max_num_seqs": 3}, {"num_kv_blocks": 9, "async_scheduling": True}], ids=str
+)
 def test_recorded_steps_change_no_token(options: dict[str, Any]) -> None:
     expected, _, none = answers(enforce_eager=True, **options)
     found, _, num_replays = answers(**options)
@@ -86,4 +88,11 @@ def test_a_step_that_reads_numbers_from_a_tensor_is_not_recorded() -> None:
     assert request.output().outputs[0].token_ids == expected[0]
     assert isinstance(runner.recorder, RecordedSteps)
     assert runner.recorder.buckets == []
+    engine.close()
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "suffix"])
+def test_steps_are_recorded_beside_speculation(speculation: str) -> None:
+    engine = build(speculation=speculation)
+    assert len(engine.executor.recorder) > 0, "timing them at start-up is not in the way"
     engine.close()

@@ -205,6 +205,23 @@ def test_no_stop_string_ends_a_text_before_min_tokens() -> None:
     assert request.output().outputs[0].text == text[:later]
 
 
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bool) -> None:
+    engine, _ = make()
+    wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
+    run(engine, [first := engine.make_request([1], SamplingParams(max_tokens=9, **wishes))])
+    text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
+    place = next(place for place in range(4, 9) if text[place] not in text[:place])
+    for stop in ({"stop": text[place]}, {"stop_token_ids": [tokens[place]]}):
+        params = SamplingParams(max_tokens=place + 1, **wishes, **stop)
+        run(engine, [request := engine.make_request([1], params)])
+        own = request.output().outputs[0]
+        assert own.token_ids == tokens[: place + 1]
+        assert own.text == text[: place + is_shown]
+        assert own.finish_reason == "stop"
+        assert own.stop_reason == (text[place] if "stop" in stop else tokens[place])
+
+
 # ---- rows without a token
 
 

@@ -35,6 +35,17 @@ def test_seeds_of_64_bits_and_filters_reach_rows_with_processors() -> None:
     assert together != logits.argmax(-1).tolist()
 
 
+def test_a_row_that_begins_anew_keeps_nothing_though_nobody_was_told_of_its_end() -> None:
+    """The plan that said so was made behind a failed one, and was not carried out."""
+    bench, logits = Bench(1, 20), random_logits(3, 1, 20)
+    everything = sampling(logprobs=1, repetition_penalty=2, bad=[[1]], logit_bias={1: 1}, allowed_token_ids=[1, 2])
+    bench.start(begin(0, everything))
+    bench.start(begin(0, sampling(temperature=0)))
+    samples = bench.sample(logits.clone(), [0], [5])
+    assert (bench.seen[0] == logits).all()
+    assert samples.read().extras == {}
+
+
 # ---- what no token can be chosen from
 
 WISHES: dict[str, dict[str, Any]] = {

@@ -75,7 +75,7 @@ def test_a_step_of_rows_that_ask_for_nothing_changes_no_logits_and_sends_nothing
     num_sent = device.num_sent
     samples = bench.sample(logits, [2, 0, 1], [5, 5, 5], padding=2)
     assert device.num_sent == num_sent
-    assert [list(own.find(ints(2, 0, 1), ints(5, 5, 5))) for own in bench.sampler.processors] == [[]] * 6
+    assert not any(len(own.find(ints(2, 0, 1), ints(5, 5, 5))) for own in bench.sampler.processors)
     assert (bench.seen[0][:3] == logits).all()
     assert (samples.read().token_ids, samples.read().extras) == (logits.argmax(-1).tolist(), {})
 

@@ -1,1 +1,0 @@
-"""Policy: who runs, how many tokens, which blocks. Nothing in this package imports torch."""

@@ -1,1 +1,0 @@
-"""The KV cache as the policy sees it: ids, counts and prefixes, no tensors."""

@@ -1,0 +1,141 @@
+"""What goes wrong in a step ends who is concerned, and nobody else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nanoengine.core.errors import NotFiniteLogits
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.sampling_params import SamplingParams
+
+from .toys import Done, ToyModel, ToyTokenizer, make_engine, run
+
+BROKEN = 33
+
+
+class Watched(ToyModel):
+    """Blocks that held NaN are cleared before anybody gets them, and only then."""
+
+    def __init__(self, **options: Any):
+        super().__init__(4, **options)
+        self.with_nan: set[int] = set()
+        self.num_cleared = 0
+
+    def launch(self, plan: StepPlan) -> Done:
+        self.num_cleared += len(plan.zeroed)
+        self.with_nan -= set(plan.zeroed)
+        tables = [table for start in plan.started for table in start.tables]
+        given = {block for blocks in (*tables, *(own.block_ids for own in plan.tables)) for block in blocks}
+        assert not given & self.with_nan
+        return super().launch(plan)
+
+
+def params(max_tokens: int = 4) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_kv_without_finite_logits_is_found_by_nobody_and_cleared(depth: int) -> None:
+    model = Watched(broken=[(BROKEN, 9)])
+    engine = make_engine(num_blocks=15, model=model, depth=depth)
+    good = list(range(9))
+    run(engine, [engine.make_request(good, params(1))])
+    engine.submit(broken := engine.make_request([*good, BROKEN, 1], params()))
+    blocks, seq = engine.scheduler.blocks, broken.sequences[0]
+    while not broken.finished:
+        engine.step()
+        model.with_nan |= {block for table in seq.block_tables for block in table} | blocks.dirty
+    assert isinstance(broken.error, NotFiniteLogits)
+    assert broken.output().outputs[0].finish_reason == "error"
+    assert broken.output().outputs[0].token_ids == []
+    assert len(blocks.dirty) == 3, "its first two blocks, too, and the last one, which is not full"
+    run(engine, [again := engine.make_request(good, params(1))])
+    assert again.output().num_cached_tokens == 0
+    run(engine, [engine.make_request([number] * 40, params()) for number in range(2)])
+    assert model.num_cleared >= 3
+    assert not blocks.dirty
+
+
+@pytest.mark.parametrize("place", ["launch", "result"])
+@pytest.mark.parametrize("error", [ValueError("injected"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_exception_ends_those_in_its_step_and_ctrl_c_ends_nobody(
+    place: str, error: BaseException, depth: int
+) -> None:
+    prompts = [[number] * 10 for number in range(4)]
+    engine = make_engine()
+    run(engine, right := [engine.make_request(prompt, params(9)) for prompt in prompts])
+    model = ToyModel(4)
+    engine = make_engine(model=model, depth=depth, max_num_batched_tokens=25)
+    launch = model.launch
+
+    def failing(plan: StepPlan) -> Any:
+        if model.num_launched != 1:
+            return launch(plan)
+        done = launch(plan)
+        model.failed_epoch = plan.epoch
+        if place == "launch":
+            raise error
+        done.result = raising  # type: ignore[method-assign]
+        return done
+
+    def raising() -> Any:
+        raise error
+
+    model.launch = failing  # type: ignore[method-assign]
+    requests = [engine.make_request(prompt, params(9)) for prompt in prompts]
+    for request in requests:
+        engine.submit(request)
+    num_raised = 0
+    while engine.has_unfinished:
+        try:
+            engine.step()
+        except KeyboardInterrupt:
+            num_raised += 1
+            assert not engine.scheduler.in_flight
+        assert engine.scheduler.num_steps < 200
+    failed = [request for request in requests if request.error is not None]
+    assert num_raised == isinstance(error, KeyboardInterrupt)
+    assert (0 < len(failed) < 4) == (num_raised == 0)
+    assert all(request.error is error for request in failed)
+    for request, expected in zip(requests, right, strict=True):
+        if request not in failed:
+            assert request.output().outputs == expected.output().outputs
+
+
+def test_an_error_of_the_tokenizer_ends_the_sequence_whose_text_it_is() -> None:
+    class Picky(ToyTokenizer):
+        def decode(self, token_ids: Any, *, skip_special_tokens: bool = True) -> str:
+            if forbidden in token_ids:
+                raise LookupError("no text")
+            return super().decode(token_ids)
+
+    engine = make_engine()
+    prompts = [[number] * 5 for number in range(3)]
+    run(engine, right := [engine.make_request(prompt, params()) for prompt in prompts])
+    tokens = [request.sequences[0].output_token_ids for request in right]
+    forbidden = next(token for token in tokens[1] if token not in tokens[0] + tokens[2])
+    engine = make_engine()
+    engine.tokenizer = Picky()
+    run(engine, requests := [engine.make_request(prompt, params()) for prompt in prompts])
+    assert [type(request.error) for request in requests] == [type(None), LookupError, type(None)]
+    assert [request.output().outputs[0].text for request in requests[::2]] == [
+        request.output().outputs[0].text for request in right[::2]
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_blocks_that_a_failed_step_was_to_clear_are_cleared_by_another(depth: int) -> None:
+    model = Watched(failing=[2])
+    engine = make_engine(num_blocks=4, model=model, depth=depth)
+    dirty = engine.scheduler.blocks.dirty
+    dirty.update([1, 2, 3, 4])
+    run(engine, [engine.make_request([5] * 3, params(1))])
+    engine.submit(engine.make_request([6] * 9, params(3)))
+    while engine.has_unfinished:
+        engine.step()
+    run(engine, [engine.make_request([8] * 13, params(2))])
+    assert model.num_cleared >= 4
+    assert not dirty

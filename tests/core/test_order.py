@@ -1,0 +1,50 @@
+"""Who runs first, and who gives way: priority, then age."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanoengine.core.sampling_params import SamplingParams
+
+from .toys import check, make_engine, run
+
+PARAMS = SamplingParams(max_tokens=20, ignore_eos=True, seed=1)
+
+
+def test_a_smaller_priority_comes_first_and_equals_go_by_their_arrival() -> None:
+    engine = make_engine(max_num_seqs=1)
+    priorities = [0, 1, -(2**63), 0, 1]
+    requests = [engine.make_request([number], PARAMS, priority=own) for number, own in enumerate(priorities)]
+    for request in requests:
+        engine.submit(request)
+    ended = []
+    while engine.has_unfinished:
+        ended += [requests.index(request) for request in engine.step() if request.finished]
+    assert ended == [2, 0, 3, 1, 4]
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
+def test_who_came_last_gives_way_and_resumes_before_those_who_wait(policy: str) -> None:
+    engine = make_engine(num_blocks=16, policy=policy)
+    requests = [engine.make_request([number] * 10, PARAMS) for number in range(4)]
+    for request in requests:
+        engine.submit(request)
+    while engine.has_unfinished:
+        engine.step()
+        check(engine.scheduler)
+        running = [seq.seq_id for seq in engine.scheduler.running]
+        assert running == sorted(running)
+        assert all(seq.seq_id > running[-1] for seq in engine.scheduler.waiting if running)
+    counts = [request.sequences[0].num_preemptions for request in requests]
+    assert counts[0] == 0, "the first always goes on"
+    assert counts[3] > 0
+    assert {request.output().num_cached_tokens for request in requests} == {0}, "what it finds of its own is no hit"
+
+
+def test_who_runs_gives_way_only_to_one_who_runs() -> None:
+    engine = make_engine(num_blocks=15)
+    late = engine.make_request([1] * 30, PARAMS, priority=5)
+    engine.submit(late)
+    engine.step()
+    run(engine, [engine.make_request([2] * 39, PARAMS, priority=-5)])
+    assert late.sequences[0].num_preemptions == 0
