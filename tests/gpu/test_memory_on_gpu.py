@@ -71,7 +71,9 @@ def run_in_full_size(llm: LLM) -> None:
         params = [
             SamplingParams(
                 **common,
-                top_k=50 * (i % 2), min_p=0.01 * (i % 3), seed=i,
+                top_k=50 * (i % 2),
+                min_p=0.01 * (i % 3),
+                seed=i,
                 logprobs=5 if costly and i % 2 else None,
                 frequency_penalty=float(costly),
                 prompt_logprobs=2 if costly and i % 3 == 0 else None,
