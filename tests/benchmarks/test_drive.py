@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
 from benchmarks.drive import Interrupted, Kind, RequestTimes, count_wasted_slots, drive
+from benchmarks.policies import add_policy_options, scheduling, variants
 from benchmarks.workload import Workload
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Run, StepPlan
@@ -86,6 +89,26 @@ def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
     assert_idle(engine)
 
 
+def test_a_scheduler_shares_out_its_steps_in_another_way_and_back() -> None:
+    engine = make_engine(enable_prefix_caching=False)
+    parser = argparse.ArgumentParser()
+    add_policy_options(parser)
+
+    def mixed_steps() -> list[int]:
+        run = drive(engine, Workload([[1] * 3, [2] * 9], [3, 3]), ignore)
+        return [step.work.num_tokens for step in run.steps if step.kind is Kind.MIXED]
+
+    arguments = parser.parse_args(["--policy", "prefill_first", "mixed", "--chunk", "4", "8", "4"])
+    found = variants(arguments, engine.scheduler)
+    assert found == [("prefill_first", 4), ("prefill_first", 8), ("mixed", 4), ("mixed", 8)]
+    for variant, sizes in zip(found, ([], [], [1 + 4, 1 + 1], [1 + 1]), strict=True):
+        with scheduling(engine.scheduler, variant):
+            assert mixed_steps() == sizes, variant
+    assert mixed_steps() == []
+    [as_it_is] = variants(parser.parse_args([]), engine.scheduler)
+    assert as_it_is == (engine.scheduler.policy, engine.scheduler.max_chunk)
+
+
 def test_requests_are_submitted_when_they_are_due() -> None:
     engine = make_engine()
     run = drive(engine, Workload([[1, 2], [3, 4], [5, 6]], [2, 2, 2]).arriving([0.03, 0.0, 0.06]), ignore)
@@ -98,10 +121,8 @@ def test_requests_are_submitted_when_they_are_due() -> None:
 
 def test_waiting_counts_from_when_a_request_was_due() -> None:
     times = RequestTimes(due=2.0, num_prompt_tokens=3, token_times=[2.5, 2.6, 2.8])
-    assert times.ttft == 0.5
-    assert times.tpot == pytest.approx(0.15)
+    assert [times.ttft, times.tpot, times.latency] == pytest.approx([0.5, 0.15, 0.8])
     assert times.itls == pytest.approx([0.1, 0.2])
-    assert times.latency == pytest.approx(0.8)
     assert RequestTimes(0.0, 3, token_times=[1.0]).tpot is None
 
 

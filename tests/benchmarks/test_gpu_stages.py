@@ -46,11 +46,8 @@ def test_what_stages_come_to(tmp_path: Path) -> None:
     assert run_stages("figures", stages, ledger, ()) is None
     found = json.loads(ledger.path.read_text())["figures"]
     assert [entry["state"] for entry in found.values()] == [DONE, LEFT_OUT, "exit 3", DONE]
-    assert [entry["words"] for entry in found.values()][1:] == [
-        "left out: no-such-program is not installed",
-        "the end",
-        "its own",
-    ]
+    words = [entry["words"] for entry in found.values()]
+    assert words[1:] == ["left out: no-such-program is not installed", "the end", "its own"]
     assert found["bad"]["notes"] == ["FAILED this"]
     assert list(ledger.reports("tests", "figures")) == [{"rows": [1]}]
     assert ledger.logs.read_text().count("==== figures: ") == 4
@@ -98,9 +95,8 @@ def test_a_call_that_was_killed_loses_nothing_that_was_saved(tmp_path: Path) -> 
     assert list(second.reports("figures")) == [{"rows": []}]
     log.write_text("cut short\n")
     saved.write_text('{"rows')
-    assert list(Ledger(tmp_path).reports("figures")) == [{"rows": []}], (
-        "an unreadable report does not replace a good one"
-    )
+    kept = list(Ledger(tmp_path).reports("figures"))
+    assert kept == [{"rows": []}], "an unreadable report does not replace a good one"
 
 
 # ---- compiled kernels

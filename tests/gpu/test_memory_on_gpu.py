@@ -66,27 +66,21 @@ def open_wide(folder: Path, **options: Any) -> LLM:
 def run_in_full_size(llm: LLM) -> None:
     """Prefills of the whole token budget, then decodes of as many sequences as can run, sampled the costly ways."""
     prompts = [[(i + j) % 1000 for j in range(90)] for i in range(MAX_NUM_SEQS)]
-    params = [
-        SamplingParams(
-            temperature=0.8,
-            top_k=50 * (i % 2),
-            top_p=0.9,
-            min_p=0.01 * (i % 3),
-            seed=i,
-            ignore_eos=True,
-            max_tokens=8,
-            logprobs=5 if turn and i % 2 else None,
-            frequency_penalty=1.0 if turn else 0.0,
-            prompt_logprobs=2 if turn and i % 3 == 0 else None,
-        )
-        for turn in range(2)
-        for i in range(MAX_NUM_SEQS)
-    ]
-    for turn in range(
-        2
-    ):  # the second with penalties, and log probabilities of half of the rows and a third of the prompts
-        own = params[turn * MAX_NUM_SEQS : (turn + 1) * MAX_NUM_SEQS]
-        outputs = llm.generate(prompts, own, use_tqdm=False)
+    common = {"temperature": 0.8, "top_p": 0.9, "ignore_eos": True, "max_tokens": 8}
+    for costly in (False, True):  # penalties, and log probabilities of half of the rows and a third of the prompts
+        params = [
+            SamplingParams(
+                **common,
+                top_k=50 * (i % 2),
+                min_p=0.01 * (i % 3),
+                seed=i,
+                logprobs=5 if costly and i % 2 else None,
+                frequency_penalty=float(costly),
+                prompt_logprobs=2 if costly and i % 3 == 0 else None,
+            )
+            for i in range(MAX_NUM_SEQS)
+        ]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         assert all(len(output.outputs[0].token_ids) == 8 for output in outputs)
     assert_idle(llm)
 

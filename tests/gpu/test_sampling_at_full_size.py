@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -26,32 +27,26 @@ SIZES = [pytest.param(6, 1500, id="small"), pytest.param(256, 151_936, marks=nee
 def rows_of_every_kind(count: int, vocab_size: int) -> Rows:
     temperatures, top_ps, min_ps = (0.6, 1.0, 0.0, 1.5), (1.0, 0.95, 0.5, 0.999), (0.0, 0.0, 0.02)
     top_ks = (0, 20, 1, 1000, vocab_size // 3)
-    return Rows(
-        [
-            {
-                "temperature": temperatures[i % 4],
-                "top_k": top_ks[i % 5],
-                "top_p": top_ps[i // 4 % 4],
-                "min_p": min_ps[i % 3],
-            }
-            for i in range(count)
-        ],
-        seed=1,
-    )
+    rows: list[dict[str, Any]] = [
+        {
+            "temperature": temperatures[i % 4],
+            "top_k": top_ks[i % 5],
+            "top_p": top_ps[i // 4 % 4],
+            "min_p": min_ps[i % 3],
+        }
+        for i in range(count)
+    ]
+    return Rows(rows, seed=1)
 
 
 def keep_exactly(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Which tokens are kept, by a stable sort in float64; and which are so near a limit that rounding decides."""
     x, order = row.double().sort(descending=True, stable=True)
     weights = ((x - x[0]) / max(params.temperature, LEAST_TEMPERATURE)).exp()
-    if params.top_k > 0:
-        weights[params.top_k :] = 0.0
+    weights[params.top_k if params.top_k > 0 else len(x) :] = 0.0
     before = (weights.cumsum(0) - weights) / weights.sum()
-    kept = (
-        torch.ones_like(x, dtype=torch.bool)
-        if params.top_k <= 0
-        else torch.arange(len(x), device=x.device) < params.top_k
-    )
+    most = params.top_k if params.top_k > 0 else len(x)
+    kept = torch.arange(len(x), device=x.device) < most
     close = torch.zeros_like(kept)
     if params.top_p < 1:
         kept &= before < params.top_p

@@ -45,19 +45,14 @@ def test_graphs_of_an_engine_outlive_another(checkpoint: Path, expected: Tokens,
             spoil_free_memory()
 
 
-def test_many_engines_one_after_the_other(checkpoint: Path, expected: Tokens) -> None:
+def test_engines_take_turns_and_many_come_and_go(checkpoint: Path, expected: Tokens) -> None:
     """More than the tables that any cache in between might keep, each with other sizes."""
-    with open_llm(checkpoint) as lasting:
-        for size in range(4, 22):
-            with open_llm(checkpoint, max_num_seqs=2, max_model_len=128 + size, num_kv_blocks=50) as other:
-                other.generate([[1, 2, 3]], use_tqdm=False)
-        spoil_free_memory()
-        assert generate(lasting, *requests()) == expected
-
-
-def test_engines_take_turns(checkpoint: Path, expected: Tokens) -> None:
     with open_llm(checkpoint) as one, open_llm(checkpoint, enforce_eager=True) as other:
-        for _ in range(2):
+        for turn in range(3):
             for llm in (one, other):
                 llm.reset_prefix_cache()
                 assert generate(llm, *requests()) == expected
+            for size in range(4, 22) if turn == 1 else ():
+                with open_llm(checkpoint, max_num_seqs=2, max_model_len=128 + size, num_kv_blocks=50) as guest:
+                    guest.generate([[1, 2, 3]], use_tqdm=False)
+            spoil_free_memory()

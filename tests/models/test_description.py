@@ -69,12 +69,8 @@ def test_what_the_makers_advise_is_how_requests_are_sampled(tiny: Path) -> None:
     assert advice(tiny) == {}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, "0.6", True, [0.6], {"a": 1}, -1, 1e9, float("nan"), float("inf"), 10**400],
-    ids=lambda value: repr(value)[:9],
-)
-def test_a_value_that_cannot_be_is_no_advice(tiny: Path, value: object) -> None:
+@pytest.mark.parametrize("value", [None, "0.6", True, [0.6], {"a": 1}], ids=str)
+def test_a_value_of_another_kind_is_no_advice(tiny: Path, value: object) -> None:
     assert advice(tiny, temperature=value, top_p=0.9) == {"top_p": 0.9}
 
 
