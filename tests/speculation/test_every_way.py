@@ -227,7 +227,9 @@ def test_blocks_of_a_rejected_draft_without_finite_logits_are_cleared_before_the
     engine.submit(made[0])
     for _ in range(2):
         engine.step()
-    assert set(made[0].sequences[0].block_tables[0]) <= engine.scheduler.blocks.dirty
+    [table], blocks = made[0].sequences[0].block_tables, engine.scheduler.blocks
+    assert {block for block in table if blocks.contents[block] is None} <= blocks.dirty
+    assert blocks.dirty
     run(engine, [])
     assert answers(made) == expected
     assert own.stats.num_drafts > own.stats.num_accepted > 0
