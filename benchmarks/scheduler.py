@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Seq
 from itertools import product
 from pathlib import Path
 from time import process_time
@@ -31,7 +31,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.config import POLICIES
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
-from nanoengine.core.seams import Drafter, Gate, KVStore, Listener, PlanExtra
+from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.fairness.fair_share import FairShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
@@ -112,7 +112,7 @@ def contenders(
     workload: Workload, num_blocks: int, block_size: int, policy: str, depth: int, nano_vllm: NanoVLLM | None
 ) -> Iterator[tuple[str, Policy]]:
     """Each is made when it is measured: what another one keeps would be work for the garbage collector."""
-    yield ENGINE, Core(workload, BlockManager(num_blocks, block_size), Parts(), policy, depth)
+    yield ENGINE, Core(workload, BlockManager(num_blocks, block_size), [], policy, depth)
     yield EVERYTHING, Core(workload, *all_parts(workload, num_blocks, block_size), policy, depth)
     if nano_vllm is not None and (policy, depth) == ("prefill_first", 1):  # it has no other
         yield "nano-vllm", nano_vllm.policy(workload, num_blocks, block_size, MAX_NUM_BATCHED_TOKENS)
@@ -145,9 +145,10 @@ def measure_hashing(block_size: int, seed: int) -> Figures:
     request = Request("long", None, prompt, SamplingParams())
     request.sequences = [seq] = [Sequence(0, request)]
     start = process_time()
-    hit = blocks.find(seq)
+    num_cached_blocks = blocks.find(seq)
     found = process_time()
-    blocks.admit(seq, hit)
+    assert num_cached_blocks is not None
+    blocks.admit(seq, num_cached_blocks)
     admitted = process_time()
     blocks.publish(seq, LONG_PROMPT)
     return {"find_ms": 1000 * (found - start), "publish_ms": 1000 * (process_time() - admitted)}
@@ -156,30 +157,15 @@ def measure_hashing(block_size: int, seed: int) -> Figures:
 # ---- ours
 
 
-@dataclass
-class Parts:
-    """What capabilities add to the policy."""
-
-    gates: list[Gate] = field(default_factory=list)
-    drafter: Drafter | None = None
-    extras: list[PlanExtra] = field(default_factory=list)
-    stores: list[KVStore] = field(default_factory=list)
-    listeners: list[Listener] = field(default_factory=list)
-
-
-def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[BlockManager, Parts]:
-    """In the order in which they start up. Host memory has as many blocks as the pool."""
-    parts = Parts()
-    blocks = BlockManager(num_blocks, block_size, stores=parts.stores)
+def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[BlockManager, list[PolicyPart]]:
+    """What capabilities add to the policy, in the order in which they start up. Host memory has as many blocks as the pool."""
+    stores: list[KVStore] = []
+    blocks = BlockManager(num_blocks, block_size, stores=stores)
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
     shares, observer, events = FairShare(0.5, len(workload)), Observer(longest(workload)), KVEventPublisher()
-    parts.gates.append(shares)
-    parts.drafter = speculation
-    parts.extras += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), observer]
-    parts.stores += [offload, events]
-    parts.listeners += [speculation, offload, collector, shares, observer, events]
-    return blocks, parts
+    stores += [offload, events]
+    return blocks, [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), shares, observer, events]
 
 
 def longest(workload: Workload) -> int:
@@ -189,24 +175,22 @@ def longest(workload: Workload) -> int:
 class Core:
     """Our scheduler with a workload."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, parts: Parts, policy: str, depth: int):
-        self.listeners, self.depth = parts.listeners, depth
+    def __init__(self, workload: Workload, blocks: BlockManager, parts: Seq[PolicyPart], policy: str, depth: int):
+        self.depth = depth
         self.scheduler = Scheduler(
             blocks,
             max_num_seqs=len(workload),
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             policy=policy,
-            gates=parts.gates,
-            drafter=parts.drafter,
-            extras=parts.extras,
+            parts=parts,
         )
         for i, (prompt, count) in enumerate(zip(workload.prompts, workload.output_lens, strict=True)):
             params = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count)
             request = Request(str(i), None, prompt, params, client=str(i % NUM_CLIENTS))
             request.sequences = [Sequence(i, request)]
             self.scheduler.add(request.sequences[0])
-            for listener in self.listeners:
-                listener.submitted(request)
+            for part in parts:
+                part.submitted(request)
 
     @property
     def has_unfinished(self) -> bool:
@@ -226,13 +210,13 @@ class Core:
         result = sample(step.number, step.plan)
         sampled = process_time()
         seqs = scheduler.commit(result)
-        for listener in self.listeners:
-            listener.after_step(step, result, seqs)
+        for part in scheduler.parts:
+            part.after_step(step, result, seqs)
         for seq in seqs:
             if seq.finished:
                 seq.request.num_finished += 1
-                for listener in self.listeners:
-                    listener.finished(seq)
+                for part in scheduler.parts:
+                    part.finished(seq)
         return process_time() - sampled + scheduled - start, len(seqs)
 
 

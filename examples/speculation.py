@@ -116,8 +116,8 @@ def life() -> None:
     """The first steps of a request, with guesses of at most four; any step is said to take as long as any other."""
     print("3. the life of runs: rejected drafts count until their step has ended")
     with LLM("demo", speculation="ngram", num_drafts=4, num_kv_blocks=64, **OPTIONS) as llm:
-        engine, drafter = llm.engine, llm.engine.scheduler.drafter
-        assert isinstance(drafter, Speculation)
+        engine = llm.engine
+        [drafter] = (part for part in engine.scheduler.parts if isinstance(part, Speculation))
         drafter.costs = StepCosts()
         request = engine.make_request(PROMPT, SamplingParams(temperature=0.0, max_tokens=20))
         engine.submit(request)

@@ -23,6 +23,7 @@ from nanoengine.errors import InvalidConfig, ModelNotFound, NanoEngineError, Uns
 from nanoengine.models import placement
 from nanoengine.models.capability import Models
 from nanoengine.models.names import DEMO
+from nanoengine.speculation.drafter import Drafter
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, TOKENIZER, TOKENIZER_CONFIG = "config.json", "tokenizer.json", "tokenizer_config.json"
@@ -101,7 +102,7 @@ def test_what_is_asked_for_reaches_the_parts() -> None:
 
 def test_nothing_is_added_unless_it_is_asked_for() -> None:
     engine = build_engine(read_config("demo", {"num_kv_blocks": 20, "max_model_len": 64}), use_tqdm=False).engine
-    assert engine.scheduler.drafter is None
+    assert not any(isinstance(part, Drafter) for part in engine.scheduler.parts)
     assert isinstance(engine.executor, ModelRunner)
     assert engine.executor.sampler.verifier is None
     metrics = LLM("demo", num_kv_blocks=20, max_model_len=64, use_tqdm=False).metrics

@@ -7,7 +7,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import xxhash
 
@@ -26,18 +26,7 @@ class FullLayout:
         return num_tokens
 
 
-@dataclass(slots=True)
-class Hit:
-    """The longest cached prefix of a sequence, in blocks; or the hash of the last of its blocks that another sequence has
-    computed or loaded for it soon.
-    """
-
-    num_blocks: int
-    waits_for: bytes | None
-
-
-@dataclass(slots=True)
-class Cached:
+class Cached(NamedTuple):
     """The full block that a pool block holds: which can be found."""
 
     group: int
@@ -83,7 +72,6 @@ class BlockManager:
         self.pending: dict[bytes, Sequence] = {}
         self.dirty: set[int] = set()  # blocks that may hold NaN
         self.zeroed: list[int] = []  # such blocks that were allocated: the next step overwrites them first
-        self.num_taken = 0  # blocks that were taken or published so far
 
     @property
     def num_free(self) -> int:
@@ -91,15 +79,9 @@ class BlockManager:
 
     # ---- blocks of sequences
 
-    def may_admit(self, seq: Sequence) -> bool:
-        """Whether it is worth while to look for the prefix of a sequence again, after `admit` found no room for it. Each block
-        that was taken or published since can save it one block: with fewer than it lacked, another look cannot succeed.
-        """
-        return self.num_free + self.num_taken >= seq.retry_at
-
-    def admit(self, seq: Sequence, hit: Hit) -> bool:
+    def admit(self, seq: Sequence, num_cached_blocks: int) -> bool:
         """Give a waiting sequence the blocks of its cached prefix, of its other tokens and of the next one."""
-        size, cached = self.block_size, hit.num_blocks * self.block_size
+        size, cached = self.block_size, num_cached_blocks * self.block_size
         hashes, num_new = seq.block_hashes, 0
         tables: list[list[int]] = []
         firsts: list[int] = []  # of each table: what is before, no token sees any more
@@ -108,22 +90,22 @@ class BlockManager:
         loads: list[tuple[int, int]] = []  # (group, place) of blocks that stores have
         for group, layout in enumerate(self.layouts):
             first = layout.first_seen(cached) // size
-            held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first : hit.num_blocks]]
+            held = [self.index[group].get(hash, NULL_BLOCK) for hash, _ in hashes[first:num_cached_blocks]]
             pinned += filter(None, held)
             loads += [(group, place) for place, block in enumerate(held, first) if block == NULL_BLOCK]
             ends.append(self._blocks_for(min(layout.reserve(cached, seq.num_tokens + 1), seq.max_num_tokens)))
-            num_new += held.count(NULL_BLOCK) + ends[-1] - hit.num_blocks
+            num_new += held.count(NULL_BLOCK) + ends[-1] - num_cached_blocks
             firsts.append(first)
             tables.append([NULL_BLOCK] * first + held)
-        num_needed = num_new + sum(not self.ref_counts[block] for block in pinned)
-        if num_needed > self.num_free:
-            seq.retry_at = num_needed + self.num_taken
+        if num_new + sum(not self.ref_counts[block] for block in pinned) > self.num_free:
             return False
         for block in pinned:
             self.ref_counts[block] += 1
-            self.num_taken += 1
             self.free_blocks.pop(block, None)
-        sources = [(self._store_of(group, place, hashes), group, place) for group, place in loads]
+        sources = [
+            (next(store for store in self.stores if store.has(group, *hashes[place])), group, place)
+            for group, place in loads
+        ]
         for store, group, place in sources:  # all at once: what is evicted below must not push them out
             store.hold(group, *hashes[place])
         for store, group, place in sources:
@@ -194,7 +176,6 @@ class BlockManager:
             self.dirty.remove(block)
             self.zeroed.append(block)
         self.ref_counts[block] = 1
-        self.num_taken += 1
         return block
 
     def _blocks_for(self, num_tokens: int) -> int:
@@ -206,13 +187,15 @@ class BlockManager:
 
     # ---- the prefix cache
 
-    def find(self, seq: Sequence) -> Hit:
-        """The longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits."""
+    def find(self, seq: Sequence) -> int | None:
+        """Blocks of the longest cached prefix of a waiting sequence, without its last token: that is computed, for its logits.
+        None: another sequence has computed or loaded more of it soon (`seq.waits_for`).
+        """
         hashes = self.hit_hashes(seq)
         pending = [hash for hash, _ in hashes if hash in self.pending] if self.pending else []
         # With the last of them, all before it are there.
-        waits_for = next((hash for hash in reversed(pending) if any(hash not in index for index in self.index)), None)
-        return Hit(self.longest_hit(hashes, self.has) if waits_for is None else 0, waits_for)
+        seq.waits_for = next((hash for hash in reversed(pending) if any(hash not in own for own in self.index)), None)
+        return self.longest_hit(hashes, self.has) if seq.waits_for is None else None
 
     def hit_hashes(self, seq: Sequence) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the blocks that a sequence could find."""
@@ -258,7 +241,6 @@ class BlockManager:
                 if block != NULL_BLOCK and self.contents[block] is None and hash not in self.index[group]:
                     self.index[group][hash], self.contents[block] = block, Cached(group, hash, tokens)
                     self.dirty.discard(block)  # all of it was written
-                    self.num_taken += 1
                     for store in self.stores:
                         store.cached(group, hash, hashes[i - 1][0] if i else b"", tokens, block)
             if self.pending:
@@ -307,9 +289,6 @@ class BlockManager:
             cached = self.contents[block]
             return cached is not None and cached.tokens == tokens
         return any(store.has(group, hash, tokens) for store in self.stores)
-
-    def _store_of(self, group: int, place: int, hashes: list[tuple[bytes, bytes]]) -> KVStore:
-        return next(store for store in self.stores if store.has(group, *hashes[place]))
 
     def _hashes(self, seq: Sequence, num_tokens: int) -> list[tuple[bytes, bytes]]:
         """(hash, tokens) of the full blocks among the first `num_tokens` tokens; each is hashed once in the life of a

@@ -52,7 +52,7 @@ class Capability:
         """`startup.runner` is there: add parts to it, record its steps."""
 
     def policy(self, startup: Startup) -> None:
-        """Everything is there but the policy: fill `gates`, `stores`, `extras`, `listeners`, `drafter`."""
+        """Everything is there but the policy: fill `parts` and `stores`."""
 
     def describe_itself(self, startup: Startup) -> str | None:
         """Its words in the start-up line."""

@@ -13,21 +13,17 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler, Step
-from nanoengine.core.seams import Listener
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.core.tokenizer import Tokenizer
 
 logger = logging.getLogger("nanoengine")
 
 
-class Tokenizer(Protocol):
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str: ...
-
-
 class Launched(Protocol):
+    """A plan that is being carried out."""
+
     def result(self) -> StepResult:
-        """Wait for the end of a plan; raises what went wrong in it."""
+        """Wait for its end, and raise what went wrong in it."""
         ...
 
 
@@ -52,7 +48,6 @@ class LLMEngine:
         depth: 1: the result of a step is taken before the next is scheduled; 2: one step later, so that the device never waits.
         seed: where the seeds of requests without one come from.
         default_params: of requests without any.
-        listeners: are told what happened.
     """
 
     def __init__(
@@ -67,11 +62,10 @@ class LLMEngine:
         depth: int = 1,
         seed: int = 0,
         default_params: SamplingParams | None = None,
-        listeners: Seq[Listener] = (),
     ):
         self.scheduler, self.executor, self.tokenizer = scheduler, executor, tokenizer
         self.vocab_size, self.max_model_len, self.eos_token_ids = vocab_size, max_model_len, tuple(eos_token_ids)
-        self.depth, self.default_params, self.listeners = depth, default_params or SamplingParams(), listeners
+        self.depth, self.default_params = depth, default_params or SamplingParams()
         self.encode = tokenizer.encode
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
@@ -167,8 +161,8 @@ class LLMEngine:
             self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
-        for listener in self.listeners:
-            listener.submitted(request)
+        for part in self.scheduler.parts:
+            part.submitted(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
         """End a request wherever it stands; False if no such request is running."""
@@ -209,7 +203,8 @@ class LLMEngine:
 
     def _collect(self) -> list[Sequence]:
         """Take the result of the oldest step in flight."""
-        step: Step = self.scheduler.in_flight[0]
+        scheduler = self.scheduler
+        step: Step = scheduler.in_flight[0]
         result: StepResult | Exception
         try:
             result = step.error or step.launched.result()
@@ -218,12 +213,11 @@ class LLMEngine:
         except BaseException as error:
             self._drop_all(error)
             raise
-        scheduler = self.scheduler
-        if isinstance(result, Exception) and not step.is_dropped and not (step.decodes or step.runs):
+        if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
-        for listener in self.listeners:
-            listener.after_step(step, result, seqs)
+        for part in scheduler.parts:
+            part.after_step(step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
         for seq in seqs:
@@ -263,8 +257,8 @@ class LLMEngine:
         request.num_finished += 1
         if request.finished:
             self.requests.pop(request.request_id, None)
-        for listener in self.listeners:
-            listener.finished(seq)
+        for part in self.scheduler.parts:
+            part.finished(seq)
 
     def _settle_if_idle(self) -> None:
         """When all sequences have ended, wait for the steps that were launched before that was known."""
@@ -276,8 +270,8 @@ class LLMEngine:
         while self.scheduler.in_flight:
             step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)
-            for listener in self.listeners:
-                listener.after_step(step, error, [])
+            for part in self.scheduler.parts:
+                part.after_step(step, error, [])
 
     # ---- the end
 

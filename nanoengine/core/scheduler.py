@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.messages import UNKNOWN, Run, Started, StepPlan, StepResult
 from nanoengine.core.outputs import FinishReason
-from nanoengine.core.seams import Candidate, Drafter, Gate, PlanExtra
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
 
 MIXED = "mixed"
@@ -46,6 +46,7 @@ class Scheduler:
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens of a step.
         max_chunk: most tokens of one prompt in a step.
+        parts: of capabilities.
     """
 
     def __init__(
@@ -56,11 +57,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "prefill_first",
         max_chunk: int | None = None,
-        gates: Seq[Gate] = (),
-        drafter: Drafter | None = None,
-        extras: Seq[PlanExtra] = (),
+        parts: Seq[PolicyPart] = (),
     ):
-        self.blocks, self.policy, self.gates, self.drafter, self.extras = blocks, policy, gates, drafter, extras
+        self.blocks, self.policy, self.parts = blocks, policy, parts
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)
@@ -90,8 +89,8 @@ class Scheduler:
         """The next step; None if there is nothing to do before results have come."""
         self.num_steps += 1
         step = Step(self.num_steps, StepPlan(self.epoch))
-        for gate in self.gates:
-            for seq in gate.make_way(self.running, self.waiting):
+        for part in self.parts:
+            for seq in part.make_way(self.running, self.waiting):
                 self._preempt(seq)
         num_preemptions, decodes_first = self.num_preemptions, self.policy == MIXED
         if decodes_first:
@@ -104,23 +103,24 @@ class Scheduler:
             if not self.in_flight and len(self.running) > 1:  # prompts that were begun wait for each other's blocks
                 self._preempt_last()
                 return self.schedule()
-            if not any(extra.wants_step() for extra in self.extras):
+            if not any(part.wants_step() for part in self.parts):
                 return None
-        if self.drafter is not None and step.decodes:
-            self._draft(step, self.drafter)
+        if step.decodes:
+            for part in self.parts:
+                part.draft(self, step)
         self._make_columns(step)
         plan = step.plan
         plan.ended, self.ended_rows = self.ended_rows, []
         plan.zeroed, self.blocks.zeroed = self.blocks.zeroed, []
-        for extra in self.extras:
-            extra.complete(step)
+        for part in self.parts:
+            part.complete(step)
         self.in_flight.append(step)
         return step
 
     def _decode(self, step: Step) -> None:
         """One token of every sequence that decodes."""
         take, decoding = step.decodes.append, Phase.DECODING
-        postponed = self._postpone(self.drafter) if self.drafter is not None and self.in_flight else ()
+        postponed = {seq for part in self.parts for seq in part.postponed(self)} if self.in_flight else ()
         for seq in self.running.copy():
             if seq.phase is not decoding or (postponed and seq in postponed):
                 continue
@@ -140,16 +140,6 @@ class Scheduler:
             plan.decode_starts = np.array([seq.num_computed - 1 for seq in step.decodes], np.int32)
         self._last = step
 
-    def _postpone(self, drafter: Drafter) -> Container[Sequence]:
-        """Sequences that are left out of this step until their last token is known, so that the next step verifies guesses."""
-        decoding = [seq for seq in self.running if seq.phase is Phase.DECODING]
-        unknown = (
-            Candidate(seq, seq.num_tokens, most)
-            for seq in decoding
-            if not seq.has_all_tokens and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
-        )
-        return drafter.postpone(unknown, len(decoding), self.max_num_batched_tokens - len(decoding))
-
     def _make_room(self, step: Step, seq: Sequence) -> bool:
         """Give a sequence a slot for its next token; while blocks lack, the last in order is preempted. Returns False if no
         token is left to compute, or if the sequence was preempted itself.
@@ -165,29 +155,25 @@ class Scheduler:
 
     def _prefill(self, step: Step, budget: int) -> None:
         """Chunks of prompts: those that were begun first, then waiting ones, while budget, rows and blocks last."""
-        for gate in self.gates:
-            gate.begin_step(budget)
+        for part in self.parts:
+            part.begin_prefill(budget)
         prefilling = Phase.PREFILLING
         for seq in [seq for seq in self.running if seq.phase is prefilling]:
             budget -= self._take_chunk(step, seq, budget)
         if not budget or len(self.running) == self.max_num_seqs:
             return
         candidates: Iterable[Sequence] = self.waiting
-        for gate in self.gates:
-            candidates = gate.candidates(candidates)
+        for part in self.parts:
+            candidates = part.candidates(candidates)
         for seq in candidates:
             if seq.waits_for in self.blocks.pending or not self._allowed(seq, budget):
                 continue
             if not seq.has_all_tokens:  # preempted while a token of it was in flight: nobody passes it
                 break
-            if not self.blocks.may_admit(seq):
-                break  # no room: nobody behind it overtakes it
-            hit = self.blocks.find(seq)
-            seq.waits_for = hit.waits_for
-            if hit.waits_for is not None:
+            if (num_cached_blocks := self.blocks.find(seq)) is None:
                 continue
-            if not self.blocks.admit(seq, hit):
-                break
+            if not self.blocks.admit(seq, num_cached_blocks):
+                break  # no room: nobody behind it overtakes it
             self._start(step, seq)
             budget -= self._take_chunk(step, seq, budget)
             if not budget or len(self.running) == self.max_num_seqs:
@@ -206,8 +192,8 @@ class Scheduler:
         step.plan.started.append(Started(seq.row, seq.token_ids.copy(), tables, seq.sampling))
 
     def _allowed(self, seq: Sequence, budget: int) -> int:
-        for gate in self.gates:
-            budget = min(budget, gate.allowed(seq, budget))
+        for part in self.parts:
+            budget = min(budget, part.allowed(seq, budget))
         return budget
 
     def _take_chunk(self, step: Step, seq: Sequence, budget: int) -> int:
@@ -226,33 +212,9 @@ class Scheduler:
             seq.phase = Phase.DECODING
         step.plan.runs.append(Run(seq.row, start, count, samples))
         step.runs.append(seq)
-        for gate in self.gates:
-            gate.took(seq, count)
+        for part in self.parts:
+            part.took(seq, count)
         return count
-
-    def _draft(self, step: Step, drafter: Drafter) -> None:
-        """Give drafts to decodes. They take blocks that nobody uses; nobody is preempted for a draft."""
-        num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
-        candidates = (
-            Candidate(seq, seq.num_computed, most)
-            for seq in step.decodes
-            if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
-        )
-        budget = self.max_num_batched_tokens - num_tokens
-        runs = []
-        for seq, drafts in drafter.choose(candidates, len(step.decodes), num_tokens, budget).items():
-            step.plan.tables += self.blocks.grow(seq, seq.num_computed + len(drafts)) or []
-            drafts = drafts[: seq.num_slots - seq.num_computed]
-            if not drafts:
-                continue
-            runs.append((seq, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))))
-            seq.num_computed += len(drafts)
-            seq.num_tokens += len(drafts)
-            seq.phase = Phase.VERIFYING
-        if runs:
-            step.decodes = [seq for seq in step.decodes if seq.phase is not Phase.VERIFYING]
-            step.runs[:0] = [seq for seq, _ in runs]
-            step.plan.runs[:0] = [run for _, run in runs]
 
     def _preempt_last(self) -> Sequence:
         seq = self.running[-1]
@@ -311,8 +273,9 @@ class Scheduler:
         num_rejected = len(run.drafts) - num_accepted
         seq.num_tokens -= num_rejected
         is_current = seq.start_step <= step.number and bool(seq.block_tables)  # it was not preempted since
-        if run.drafts and self.drafter is not None:
-            self.drafter.settle(seq, len(run.drafts), num_accepted)
+        if run.drafts:
+            for part in self.parts:
+                part.settle(seq, len(run.drafts), num_accepted)
         if is_current and run.drafts:
             seq.num_computed -= num_rejected
             seq.phase = Phase.DECODING

@@ -1,14 +1,14 @@
-"""Seams: what the core asks of capabilities that it does not know. Who inherits says only what it decides."""
+"""Seams: what the policy asks of capabilities that it does not know. Who inherits says only what it decides."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from nanoengine.core.messages import StepResult
-    from nanoengine.core.scheduler import Step
+    from nanoengine.core.scheduler import Scheduler, Step
     from nanoengine.core.sequence import Request, Sequence
 
 
@@ -48,23 +48,30 @@ class KVStore:
         """Copy what it has into a block of the pool, before the next step computes."""
 
     def clear(self) -> None:
-        """Forget everything. A step follows that carries out what this takes, if a `PlanExtra` wants one."""
+        """Forget everything. A step follows that carries out what this takes, if a `PolicyPart` wants one."""
 
     def closing(self) -> None:
         """The engine ends: keep what is in the pool. A last step follows, as behind `clear`."""
 
 
-class Gate:
-    """Says who must give way, which prompts may start now, and how many tokens of each are computed. Called by the scheduler, in
-    the order of `Scheduler.gates`.
-    """
+class PolicyPart:
+    """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
+
+    def submitted(self, request: Request) -> None:
+        """It was checked and queued."""
+
+    # ---- while the scheduler makes a step
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Running sequences that must be preempted before the next step is made. Called first in every step."""
         return ()
 
-    def begin_step(self, budget: int) -> None:
-        """A step may compute so many tokens of prompts."""
+    def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
+        """Decodes that are left out of this step until the token of theirs that is in flight is known."""
+        return ()
+
+    def begin_prefill(self, budget: int) -> None:
+        """The step may compute so many tokens of prompts."""
 
     def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
         """Those of `waiting` that may start now, in the order in which they are tried. The scheduler takes one after the other,
@@ -73,63 +80,26 @@ class Gate:
         return waiting
 
     def allowed(self, seq: Sequence, budget: int) -> int:
-        """At most `budget`; 0: none yet."""
+        """How many tokens of a prompt may be computed now, at most `budget`; 0: none yet."""
         return budget
 
     def took(self, seq: Sequence, count: int) -> None:
-        """So many tokens of it are in the step."""
-
-
-class Candidate(NamedTuple):
-    """A decode that may have drafts."""
-
-    seq: Sequence
-    first: int  # the position of its first draft
-    most: int  # drafts that it has room for, at least 1
-
-
-class Drafter(Protocol):
-    """Guesses the next tokens of sequences. It cannot change a token, only how many come in a step. Called by the scheduler."""
-
-    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Container[Sequence]:
-        """Which of these, whose last token is in flight, are left out of a step, so that the next can verify guesses at what
-        follows that token. The step would have `num_decodes` decodes; the next may have `budget` drafts.
-        """
-        ...
-
-    def choose(
-        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
-    ) -> dict[Sequence, list[int]]:
-        """The drafts of a step, at most `budget` in all.
-
-        Args:
-            candidates: those of its decodes whose tokens are all known. Nothing is done for those that are not looked at.
-            num_decodes: in the step.
-            num_tokens: that the step has without drafts: decodes, and tokens of prompts.
-        """
-        ...
-
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """So many of its drafts were accepted. Their tokens come next."""
-        ...
-
-
-class PlanExtra:
-    """Adds to a plan what the runner's part of a capability must know. Called by the scheduler for each step."""
+        """So many tokens of a prompt are in the step."""
 
     def wants_step(self) -> bool:
         """Whether a step is to be made although it computes nothing."""
         return False
 
+    def draft(self, scheduler: Scheduler, step: Step) -> None:
+        """The decodes and chunks of the step are chosen: some decodes may become runs with drafts."""
+
     def complete(self, step: Step) -> None:
-        """The plan is made but for this."""
+        """The plan is made, but for what the runner's part of the capability must know."""
 
+    # ---- when its result is there
 
-class Listener:
-    """Is told what happened. Called by the engine; it must not raise."""
-
-    def submitted(self, request: Request) -> None:
-        """It was checked and queued."""
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many drafts of a sequence were accepted. Their tokens come next."""
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         """A step was committed, or has failed, or was in flight behind one that has failed (`step.is_dropped`).

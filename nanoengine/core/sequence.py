@@ -105,8 +105,7 @@ class Sequence:
     num_written: int = 0
     num_slots: int = 0
     reads_cache: bool = True  # whether cached prefixes are of use
-    retry_at: int = 0  # see `BlockManager.may_admit`
-    waits_for: bytes | None = None  # hash of a block that a step in flight computes for it, too
+    waits_for: bytes | None = None  # hash of a block that another sequence computes or loads
     # The text's: set by the engine.
     detokenizer: Detokenizer | None = None
     num_detokenized: int = 0  # output tokens that were made into text

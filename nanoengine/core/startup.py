@@ -29,7 +29,7 @@ from nanoengine.core.qwen3 import Decoder, build_qwen3
 from nanoengine.core.sampler import Sampler
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Scheduler
-from nanoengine.core.seams import Drafter, Gate, KVLayout, KVStore, Listener, PlanExtra
+from nanoengine.core.seams import KVLayout, KVStore, PolicyPart
 from nanoengine.core.tokenizer import Tokenizer, read_eos_token_ids, read_tokenizer
 from nanoengine.core.torch_attention import TorchAttention
 from nanoengine.core.weights import load_weights
@@ -43,11 +43,8 @@ class Startup:
     def __init__(self, config: EngineConfig, capabilities: Seq[Capability] = (), *, use_tqdm: bool = False):
         self.config, self.capabilities, self.use_tqdm = config, capabilities, use_tqdm
         self.facts: dict[str, Any] = {}  # what one capability tells another
-        self.gates: list[Gate] = []
+        self.parts: list[PolicyPart] = []
         self.stores: list[KVStore] = []
-        self.extras: list[PlanExtra] = []
-        self.listeners: list[Listener] = []
-        self.drafter: Drafter | None = None
         self.default_params = SamplingParams()
         self.costly_params = SamplingParams(top_k=10, top_p=0.9)  # of requests that take most memory
         self.most_drafts = 0  # of a sequence in a step
@@ -217,9 +214,7 @@ class Startup:
             max_num_batched_tokens=config.max_num_batched_tokens,
             policy=config.scheduling_policy,
             max_chunk=config.long_prefill_token_threshold,
-            gates=self.gates,
-            drafter=self.drafter,
-            extras=self.extras,
+            parts=self.parts,
         )
         return LLMEngine(
             scheduler,
@@ -231,7 +226,6 @@ class Startup:
             depth=self.depth,
             seed=config.seed,
             default_params=self.default_params,
-            listeners=self.listeners,
         )
 
     def description(self) -> str:

@@ -19,5 +19,4 @@ class Fairness(Capability):
 
     def policy(self, startup: Startup) -> None:
         shares = FairShare(startup.config.of(FairnessOptions).max_client_share, startup.num_rows)
-        startup.gates.append(shares)
-        startup.listeners.append(shares)
+        startup.parts.append(shares)

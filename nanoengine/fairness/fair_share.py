@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
-from nanoengine.core.seams import Gate, Listener
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 
 
-class FairShare(Gate, Listener):
-    """A `Gate`; as a `Listener` it knows which clients have requests.
+class FairShare(PolicyPart):
+    """Says whose prompts go on, and who must give rows back.
 
     While one client has requests, a step costs nothing here. Otherwise it costs a look at each running sequence, and at the
     waiting ones up to the last that may start.
@@ -48,8 +48,6 @@ class FairShare(Gate, Listener):
         self._closed: set[str] = set()  # the other clients
         self._taken: dict[str, int] = {}  # prompt tokens of each client
         self._most = 0  # prompt tokens of one client
-
-    # ---- as a gate
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Count who has what; returns the sequences that must give their rows back."""
@@ -94,7 +92,7 @@ class FairShare(Gate, Listener):
                     break
         return victims
 
-    def begin_step(self, budget: int) -> None:
+    def begin_prefill(self, budget: int) -> None:
         self._taken = dict.fromkeys(self.num_unfinished, 0) if self._is_shared else {}
         self._most = max(1, int(self.max_share * budget))
 
@@ -142,8 +140,6 @@ class FairShare(Gate, Listener):
         if client not in self._closed:
             self._closed.add(client)
             self._num_open -= self._num_waiting.get(client, 0)
-
-    # ---- as a listener
 
     def submitted(self, request: Request) -> None:
         self.num_unfinished[request.client] += len(request.sequences)

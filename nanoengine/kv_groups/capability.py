@@ -32,7 +32,7 @@ class KVGroups(Capability):
         return [group.layers for group in groups]
 
     def policy(self, startup: Startup) -> None:
-        startup.extras.append(CommonPrefix(startup.blocks))
+        startup.parts.append(CommonPrefix(startup.blocks))
 
     def describe_itself(self, startup: Startup) -> str | None:
         groups: list[KVGroup] = startup.facts.get("kv_groups", [])

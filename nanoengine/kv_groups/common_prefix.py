@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import PlanExtra
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 
 FAR = 2**40
 """A position behind every window."""
 
 
-class CommonPrefix(PlanExtra):
-    """A `PlanExtra` that fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
+class CommonPrefix(PolicyPart):
+    """Fills `StepPlan.num_common_blocks`. In most steps nobody has come or gone, and nothing is counted."""
 
     def __init__(self, blocks: BlockManager):
         self.blocks = blocks

@@ -52,15 +52,13 @@ class KVOffload(Capability):
         offload = self.offload = Offload(HostTier(num_slots) if num_slots else None, disk)
         startup.runner.parts.append(BlockCopier(pool, num_slots, files))
         startup.stores.append(offload)
-        startup.extras.append(offload)
-        startup.listeners.append(offload)
+        startup.parts.append(offload)
         observed = startup.facts.setdefault("metrics", {})
         observed["offload"] = lambda: offload.stats
         if disk is not None:
             gate = FileGate(offload, disk, startup.blocks)
             observed["fetching"] = lambda: [seq for seq, fetch in gate.fetches.items() if fetch.left]
-            startup.gates.append(gate)
-            startup.listeners.append(gate)
+            startup.parts.append(gate)
 
     def describe_itself(self, startup: Startup) -> str | None:
         if (offload := self.offload) is None:

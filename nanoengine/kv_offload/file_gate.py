@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from nanoengine.core.block_manager import BlockManager
-from nanoengine.core.seams import Gate, Listener
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Key
@@ -24,8 +24,8 @@ class Fetch:
         self.left = names.copy()  # the last of these is being read
 
 
-class FileGate(Gate, Listener):
-    """A `Gate` and a `Listener`. A read that fails is a miss.
+class FileGate(PolicyPart):
+    """Holds prompts back until their files are read. A read that fails is a miss.
 
     Args:
         offload: its orders carry the reads.
@@ -35,8 +35,6 @@ class FileGate(Gate, Listener):
         self.offload, self.disk, self.blocks = offload, disk, blocks
         self.fetches: dict[Sequence, Fetch] = {}  # of waiting sequences
         self._too_little = 0  # room for files that was too little for the next one that cannot start yet
-
-    # ---- Gate
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> Iterable[Sequence]:
         """Have files read for sequences that cannot start yet. Who finds too little memory for that, asks again later."""
@@ -95,8 +93,6 @@ class FileGate(Gate, Listener):
 
     def _num_new(self, wanted: list[tuple[Key, bytes]]) -> int:
         return sum(self.disk.name(key) not in self.disk.wanted for key, _ in wanted)
-
-    # ---- Listener
 
     def finished(self, seq: Sequence) -> None:
         """It waits no longer: it has started, or has ended."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import KVStore, Listener, PlanExtra
+from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Entry, HostTier, Key
@@ -41,8 +41,8 @@ class InPool(NamedTuple):
     depth: int  # blocks of its prefix
 
 
-class Offload(KVStore, PlanExtra, Listener):
-    """A `KVStore`, a `PlanExtra` and a `Listener`.
+class Offload(KVStore, PolicyPart):
+    """Where else blocks are, and the copies to make.
 
     Args:
         host: None: no host memory.
@@ -143,7 +143,7 @@ class Offload(KVStore, PlanExtra, Listener):
             host.drop(key)
         return bool(host.free_slots)
 
-    # ---- PlanExtra
+    # ---- PolicyPart
 
     def wants_step(self) -> bool:
         """To carry out orders, or to hear of files that are being read. Steps in flight do that, too."""
@@ -158,8 +158,6 @@ class Offload(KVStore, PlanExtra, Listener):
             orders.kept = list(self.disk.wanted)
         self._in_flight[step.number] = orders, saved
         step.plan.extras[NAME] = orders
-
-    # ---- Listener
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         orders, saved = self._in_flight.pop(step.number)

@@ -23,9 +23,8 @@ class Observability(Capability):
         caching = startup.config.enable_prefix_caching
         observer = Observer(startup.max_model_len, enable_prefix_caching=caching)
         events = KVEventPublisher()
-        startup.extras.append(observer)
         startup.stores.append(events)
-        startup.listeners += [observer, events]
+        startup.parts += [observer, events]
         self.metrics = Metrics(
             startup.max_model_len,
             startup.blocks_needed(startup.max_model_len),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import KVStore, Listener
+from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
 
 logger = logging.getLogger("nanoengine")
@@ -59,8 +59,8 @@ KVEvent = BlockStored | BlockRemoved | AllCleared
 KVEventListener = Callable[[KVEvent], object]
 
 
-class KVEventPublisher(KVStore, Listener):
-    """A `KVStore` that keeps no block, and a `Listener`: events are collected inside the block manager, and told after each step.
+class KVEventPublisher(KVStore, PolicyPart):
+    """A `KVStore` that keeps no block; events are collected inside the block manager, and told after each step.
 
     Attributes:
         num_evicted: blocks that were evicted from the pool.

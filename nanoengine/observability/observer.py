@@ -9,7 +9,7 @@ from time import perf_counter
 from nanoengine.core.messages import StepResult
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import Listener, PlanExtra
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.observability.cache_stats import CacheStats
 from nanoengine.observability.request_times import (
@@ -22,8 +22,8 @@ from nanoengine.observability.request_times import (
 from nanoengine.observability.step_stats import EngineStats
 
 
-class Observer(PlanExtra, Listener):
-    """A `Listener`; as a `PlanExtra` it sees when steps begin.
+class Observer(PolicyPart):
+    """Sees when steps begin and end, and when requests do.
 
     Args:
         max_model_len: longest sequence in tokens.

@@ -27,5 +27,4 @@ class Sampling(Capability):
         startup.default_params = SamplingParams()
         collector = Collector()
         self.masks = Masks(startup.model_config.vocab_size)
-        startup.listeners.append(collector)
-        startup.extras += [collector, self.masks]
+        startup.parts += [collector, self.masks]

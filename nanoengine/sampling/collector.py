@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import Listener, PlanExtra
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.sampling.params import SamplingParams
 
@@ -17,8 +17,8 @@ In `StepResult.extras`: [(place, a TokenLogprobs for each)].
 """
 
 
-class Collector(PlanExtra, Listener):
-    """A `Listener` and a `PlanExtra`.
+class Collector(PolicyPart):
+    """Fills in what was asked for.
 
     `Sequence.logprobs` has an entry for each token of the output, and `Request.prompt_logprobs` one for each of the prompt: None
     where it is not known (yet); nothing predicts the first token. The first completion of a request computes the prompt's.
@@ -55,8 +55,6 @@ class Collector(PlanExtra, Listener):
                 # Samples in their order: those behind the last token of a sequence were rejected, or came after its end.
                 if seq.logprobs is not None and len(seq.logprobs) < len(seq.token_ids) - seq.num_prompt_tokens:
                     seq.logprobs.append(entry)
-
-    # ---- PlanExtra
 
     def complete(self, step: Step) -> None:
         asked = []

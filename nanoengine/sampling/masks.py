@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanoengine.core.errors import InvalidRequest, shown
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import PlanExtra
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 
 MASKS = "masks"
@@ -19,8 +19,8 @@ def mask_bytes(vocab_size: int) -> int:
     return -(-vocab_size // 32) * 4
 
 
-class Masks(PlanExtra):
-    """A `PlanExtra`: masks reach the runner with the next step, and again when their sequence starts anew."""
+class Masks(PolicyPart):
+    """Masks reach the runner with the next step, and again when their sequence starts anew."""
 
     def __init__(self, vocab_size: int):
         self.vocab_size = vocab_size

@@ -62,7 +62,7 @@ class SpeculativeDecoding(Capability):
         with stage("Measuring steps", shown=startup.use_tqdm):
             timing = self._time_steps(startup)
         proposer = NgramProposer() if options.speculation == NGRAM else SuffixProposer()
-        self.speculation = startup.drafter = Speculation(
+        self.speculation = Speculation(
             None if options.draft_model is not None else proposer,
             num_drafts=options.num_drafts,
             vocab_size=startup.model_config.vocab_size,
@@ -70,8 +70,7 @@ class SpeculativeDecoding(Capability):
             guess_share=timing.guess_share,
         )
         startup.facts.setdefault("metrics", {})["speculation"] = self.speculation.snapshot
-        startup.extras.append(self.speculation)
-        startup.listeners.append(self.speculation)
+        startup.parts.append(self.speculation)
 
     def _time_steps(self, startup: Startup) -> StepTiming:
         """Steps as they will be: recorded, if steps are."""

@@ -10,16 +10,16 @@ Whatever is decided here, the tokens are the same: see docs/speculation.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import NamedTuple
 
 from nanoengine.core.messages import UNKNOWN, StepPlan, StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import Candidate, Listener, PlanExtra
 from nanoengine.core.sequence import Request, Sequence
 from nanoengine.speculation.acceptance import SLOW_RATE, Acceptance
+from nanoengine.speculation.drafter import Candidate, Drafter
 from nanoengine.speculation.proposer import Proposer, SequenceProposer
 from nanoengine.speculation.statistics import SpeculationStats
 from nanoengine.speculation.step_costs import StepCosts
@@ -52,8 +52,8 @@ class _Guess(NamedTuple):
     tokens: list[int]
 
 
-class Speculation(PlanExtra, Listener):
-    """Chooses drafts: a `Drafter`. It learns what steps cost and how sequences end as a `PlanExtra` and a `Listener`.
+class Speculation(Drafter):
+    """Chooses drafts, and learns what steps cost and which guesses were right.
 
     Args:
         proposer: makes guesses; None: the runner does, and drafts are UNKNOWN here.
@@ -92,7 +92,7 @@ class Speculation(PlanExtra, Listener):
 
     # ---- choosing
 
-    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Container[Sequence]:
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
         """Those of the candidates that are expected to have drafts in the next step. It will have as many tokens of prompts as
         the last one, as far as anybody knows.
         """
@@ -248,14 +248,10 @@ class Speculation(PlanExtra, Listener):
         guessing = self._seconds(num_tokens, depth, num_decodes) / self.costs.seconds(num_tokens)
         self.costs.record(num_tokens, seconds / guessing)
 
-    # ---- PlanExtra: a step was scheduled
-
     def complete(self, step: Step) -> None:
         self._starts[step.number] = self.clock()
         if step.decodes or step.plan.num_drafted:
             self._num_prompt_tokens = sum(run.num_new for run in step.plan.runs if not run.drafts)
-
-    # ---- Listener: a step or a sequence has ended
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         end = self.clock()

@@ -26,6 +26,7 @@ from nanoengine.core.errors import (
 )
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import CompletionOutput
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineDead
 from nanoengine.sampling.params import SamplingParams
@@ -330,14 +331,12 @@ async def test_an_id_in_use_is_refused_and_the_first_request_goes_on(make: Make,
     assert engine.num_waiting == 0
 
 
-class Broken:
-    """A listener that raises, which it must not."""
+class Broken(PolicyPart):
+    """It raises, which it must not."""
 
     def submitted(self, request: Request) -> None:
         if request.client == "bad":
             raise LookupError("no such client")
-
-    def after_step(self, step: object, result: object, seqs: object) -> None: ...
 
     def finished(self, seq: Any) -> None:
         if seq.request.client == "worse":
@@ -346,7 +345,7 @@ class Broken:
 
 @in_loop
 async def test_an_exception_at_submit_reaches_its_reader_and_the_engine_lives_on(make: Make) -> None:
-    engine, _ = make(listeners=[Broken()])
+    engine, _ = make(parts=[Broken()])
     with pytest.raises(LookupError, match="no such client"):
         await collect(engine.generate([1, 2, 3], LONG, client="bad", request_id="same"))
     await check_idle(engine)
@@ -453,7 +452,7 @@ async def test_an_engine_that_dies_tells_everybody(make: Make, model: type[ToyMo
 @in_loop
 async def test_close_while_requests_run_ends_them(make: Make, client: str) -> None:
     """The executor is closed though an abort raises."""
-    engine, gate = make(max_num_seqs=1, listeners=[Broken()])
+    engine, gate = make(max_num_seqs=1, parts=[Broken()])
     gate.shut()
     streams = [engine.submit(engine.make_request([i], LONG, client=client)) for i in range(3)]
     gate.let(2)

@@ -11,6 +11,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, check, make_engine, run
@@ -109,7 +110,7 @@ class ByteTokenizer:
         return bytes(token_ids).decode(errors="replace")
 
 
-class LogprobListener:
+class LogprobListener(PolicyPart):
     """Gives every token a log probability: minus the token itself."""
 
     def submitted(self, request: Request) -> None:
@@ -119,8 +120,6 @@ class LogprobListener:
     def after_step(self, step: object, result: object, seqs: list[Any]) -> None:
         for seq in seqs:
             seq.logprobs += [-token for token in seq.output_token_ids[len(seq.logprobs) :]]
-
-    def finished(self, seq: object) -> None: ...
 
 
 class ShowingParams(SamplingParams):
@@ -133,9 +132,11 @@ class ShowingParams(SamplingParams):
 
 
 def script_engine(text: str, *, max_num_seqs: int = 8) -> LLMEngine:
-    scheduler = Scheduler(BlockManager(64, 4), max_num_seqs=max_num_seqs, max_num_batched_tokens=8192)
+    scheduler = Scheduler(
+        BlockManager(64, 4), max_num_seqs=max_num_seqs, max_num_batched_tokens=8192, parts=[LogprobListener()]
+    )
     facts: dict[str, Any] = {"vocab_size": 256, "max_model_len": 100, "eos_token_ids": (EOS,)}
-    return LLMEngine(scheduler, Script(text), ByteTokenizer(), listeners=[LogprobListener()], **facts)
+    return LLMEngine(scheduler, Script(text), ByteTokenizer(), **facts)
 
 
 @cache

@@ -15,7 +15,8 @@ from nanoengine.core import sampling_params as core
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.outputs import RequestOutput
-from nanoengine.core.sequence import Request, Sequence
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Sequence
 from tests.core.toys import EOS, VOCAB, ToyModel, check, make_engine, run
 
 from .test_beams import Tokens, likeliest, random_language, reference
@@ -28,10 +29,8 @@ class SamplingParams(core.SamplingParams):
     logprobs: int | None = None
 
 
-class LogprobListener:
+class LogprobListener(PolicyPart):
     """Log probabilities that depend on all tokens of a sequence."""
-
-    def submitted(self, request: Request) -> None: ...
 
     def after_step(self, step: object, result: object, seqs: list[Sequence]) -> None:
         for seq in seqs:
@@ -39,11 +38,9 @@ class LogprobListener:
             if count is not None and seq.finish_reason != "error":
                 seq.logprobs = [likeliest(LANGUAGE(tuple(seq.token_ids[:-1])), count)]
 
-    def finished(self, seq: object) -> None: ...
-
 
 def beam_engine(**options: Any) -> LLMEngine:
-    return make_engine(listeners=[LogprobListener()], **options)
+    return make_engine(parts=[LogprobListener()], **options)
 
 
 def expected_beams(prompt: Seq[int], params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> list[Tokens]:

@@ -31,7 +31,7 @@ def live(blocks: BlockManager, tokens: list[int], number: int = 0, **request: An
 
 
 def num_hits(blocks: BlockManager, tokens: list[int], number: int = 9, **request: Any) -> int:
-    return blocks.find(make_seq(tokens, number, **request)).num_blocks
+    return blocks.find(make_seq(tokens, number, **request))
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:

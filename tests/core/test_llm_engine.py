@@ -9,7 +9,7 @@ import pytest
 from nanoengine.core.errors import EngineClosed, InvalidPrompt, InvalidRequest, InvalidSamplingParams
 from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import SamplingParams
-from nanoengine.core.seams import Gate
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 
 from .toys import EOS, check, make_engine, run
@@ -39,15 +39,11 @@ def test_the_end_of_a_waiting_sequence_looks_at_few_others(monkeypatch: pytest.M
 
 
 def test_the_executor_is_closed_though_an_abort_raises() -> None:
-    class Broken:
-        def submitted(self, request: object) -> None: ...
-
-        def after_step(self, step: object, result: object, seqs: object) -> None: ...
-
+    class Broken(PolicyPart):
         def finished(self, seq: object) -> None:
-            raise LookupError("broken listener")
+            raise LookupError("broken part")
 
-    engine = make_engine(listeners=[Broken()])
+    engine = make_engine(parts=[Broken()])
     engine.submit(engine.make_request([1, 2, 3]))
     with pytest.raises(LookupError):
         engine.close()
@@ -80,11 +76,11 @@ def test_a_common_beginning_is_computed_once_and_found_as_soon_as_its_chunk_is_d
 
 
 def test_a_chunk_that_was_launched_before_a_preemption_publishes_nothing_of_the_next_life() -> None:
-    class PreemptingGate(Gate):
+    class Preempting(PolicyPart):
         def make_way(self, running: Any, waiting: Any) -> Any:
             return running.copy()
 
-    engine = make_engine(max_chunk=4, gates=[PreemptingGate()])
+    engine = make_engine(max_chunk=4, parts=[Preempting()])
     scheduler = engine.scheduler
     engine.submit(engine.make_request([1] * 12))
     first, second = scheduler.schedule(), scheduler.schedule()

@@ -1,4 +1,4 @@
-"""A long prompt that finds no room costs nothing while it waits."""
+"""Who waits for room, or for a prompt that another computes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import pytest
 from nanoengine.core.sampling_params import SamplingParams
 
 from .toys import make_engine
-
-
-def test_a_prompt_is_not_looked_up_again_before_it_can_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(num_blocks=200, max_model_len=700)
-    old = list(range(50)) * 10
-    for prompt, max_tokens in ((old, 1), ([3] * 300, 300), (old + [5] * 100, 4)):
-        params = SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True)
-        engine.submit(request := engine.make_request(prompt, params))
-        engine.step()
-    lookups, blocks = [], engine.scheduler.blocks
-    has = blocks.has
-    monkeypatch.setattr(blocks, "has", lambda *block: lookups.append(block) or has(*block))
-    while not request.sequences[0].block_tables:
-        engine.step()
-        assert engine.scheduler.num_steps < 1000
-    assert engine.scheduler.num_steps > 250
-    assert len(lookups) < 150 * 20, "it was looked up a few times, and not in each of 300 steps"
-    while engine.has_unfinished:
-        engine.step()
 
 
 def test_room_that_comes_is_taken_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
@@ -10,8 +9,8 @@ from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import NULL_BLOCK, UNKNOWN, Run, StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
-from nanoengine.core.seams import Candidate, KVLayout
-from nanoengine.core.sequence import Phase, Request, Sequence
+from nanoengine.core.seams import KVLayout
+from nanoengine.core.sequence import Phase, Request
 
 VOCAB = 50
 EOS = 7
@@ -126,38 +125,6 @@ class ToyTokenizer:
         return "".join(chr(97 + token) for token in token_ids)
 
 
-class ToyDrafter:
-    """Guesses right most of the time.
-
-    Args:
-        truth: seq_id -> all tokens of the sequence.
-    """
-
-    def __init__(self, truth: dict[int, list[int]], rng: random.Random):
-        self.truth, self.rng = truth, rng
-        self.num_drafts = self.num_accepted = 0
-
-    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> set[Sequence]:
-        return {own.seq for own in candidates if self.rng.random() < 0.3}
-
-    def choose(
-        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
-    ) -> dict[Sequence, list[int]]:
-        chosen: dict[Sequence, list[int]] = {}
-        for seq, first, most in candidates:
-            count = min(most, budget, self.rng.randint(0, 4))
-            truth = self.truth[seq.seq_id][first : first + count]
-            guess = [token if self.rng.random() < 0.8 else 3 for token in truth]
-            if guess:
-                chosen[seq] = guess
-                budget -= len(guess)
-        return chosen
-
-    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
-        self.num_drafts += num_drafts
-        self.num_accepted += num_accepted
-
-
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError if an invariant of the policy is broken."""
     blocks = scheduler.blocks
@@ -196,7 +163,6 @@ def make_engine(
     max_model_len: int = 60,
     enable_prefix_caching: bool = True,
     blocks: BlockManager | None = None,
-    listeners: Seq[object] = (),
     seed: int = 0,
     **scheduler: object,
 ) -> LLMEngine:
@@ -211,7 +177,6 @@ def make_engine(
         eos_token_ids=(EOS,),
         depth=depth,
         seed=seed,
-        listeners=listeners,
     )
 
 

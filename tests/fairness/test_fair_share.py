@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
 from nanoengine.fairness.fair_share import FairShare
 from tests.core.toys import VOCAB, ToyModel, check, make_engine, run
@@ -18,11 +20,13 @@ from tests.core.toys import VOCAB, ToyModel, check, make_engine, run
 POLICIES = ["prefill_first", "mixed"]
 
 
-def shared_engine(share: float = 0.5, *, max_num_seqs: int = 100, **options: Any) -> tuple[LLMEngine, FairShare]:
+def shared_engine(
+    share: float = 0.5, *, max_num_seqs: int = 100, parts: Seq[PolicyPart] = (), **options: Any
+) -> tuple[LLMEngine, FairShare]:
     """Equal prompts do not wait for each other: only completions of one request share blocks."""
     shares = FairShare(share, max_num_seqs)
     options = {"enable_prefix_caching": False} | options
-    engine = make_engine(gates=[shares], listeners=[shares], max_num_seqs=max_num_seqs, **options)
+    engine = make_engine(parts=[shares, *parts], max_num_seqs=max_num_seqs, **options)
     return engine, shares
 
 
@@ -46,14 +50,11 @@ def rows_of_clients(engine: LLMEngine) -> Counter[str]:
     return Counter(seq.request.client for seq in engine.scheduler.running)
 
 
-class Recorder:
+class Recorder(PolicyPart):
     """Keeps the steps that were made."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-
-    def wants_step(self) -> bool:
-        return False
 
     def complete(self, step: Step) -> None:
         self.steps.append(step)
@@ -68,7 +69,7 @@ def test_nobody_waits_for_all_that_another_has_sent(policy: str, as_one: bool) -
     """One client has 6,000 tokens to be computed; ten others come meanwhile."""
     recorder = Recorder()
     limits = {"num_blocks": 6000, "max_model_len": 6100, "max_num_batched_tokens": 100, "max_num_seqs": 400}
-    engine, _ = shared_engine(**limits, policy=policy, extras=[recorder])
+    engine, _ = shared_engine(**limits, policy=policy, parts=[recorder])
     greedy = [submit(engine, length, "greedy", 2) for length in ([6000] if as_one else range(20, 100))]
     others: dict[Request, int] = {}  # the step in which each came
     num_steps = 0
@@ -88,7 +89,7 @@ def test_nobody_waits_for_all_that_another_has_sent(policy: str, as_one: bool) -
 def test_shares_end_where_no_other_client_has_a_prompt_to_compute() -> None:
     """A client whose sequences only decode leaves the whole step to the others."""
     recorder = Recorder()
-    engine, _ = shared_engine(max_num_batched_tokens=64, num_blocks=1000, policy="mixed", extras=[recorder])
+    engine, _ = shared_engine(max_num_batched_tokens=64, num_blocks=1000, policy="mixed", parts=[recorder])
     decoding = submit(engine, 3, "decoding", 50)
     engine.step()
     for length in (50, 51, 52):
@@ -127,9 +128,9 @@ def test_a_client_that_is_alone_has_every_step() -> None:
     for share in (0.1, 1.0, None):
         recorder = Recorder()
         if share is None:
-            engine = make_engine(**options, enable_prefix_caching=False, extras=[recorder])
+            engine = make_engine(**options, enable_prefix_caching=False, parts=[recorder])
         else:
-            engine, _ = shared_engine(share, **options, extras=[recorder])
+            engine, _ = shared_engine(share, **options, parts=[recorder])
         for i, length in enumerate((30, 5, 9, 40, 2)):
             submit(engine, length, "one", 12, priority=-i)
         run(engine, [])
@@ -222,7 +223,7 @@ def test_waiting_sequences_are_looked_at_once_a_step_and_only_while_one_may_star
         "policy": "mixed",
         "enable_prefix_caching": False,
     }
-    engine = make_engine(gates=[shares], listeners=[shares], **options)
+    engine = make_engine(parts=[shares], **options)
     for _ in range(2000):
         submit(engine, 5, "crowd", 40)
     for _ in range(32):
@@ -288,7 +289,7 @@ def test_shares_hold_in_every_step_and_change_no_token(seed: int) -> None:
         return any(seq.finish_reason == "abort" for seq in request.sequences)
 
     alone = serve(make_engine(num_blocks=900, model=ToyModel(4)), None)
-    engine, shares = shared_engine(share, **options, extras=[recorder])
+    engine, shares = shared_engine(share, **options, parts=[recorder])
     together = serve(engine, shares)
     assert not shares.num_unfinished
     expected = Counter((client, str(found)) for client, found in tokens(alone))

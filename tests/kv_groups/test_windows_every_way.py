@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.scheduler import Step
+from nanoengine.core.seams import PolicyPart
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_groups.layouts import KVGroup, Need
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
-from tests.core.toys import ToyDrafter, ToyModel, make_engine, run
+from tests.core.toys import ToyModel, make_engine, run
+from tests.speculation.toys import ToyDrafter
 
 NUM_WAYS = 30
 MAX_LEN = 60
@@ -43,7 +46,12 @@ class CheckedPrefix(CommonPrefix):
 
 
 def windowed_engine(
-    windows: tuple[int | None, ...], *, num_spare: int, failing: list[int], **way: Any
+    windows: tuple[int | None, ...],
+    *,
+    num_spare: int,
+    failing: list[int],
+    parts: Seq[PolicyPart] = (),
+    **way: Any,
 ) -> tuple[LLMEngine, CheckedPrefix]:
     """An engine whose pool has `num_spare` blocks more than one sequence may need."""
     most_new = min(way.get("max_chunk") or 8192, way["max_num_batched_tokens"])
@@ -54,7 +62,7 @@ def windowed_engine(
     blocks = BlockManager(num_blocks, SIZE, layouts, enable_prefix_caching=caching)
     prefix = CheckedPrefix(blocks)
     model = ToyModel(SIZE, failing, layouts=layouts)
-    return make_engine(blocks=blocks, model=model, max_model_len=MAX_LEN, extras=[prefix], **way), prefix
+    return make_engine(blocks=blocks, model=model, max_model_len=MAX_LEN, parts=[prefix, *parts], **way), prefix
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -71,9 +79,10 @@ def test_what_a_request_gets_does_not_depend_on_the_way_in_which_it_is_scheduled
         way, fails = draw_way(rng), rng.random() < 0.3
         del way["num_blocks"]
         drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
+        parts = [drafter] if drafter else []
         failing = [rng.randint(2, 12)] if fails else []
         num_spare = rng.choice([0, 1, 5, 400])
-        engine, prefix = windowed_engine(windows, num_spare=num_spare, failing=failing, drafter=drafter, **way)
+        engine, prefix = windowed_engine(windows, num_spare=num_spare, failing=failing, parts=parts, **way)
         requests = draw_requests(engine, seed)
         run(engine, requests)
         for want, got in zip(expected, answers(requests), strict=True):

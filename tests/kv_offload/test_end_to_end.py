@@ -63,7 +63,6 @@ def open_engine(options: KVOffloadOptions, *, enable_prefix_caching: bool = True
     model, capability = TensorToy(), KVOffload()
     values = {KVOffloadOptions: options}
     config = SimpleNamespace(of=values.get, enable_prefix_caching=enable_prefix_caching, block_size=SIZE, model="none")
-    lists: dict[str, list[Any]] = {"gates": [], "extras": [], "listeners": []}
     cache = SimpleNamespace(places=[(model.slots.pool,)])
     startup: Any = SimpleNamespace(
         config=config,
@@ -77,13 +76,13 @@ def open_engine(options: KVOffloadOptions, *, enable_prefix_caching: bool = True
         model_config="toy",
         groups=[[0]],
         max_model_len=60,
-        **lists,
+        parts=[],
     )
     startup.blocks = BlockManager(NUM_BLOCKS, SIZE, stores=startup.stores)
     capability.policy(startup)
     [model.copier] = startup.runner.parts or [None]
     assert bool(capability.describe_itself(startup)) == options.is_used
-    return make_engine(blocks=startup.blocks, model=model, **lists, **more), capability.offload
+    return make_engine(blocks=startup.blocks, model=model, parts=startup.parts, **more), capability.offload
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -12,8 +12,9 @@ from nanoengine.core.seams import KVLayout
 from nanoengine.core.sequence import Request
 from nanoengine.kv_groups.layouts import KVGroup, Need
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
-from tests.core.toys import ToyDrafter, ToyModel, make_engine, run
+from tests.core.toys import ToyModel, make_engine, run
 from tests.kv_offload.toys import SIZE, Files, OffloadToy, check_offload, offload_engine
+from tests.speculation.toys import ToyDrafter
 
 NUM_WAYS = 30
 WINDOWS: tuple[tuple[int | None, ...], ...] = ((None,), (None,), (None, 5), (4, 9))
@@ -89,7 +90,7 @@ def test_what_a_request_gets_does_not_depend_on_where_its_blocks_have_been(seed:
             layouts=make_layouts(windows, most_new),
         )
         drafter = ToyDrafter(truth, rng) if rng.random() < 0.3 else None
-        engine, offload = offload_engine(model, layouts=model.layouts, drafter=drafter, **way)
+        engine, offload = offload_engine(model, layouts=model.layouts, parts=[drafter] if drafter else [], **way)
         for _ in range(2):
             requests = draw_requests(engine, seed)
             drive(engine, offload, model, requests, rng, hurt)

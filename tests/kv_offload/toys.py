@@ -134,7 +134,7 @@ def offload_engine(
     num_slots: int = 0,
     max_staged: int | None = None,
     layouts: Seq[KVLayout] = (FullLayout(),),
-    listeners: Iterable[Any] = (),
+    parts: Iterable[Any] = (),
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
@@ -142,12 +142,8 @@ def offload_engine(
     disk = None if max_staged is None else DiskTier(model.files, "model", max_staged)
     offload = Offload(host, disk)
     blocks = BlockManager(num_blocks, SIZE, layouts, [offload], seed=SEED)
-    gates: list[Any] = []
-    told: list[Any] = [offload, *listeners]
-    engine = make_engine(blocks=blocks, model=model, extras=[offload], gates=gates, listeners=told, **options)
-    if disk is not None:
-        gates.append(gate := FileGate(offload, disk, blocks))
-        told.append(gate)
+    gates = [] if disk is None else [FileGate(offload, disk, blocks)]
+    engine = make_engine(blocks=blocks, model=model, parts=[*parts, offload, *gates], **options)
     return engine, offload
 
 
@@ -165,7 +161,8 @@ def check_offload(engine: LLMEngine, offload: Offload) -> None:
         assert len(disk.wanted) <= disk.max_staged
         assert set(disk.reading) | set(disk.staged) <= set(disk.wanted)
         assert not disk.files & disk.writing
-        fetches = engine.scheduler.gates[0].fetches
+        [gate] = (part for part in engine.scheduler.parts if isinstance(part, FileGate))
+        fetches = gate.fetches
         assert sum(disk.wanted.values()) == sum(len(fetch.names) for fetch in fetches.values())
         assert set(fetches) <= set(engine.scheduler.waiting)
     if not engine.scheduler.in_flight:

@@ -11,7 +11,8 @@ import pytest
 from nanoengine.core.messages import StepPlan
 from nanoengine.observability.metrics import kv_usage
 from nanoengine.observability.request_times import RequestMetrics
-from tests.core.toys import EOS, VOCAB, Done, ToyDrafter, ToyModel, check, make_engine, run
+from tests.core.toys import EOS, VOCAB, Done, ToyModel, check, make_engine, run
+from tests.speculation.toys import ToyDrafter
 
 from .toys import Observed, SlowModel
 
@@ -198,7 +199,7 @@ def test_completions_count_each_and_their_request_once() -> None:
 def drafted(tokens: list[int], stop: str = "") -> tuple[Observed, Any]:
     """A request whose drafts are right: they come several at a time."""
     drafter = ToyDrafter({0: tokens}, random.Random(0))
-    observed = Observed(drafter=drafter)
+    observed = Observed(parts=[drafter])
     return observed, observed.add(tokens[:3], len(tokens) - 3, stop=stop)
 
 
@@ -409,7 +410,7 @@ def test_the_sums_agree_whatever_happens(seed: int) -> None:
         "model": SlowModel(failing=[rng.randint(1, 40)] if rng.random() < 0.4 else []),
     }
     if rng.random() < 0.4:
-        options["drafter"] = ToyDrafter({i: rng.choices(range(VOCAB), k=99) for i in range(99)}, rng)
+        options["parts"] = [ToyDrafter({i: rng.choices(range(VOCAB), k=99) for i in range(99)}, rng)]
     observed = Observed(**options)
     engine = observed.engine
     requests = []
@@ -441,7 +442,7 @@ def test_the_sums_agree_whatever_happens(seed: int) -> None:
     assert seen.inference_time.sum == seen.prefill_time.sum + seen.decode_time.sum
     assert seen.latency.sum >= seen.queue_time.sum + seen.inference_time.sum
     assert seen.inter_token_latency.count <= sum(max(length - 1, 0) for length in lengths)
-    if "drafter" not in options:
+    if "parts" not in options:
         assert seen.inter_token_latency.count == sum(max(length - 1, 0) for length in lengths)
     assert not observed.observer._starts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from nanoengine.core.block_manager import BlockManager, FullLayout
@@ -49,7 +50,7 @@ class Observed:
         max_model_len: int = 60,
         enable_prefix_caching: bool = True,
         num_groups: int = 1,
-        listeners: tuple[Any, ...] = (),
+        parts: Seq[Any] = (),
         blocks_of_longest: int | None = None,
         **options: Any,
     ):
@@ -71,8 +72,7 @@ class Observed:
             model=self.model,
             blocks=blocks,
             max_model_len=max_model_len,
-            listeners=[*listeners, self.observer, self.events],
-            extras=[self.observer],
+            parts=[*parts, self.observer, self.events],
             **options,
         )
 

@@ -15,9 +15,10 @@ from nanoengine.core.sampling_params import SamplingParams as CoreParams
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from tests.core.test_policy_every_way import draw_way
-from tests.core.toys import EOS, VOCAB, ToyDrafter, run
+from tests.core.toys import EOS, VOCAB, run
 from tests.sampling.rows import words_of
 from tests.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
+from tests.speculation.toys import ToyDrafter
 
 
 def draw_params(rng: random.Random, number: int) -> SamplingParams:
@@ -88,7 +89,7 @@ def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> 
         way, fails = draw_way(rng), rng.random() < 0.3
         drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
         model = SampledToy(4, failing=[rng.randint(2, 12)] if fails else [])
-        engine, _ = make(model, drafter=drafter, **way)
+        engine, _ = make(model, [drafter] if drafter else [], **way)
         requests = draw_requests(engine, seed)
         run(engine, requests)
         failed = [seq for request in requests for seq in request.sequences if type(seq.error) is RuntimeError]
@@ -156,7 +157,7 @@ def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
     step = engine.scheduler.schedule()
     assert step is not None
     step.is_dropped = True
-    collector = engine.listeners[0]
+    collector = engine.scheduler.parts[0]
     result = StepResult([], extras={"prompt_logprobs": [(0, ["garbage"] * 2)]})
     collector.after_step(step, result, [])
     assert request.prompt_logprobs == [None] * 3
@@ -180,7 +181,7 @@ def test_a_stop_string_ends_the_log_probabilities_too() -> None:
     run(engine, [first])
     text = first.output().outputs[0].text
     truth = {1: first.sequences[0].token_ids}
-    engine, _ = make(drafter=ToyDrafter(truth | {0: truth[1]}, random.Random(1)))
+    engine, _ = make(parts=[ToyDrafter(truth | {0: truth[1]}, random.Random(1))])
     params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, stop=text[4], logprobs=0)
     request = engine.make_request([1], params)
     run(engine, [request])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import RowSampling, Run, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampler import Sampler
+from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
@@ -105,11 +107,11 @@ class SampledToy(ToyModel):
             self.digests.append(-1 if broken else digest_of([token for token, _ in seen]))
 
 
-def make(model: SampledToy | None = None, **way: Any) -> tuple[LLMEngine, Masks]:
+def make(model: SampledToy | None = None, parts: Seq[PolicyPart] = (), **way: Any) -> tuple[LLMEngine, Masks]:
     """An engine with this capability."""
     collector, masks = Collector(), Masks(VOCAB)
     model = SampledToy(4) if model is None else model
-    return make_engine(model=model, listeners=[collector], extras=[collector, masks], **way), masks
+    return make_engine(model=model, parts=[*parts, collector, masks], **way), masks
 
 
 def alone(seq: Sequence) -> tuple[list[int], list[Any]]:

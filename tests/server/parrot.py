@@ -111,7 +111,7 @@ def build(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=512,
         policy=policy,
-        extras=[collector, observer],
+        parts=[collector, observer, events],
     )
     engine = LLMEngine(
         scheduler,
@@ -120,7 +120,6 @@ def build(
         vocab_size=len(tokenizer.token_ids()),
         max_model_len=max_model_len,
         eos_token_ids=tokenizer.eos_token_ids,
-        listeners=[collector, observer, events],
     )
     metrics = Metrics(max_model_len, max_model_len // BLOCK_SIZE, observer, events)
     capabilities: dict[str, Any] = {

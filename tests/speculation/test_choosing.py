@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nanoengine.core.messages import UNKNOWN, Run, StepPlan, StepResult
 from nanoengine.core.scheduler import Step
-from nanoengine.core.seams import Candidate
 from nanoengine.core.sequence import Sequence
 from nanoengine.speculation.acceptance import Acceptance
+from nanoengine.speculation.drafter import Candidate
 from nanoengine.speculation.speculation import LEAST_GAIN, MASK, Speculation
 from nanoengine.speculation.step_costs import StepCosts
 from tests.core.toys import VOCAB

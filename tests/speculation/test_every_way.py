@@ -63,7 +63,7 @@ def knowing(requests: Seq[Request]) -> Say:
 
 def make(proposer: Proposer, *, num_drafts: int = 4, **options: Any) -> tuple[LLMEngine, Speculation]:
     own = Speculation(proposer, num_drafts=num_drafts, vocab_size=VOCAB, costs=Free())
-    return make_engine(drafter=own, extras=[own], listeners=[own], **options), own
+    return make_engine(parts=[own], **options), own
 
 
 def truth(*requests: tuple[list[int], SamplingParams]) -> tuple[Say, list[Any]]:

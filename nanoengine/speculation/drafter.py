@@ -1,0 +1,77 @@
+"""Drafter: puts drafts into a step, and leaves sequences out of one so that the next can verify guesses at their tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nanoengine.core.messages import Run
+from nanoengine.core.scheduler import Scheduler, Step
+from nanoengine.core.seams import PolicyPart
+from nanoengine.core.sequence import Phase, Sequence
+
+
+class Candidate(NamedTuple):
+    """A decode that may have drafts."""
+
+    seq: Sequence
+    first: int  # the position of its first draft
+    most: int  # drafts that it has room for, at least 1
+
+
+class Drafter(PolicyPart):
+    """Guesses the next tokens of sequences. It cannot change a token, only how many come in a step.
+
+    A subclass says for whom and how many (`postpone`, `choose`). Drafts take free blocks; nobody is preempted for one.
+    """
+
+    @abstractmethod
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
+        """Which of these, whose last token is in flight, are left out of a step, so that the next can verify guesses at what
+        follows that token. The step would have `num_decodes` decodes; the next may have `budget` drafts.
+        """
+
+    @abstractmethod
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
+        """The drafts of a step, at most `budget` in all.
+
+        Args:
+            candidates: those of its decodes whose tokens are all known. Nothing is done for those that are not looked at.
+            num_decodes: in the step.
+            num_tokens: that the step has without drafts: decodes, and tokens of prompts.
+        """
+
+    def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
+        decoding = [seq for seq in scheduler.running if seq.phase is Phase.DECODING]
+        unknown = (
+            Candidate(seq, seq.num_tokens, most)
+            for seq in decoding
+            if not seq.has_all_tokens and (most := seq.max_num_tokens - seq.num_tokens - 1) > 0
+        )
+        return self.postpone(unknown, len(decoding), scheduler.max_num_batched_tokens - len(decoding))
+
+    def draft(self, scheduler: Scheduler, step: Step) -> None:
+        num_tokens = len(step.decodes) + sum(run.num_new for run in step.plan.runs)
+        known = (
+            Candidate(seq, seq.num_computed, most)
+            for seq in step.decodes
+            if len(seq.token_ids) == seq.num_computed and (most := seq.max_num_tokens - seq.num_tokens) > 0
+        )
+        budget = scheduler.max_num_batched_tokens - num_tokens
+        drafted: list[tuple[Sequence, Run]] = []
+        for seq, drafts in self.choose(known, len(step.decodes), num_tokens, budget).items():
+            step.plan.tables += scheduler.blocks.grow(seq, seq.num_computed + len(drafts)) or []
+            drafts = drafts[: seq.num_slots - seq.num_computed]
+            if not drafts:
+                continue
+            drafted.append((seq, Run(seq.row, seq.num_computed - 1, 1 + len(drafts), True, tuple(drafts))))
+            seq.num_computed += len(drafts)
+            seq.num_tokens += len(drafts)
+            seq.phase = Phase.VERIFYING
+        if drafted:
+            step.decodes = [seq for seq in step.decodes if seq.phase is not Phase.VERIFYING]
+            step.runs[:0] = [seq for seq, _ in drafted]
+            step.plan.runs[:0] = [run for _, run in drafted]
