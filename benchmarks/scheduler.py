@@ -3,7 +3,7 @@
 nano-vllm's workload, all sequences at once, with blocks for all of them (`pool` plenty) and with a quarter of that, where
 sequences are preempted. Timed is the CPU time of `Scheduler.schedule` and `Scheduler.commit`: admission, block tables, hashing,
 look-ups of prefixes, preemption, appending tokens, ending. The sampled tokens come from nowhere. It is measured without any
-capability, and with all of them: their gates, stores, plan extras and listeners, as an engine with every option has them.
+capability, and with all of them: their policy parts and stores, as an engine with every option has them.
 --depth 2 schedules each step before the result of the one before it is taken. --nano-vllm measures that engine's scheduler on the
 same work, with the same blocks. The last row is one long prompt: looking for its prefix, and publishing its blocks.
 """

@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "revived-blocks-count-as-free",
         MANAGER,
-        "num_needed = num_new + sum(not self.ref_counts[block] for block in pinned)",
-        "num_needed = num_new",
+        "if num_new + sum(not self.ref_counts[block] for block in pinned) > self.num_free:",
+        "if num_new > self.num_free:",
         "Admission counts free blocks that it hits both as hits and as free.",
         (TEST_MANAGER, EVERY_WAY),
     ),

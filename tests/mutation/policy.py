@@ -189,9 +189,9 @@ MUTANTS = (
     ),
     Mutant(
         "drafts-come-before-prompts",
-        SCHEDULER,
-        "budget = self.max_num_batched_tokens - num_tokens\n",
-        "budget = self.max_num_batched_tokens - len(step.decodes)\n",
+        "nanoengine/speculation/drafter.py",
+        "budget = scheduler.max_num_batched_tokens - num_tokens\n",
+        "budget = scheduler.max_num_batched_tokens - len(step.decodes)\n",
         "In a mixed step, drafts take tokens that prompts have taken already.",
         (EVERY_WAY,),
     ),

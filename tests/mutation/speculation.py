@@ -35,7 +35,7 @@ MUTANTS = (
     ),
     Mutant(
         "drafts-outgrow-their-slots",
-        SCHEDULER,
+        "nanoengine/speculation/drafter.py",
         "drafts = drafts[: seq.num_slots - seq.num_computed]",
         "drafts = drafts[:]",
         "Drafts for which there is no block are computed all the same.",
