@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,15 +84,6 @@ class AttentionMetadata:
         return Runs(starts, self.seq_lens[part], self.block_tables[part], query_lens, seq_lens, num_shared)
 
 
-RotateAndWrite = Callable[
-    [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
-]
-"""(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and
-rotation (half-split layout) of all heads of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 *
-num_kv_heads) * head_dim]: all heads of q, then of k, then of v. The weights of the norms are [head_dim] float32, cos and sin
-[num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
-
-
 class AttentionBackend(ABC):
     """One way to compute paged attention.
 
@@ -103,10 +93,6 @@ class AttentionBackend(ABC):
 
     name: str
     description: str
-    features: frozenset[str] = frozenset()
-    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
-    rotate_and_write: RotateAndWrite | None = None
-    """What it offers in place of norms, rotations and `write_kv` one after the other."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size

@@ -92,28 +92,6 @@ class Kernels:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """silu(x G^T) * x U^T, where the rows of the weight are G and then U: [num_tokens, outputs / 2]."""
-        gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.linear(normed, weight, bias), residual
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
-    ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of `linear`."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.gated_linear(normed, weight), residual
-
-    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
-
     def compute_slot_mapping(
         self,
         token_ids: Tensor,

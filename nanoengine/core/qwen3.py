@@ -1,7 +1,6 @@
 """Qwen3 (Qwen team, 2025): grouped-query attention with norms of q and k, SwiGLU, and a norm before each part.
 
-Parts take and return (output of the last part, residual before it): the norm before the next part adds the two, and may be
-one kernel with the product behind it.
+Parts take and return (output of the last part, residual before it): the norm before the next part adds the two.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
@@ -53,8 +53,8 @@ class SelfAttention:
     def __call__(
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
+        x, residual = norm.add_and_norm(hidden, residual)
+        return self.o_proj(self.attention(self.qkv_proj(x), angles, metadata).flatten(-2)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self.qkv_proj.slots(prefix, *self.qkv_names) | self.o_proj.slots(prefix, "o_proj")
@@ -71,8 +71,9 @@ class MLP:
         self.down_proj = Linear(factory, width, config.hidden_size, bias=bias)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        gated, residual = norm.then_gated_linear(hidden, residual, self.gate_up_proj)
-        return self.down_proj(gated), residual
+        x, residual = norm.add_and_norm(hidden, residual)
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         prefix = f"{prefix}.mlp"
