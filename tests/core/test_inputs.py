@@ -64,7 +64,7 @@ def test_every_token_of_a_step_is_where_its_plan_says(data: st.DataObject) -> No
     rows.apply(plan)
     packed = pack(plan, rows)
     layers: Any = SimpleNamespace(layers=["a", "b", "c"], groups=[0, 1, 0])
-    batch = unpack(packed.shape, packed.numbers, rows, Kernels(), layers, SIZE)
+    batch = unpack(packed, packed.numbers, rows, Kernels(), layers, SIZE)
 
     tokens: list[tuple[int, int, int]] = []  # (row, token, position)
     samples: list[tuple[int, int, int]] = []  # (place in the step, row, position of what is sampled)

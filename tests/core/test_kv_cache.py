@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.device import CudaDevice
+from nanoengine.core.device import Device
 from nanoengine.core.errors import KVCacheTooSmall
 from nanoengine.core.kv_cache import KVCache, bytes_of_block, size_pool
 from nanoengine.core.model_config import ModelConfig
@@ -56,7 +56,7 @@ def test_a_gpu_gives_what_its_share_leaves_beside_what_is_in_use_and_the_largest
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
-    device = CudaDevice(torch.device("cuda", 0))
+    device = Device(torch.device("cuda", 0))
     assert device.kv_bytes(0.9, lambda: 150) == 900 - 400 - 150
 
 

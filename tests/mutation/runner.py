@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "block-table-lacks-the-last-block",
         INPUTS,
-        "num_blocks = -(-max(shape.seq_lens) // block_size)",
-        "num_blocks = max(shape.seq_lens) // block_size or 1",
+        "num_blocks = -(-max(packed.seq_lens) // block_size)",
+        "num_blocks = max(packed.seq_lens) // block_size or 1",
         "The last block of the longest sequence is missing from the block tables of a step.",
         (TEST_INPUTS, TEST_LLM),
     ),
@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "blocks-are-cleared-too-late",
         RUNNER,
-        "            if plan.num_tokens:\n                step.samples = self._compute(step, plan)\n",
-        "            if plan.num_tokens:\n                step.samples = self._compute(step, plan)\n"
+        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n",
+        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n"
         "            self.kv_cache.zero(plan.zeroed)\n",
         "Blocks are overwritten behind the step that has written to them.",
         ("tests/core/test_model_runner.py",),
