@@ -53,7 +53,10 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
     one = torch.ones(1, dtype=torch.int32)
     caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
     starts = torch.tensor([0, 3], dtype=torch.int32)
-    metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
+    slots = torch.tensor([4, 5, 6])
+    metadata = AttentionMetadata(
+        starts, 3 * one, one[None], [3], [3], kv_cache=caches, slot_mapping=slots, num_decodes=0
+    )
     return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
 
 
