@@ -93,7 +93,6 @@ class AttentionBackend(ABC):
     """
 
     name: str
-    description: str
 
     def __init__(self, block_size: int):
         self.block_size = block_size

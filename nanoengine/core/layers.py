@@ -74,22 +74,6 @@ class RMSNorm:
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
 
 
-class Embedding:
-    """[vocab_size, hidden_size]: its rows are looked up by token id, or multiplied with hidden states for logits."""
-
-    def __init__(self, factory: Factory, vocab_size: int, hidden_size: int):
-        self.kernels, self.weight = factory.kernels, factory.weight(vocab_size, hidden_size)
-
-    def __call__(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_tokens, hidden_size]
-        return self.kernels.embed(token_ids, self.weight)
-
-    def logits(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size] float32
-        return self.kernels.logits(hidden, self.weight)
-
-    def slot(self) -> WeightSlot:
-        return self.weight.rows(0, self.weight.shape[0])
-
-
 class RotaryEmbedding:
     """The angles by which heads are rotated at each position (Su et al., RoFormer, 2021), the same in every layer."""
 

@@ -9,10 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.core.device import Device
 from nanoengine.core.errors import EngineClosed
 from nanoengine.core.inputs import InputBatch, Packed, Rows, pack, unpack
-from nanoengine.core.kernels import Kernels
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.qwen3 import Decoder
@@ -77,23 +75,15 @@ class ModelRunner:
     recorder: StepRecorder | None = None
 
     def __init__(
-        self,
-        device: Device,
-        kernels: Kernels,
-        model: Decoder,
-        kv_cache: KVCache,
-        rows: Rows,
-        sampler: Sampler,
-        block_size: int,
-        max_num_tokens: int,
+        self, model: Decoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
     ):
-        self.device, self.kernels, self.model, self.kv_cache = device, kernels, model, kv_cache
-        self.rows, self.sampler, self.block_size = rows, sampler, block_size
+        self.model, self.kv_cache, self.rows, self.sampler = model, kv_cache, rows, sampler
+        self.device, self.kernels, self.block_size = sampler.device, sampler.kernels, block_size
         self.parts: list[RunnerPart] = []
         # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
         most = Packed([1] * runs, [], 0, tokens, tokens)
-        self.numbers = torch.empty(most.size, dtype=torch.int32, device=device.torch_device)
+        self.numbers = torch.empty(most.size, dtype=torch.int32, device=self.device.torch_device)
         self._failed_epoch = -1
         self._is_closed = False
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import Kernels, WeightSlot
-from nanoengine.core.layers import Angles, Attention, Embedding, Factory, Linear, RMSNorm, RotaryEmbedding
+from nanoengine.core.layers import Angles, Attention, Factory, Linear, RMSNorm, RotaryEmbedding
 from nanoengine.core.model_config import ModelConfig, Qwen3Config
 from nanoengine.core.weights import EMBEDDING, HEAD
 
@@ -86,13 +86,8 @@ class DecoderLayer:
     def __init__(
         self, attn_norm: RMSNorm, self_attn: SelfAttention, mlp_norm: RMSNorm, mlp: MLP, rotary: RotaryEmbedding | None
     ):
-        self.attn_norm, self.self_attn, self.mlp_norm, self.mlp, self.rotary = (
-            attn_norm,
-            self_attn,
-            mlp_norm,
-            mlp,
-            rotary,
-        )
+        self.attn_norm, self.self_attn, self.rotary = attn_norm, self_attn, rotary
+        self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -114,9 +109,10 @@ class Decoder:
     def __init__(self, config: ModelConfig, factory: Factory, layers: Sequence[DecoderLayer], norm: RMSNorm):
         self.config, self.layers, self.norm = config, layers, norm
         self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
-        self.embed_tokens = self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+        self.kernels = factory.kernels
+        self.embed_tokens = self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
         if not config.tie_word_embeddings:
-            self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+            self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
 
     def prepare(self, max_len: int) -> None:
         """Make ready for positions below `max_len`, before the first `forward`."""
@@ -124,7 +120,7 @@ class Decoder:
             rotary.prepare(max_len)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids)
+        return self.kernels.embed(input_ids, self.embed_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
         """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
@@ -137,13 +133,14 @@ class Decoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] in float32; call it with the rows that are sampled only."""
-        return self.lm_head.logits(hidden)
+        return self.kernels.logits(hidden, self.lm_head)
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
-        slots = {EMBEDDING: self.embed_tokens.slot(), "model.norm.weight": self.norm.slot()}
+        count = self.config.vocab_size
+        slots = {EMBEDDING: self.embed_tokens.rows(0, count), "model.norm.weight": self.norm.slot()}
         if not self.config.tie_word_embeddings:
-            slots[HEAD] = self.lm_head.slot()
+            slots[HEAD] = self.lm_head.rows(0, count)
         for number, layer in enumerate(self.layers):
             slots |= layer.slots(f"model.layers.{number}")
         return slots

@@ -196,7 +196,7 @@ class Startup:
         rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // config.block_size), device)
         sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
         limits = config.block_size, config.max_num_batched_tokens
-        return ModelRunner(device, self.kernels, self.model, kv_cache, rows, sampler, *limits)
+        return ModelRunner(self.model, kv_cache, rows, sampler, *limits)
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, self.device.torch_device

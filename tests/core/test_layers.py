@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Kernels
-from nanoengine.core.layers import Angles, Embedding, Factory, Linear, RMSNorm, RotaryEmbedding, apply_rotary
+from nanoengine.core.layers import Angles, Factory, Linear, RMSNorm, RotaryEmbedding, apply_rotary
 
 # ---- linear layers
 
@@ -134,30 +134,6 @@ def test_add_and_norm_returns_the_norm_of_the_sum_and_the_sum(factory: Factory, 
     normed, total = layer.add_and_norm(x, residual)
     torch.testing.assert_close(total, expected, rtol=0, atol=0)
     torch.testing.assert_close(normed.double(), normed_by_formula(expected, layer.weight, 1e-6), rtol=1e-5, atol=1e-5)
-
-
-# ---- embeddings
-
-
-def filled_embedding(factory: Factory, vocab_size: int = 7, hidden_size: int = 4) -> tuple[Embedding, Tensor]:
-    """An embedding, and the weight that it was filled with."""
-    embedding, weight = Embedding(factory, vocab_size, hidden_size), torch.randn(vocab_size, hidden_size)
-    embedding.slot().copy_(weight)
-    return embedding, weight
-
-
-def test_token_ids_pick_rows(factory: Factory) -> None:
-    embedding, weight = filled_embedding(factory)
-    out = embedding(torch.tensor([3, 0, 6, 3]))
-    assert torch.equal(out, torch.stack([weight[i] for i in (3, 0, 6, 3)]))
-
-
-def test_a_head_multiplies_with_the_rows(factory: Factory) -> None:
-    embedding, weight = filled_embedding(factory)
-    hidden = torch.randn(3, 4)
-    logits = embedding.logits(hidden)
-    assert logits.dtype == torch.float32
-    torch.testing.assert_close(logits.double(), hidden.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
 
 
 # ---- rotations
