@@ -33,6 +33,8 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
     """
     path = folder / name
     try:
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
         table = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MAX_JSON_BYTES else None
     except OSError as error:
         raise ModelNotFound(

@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "layers-of-a-group-share-their-kv",
         CACHE,
-        "self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]",
-        "self.layers = [self.places[where[layer][0]] for layer in range(model.num_layers)]",
+        "self.layers = [self.places[where[layer][1]] for layer in range(len(where))]",
+        "self.layers = [self.places[where[layer][0]] for layer in range(len(where))]",
         "Two layers of one KV group write to the same place.",
         (TEST_CACHE, TEST_LLM),
     ),
