@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -94,16 +95,13 @@ class Packed:
         return [self.numbers.numpy()[section] for section in self.sections]
 
 
-@dataclass
-class InputBatch:
+class InputBatch(NamedTuple):
     """What the forward pass takes."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: list[AttentionMetadata]  # of each layer; layers of one KV group share it
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
-    sampled_rows: Tensor  # [num_samples] int32
-    sampled_positions: Tensor  # [num_samples] int32
 
 
 def pack(plan: StepPlan, rows: Rows) -> Packed:
@@ -145,11 +143,9 @@ def unpack(
     packed: Packed, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
 ) -> InputBatch:
     """The tensors of a step, from its numbers on the device."""
-    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in packed.sections)
-    longest = packed.longest or max(packed.query_lens)
-    placed = kernels.compute_slot_mapping(
-        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest
-    )
+    row, computed, starts, token_ids, sampled_tokens, *_ = (numbers[section] for section in packed.sections)
+    kept, longest = (rows.last_tokens, rows.tables), packed.longest or max(packed.query_lens)
+    placed = kernels.compute_slot_mapping(token_ids, row, starts, computed, *kept, block_size, longest)
     num_blocks = -(-max(packed.seq_lens) // block_size)
     block_tables = rows.tables[:, :, :num_blocks].index_select(1, row)
     num_shared = packed.num_common_blocks or [0] * len(block_tables)
@@ -168,4 +164,4 @@ def unpack(
         for tables, slots, shared in zip(block_tables, placed.slot_mapping, num_shared, strict=True)
     ]
     metadata = [of_groups[group] for group in kv_cache.groups]
-    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)
+    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens)

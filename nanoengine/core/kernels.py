@@ -17,19 +17,15 @@ class WeightSlot(Protocol):
 
     @property
     def shape(self) -> torch.Size: ...
-
     def copy_(self, source: Tensor, /) -> object: ...
 
 
 class Weight(Protocol):
-    """A matrix [outputs, inputs] in whatever order its kernels read it."""
+    """A matrix [outputs, inputs] in whatever order its kernels read it. `rows` are filled from a checkpoint."""
 
     @property
     def shape(self) -> torch.Size: ...
-
-    def rows(self, first: int, count: int) -> WeightSlot:
-        """Rows [first, first + count), to be filled from a checkpoint."""
-        ...
+    def rows(self, first: int, count: int) -> WeightSlot: ...
 
 
 class RowMajor:
@@ -46,8 +42,8 @@ class RowMajor:
 class PlacedTokens(NamedTuple):
     """The new tokens of a step, and where they stand."""
 
-    input_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
+    input_ids: Tensor  # [num_tokens] int64, as positions
+    positions: Tensor
     slot_mapping: Tensor  # [num_groups, num_tokens] int64: a slot in each KV group; -1: nowhere
     seq_lens: Tensor  # [num_seqs] int32: with the new tokens
 
@@ -123,9 +119,7 @@ class Kernels:
         else:
             query_lens = query_start_loc.diff()
             seq_lens = num_computed + query_lens
-            is_of = torch.repeat_interleave(
-                query_lens, output_size=len(token_ids)
-            )  # [num_tokens]: index of the sequence
+            is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # the sequence of each token
             rows, padding = rows[is_of], is_padding[is_of]
             positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
         blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits

@@ -132,7 +132,6 @@ class ModelRunner:
         reads: list[Read] = []
         if recorded is not None:
             logits, packed = recorded
-            *_, rows, positions = (self.numbers[section] for section in packed.sections)
         else:
             packed = pack(plan, self.rows)
             self.send(packed)
@@ -145,8 +144,9 @@ class ModelRunner:
                 return reads
             if plan.num_samples < len(hidden):
                 hidden = hidden.index_select(0, batch.sampled_tokens)
-            logits, rows, positions = self.model.compute_logits(hidden), batch.sampled_rows, batch.sampled_positions
+            logits = self.model.compute_logits(hidden)
         on_host = packed.sampled_rows, packed.sampled_positions
+        rows, positions = (self.numbers[section] for section in packed.sections[-2:])
         return [self.sampler.sample(plan, logits, *on_host, rows, positions, self.rows.last_tokens), *reads]
 
     def send(self, packed: Packed) -> None:
