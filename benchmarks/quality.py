@@ -153,7 +153,7 @@ class Opened:
         runner.rows.apply(plan)
         packed = pack(plan, runner.rows)
         runner.send(packed)
-        batch = runner.batch(packed.shape)
+        batch = runner.batch(packed)
         hidden = self.model.forward(batch.input_ids, batch.positions, batch.metadata)
         return self.model.compute_logits(hidden[:-1]).cpu()
 

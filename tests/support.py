@@ -224,7 +224,7 @@ def input_batch(runner: ModelRunner, plan: StepPlan) -> InputBatch:
     runner.rows.apply(plan)
     packed = pack(plan, runner.rows)
     runner.send(packed)
-    return runner.batch(packed.shape)
+    return runner.batch(packed)
 
 
 @contextmanager

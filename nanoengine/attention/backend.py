@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 import torch
+from torch import Tensor
 
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig
 
+RotateAndWrite = Callable[
+    [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
+]
+"""(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and
+rotation (half-split layout) of all heads of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 *
+num_kv_heads) * head_dim]: all heads of q, then of k, then of v. The weights of the norms are [head_dim] float32, cos and sin
+[num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+
 
 class AttentionBackend(core.AttentionBackend):
     """A backend that may keep K/V as int8, be recorded, and read what sequences share once."""
 
+    features: frozenset[str] = frozenset()
+    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
+    rotate_and_write: RotateAndWrite | None = None
+    """What it offers in place of norms, rotations and `write_kv` one after the other."""
     block_major = False
     """Whether the K/V of all layers of a block lie side by side: a block is then copied, and first touched, in one piece."""
     capturable = False

@@ -4,6 +4,8 @@ that, so that a block is first touched, copied and saved in one piece.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from nanoengine.core.attention import KVLayer
@@ -17,7 +19,7 @@ class HugePageKVCache(KVCache):
     block_major = False
 
     def make(
-        self, num_blocks: int, num_places: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, num_places: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> list[KVLayer]:
         whole = (num_blocks, num_places, 2, *shape) if self.block_major else (num_places, 2, num_blocks, *shape)
         on_cpu = device.type == "cpu"

@@ -37,7 +37,6 @@ class NativeAttention(AttentionBackend):
     """
 
     name = "native"
-    description = "paged decode and prefill kernels"
     capturable = True
     captures_prompts = False
     reads_shared_once = True

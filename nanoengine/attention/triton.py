@@ -31,7 +31,6 @@ class TritonAttention(AttentionBackend):
     """
 
     name = "triton"
-    description = "paged decode and prefill kernels in Triton"
     features = frozenset({"window", "sinks", "soft_cap"})
     capturable = True
     captures_prompts = True

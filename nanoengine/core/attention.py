@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,7 +33,9 @@ class Runs:
     block_tables: Tensor  # [num_seqs, max_blocks] int32; the entries of blocks that no query sees may be anything
     query_lens_list: list[int]
     seq_lens_list: list[int]
-    num_shared: int = 0  # leading tokens, in whole blocks, that all sequences have in the very same blocks
+    num_shared: int = (
+        0  # leading tokens, in whole blocks, that all sequences (all decodes) have in the very same blocks
+    )
     plan: Any = None  # what a backend works out in the first layer and needs again in every other
 
     @cached_property
@@ -43,23 +44,17 @@ class Runs:
         return max(self.query_lens_list)
 
 
-@dataclass
-class AttentionMetadata:
-    """Where the K/V of one step are written, and what each of its runs reads, in layers that share block tables.
+@dataclass(kw_only=True)
+class AttentionMetadata(Runs):
+    """All runs of one step in layers that share block tables, and where their K/V are written.
 
     The leading runs are decodes: one new token each, or a few, where drafts are verified with it. The rest are chunks of any
-    length. The fields are those of `Runs`, for all runs of the step; `decodes` and `chunks` are cut from them once per step.
+    length. Both are cut out once per step.
     """
 
     kv_cache: list[KVLayer]
     slot_mapping: Tensor  # [num_tokens] int64: block id * block_size + offset of each new token; -1 is not written
     num_decodes: int
-    query_start_loc: Tensor
-    seq_lens: Tensor
-    block_tables: Tensor
-    query_lens_list: list[int]
-    seq_lens_list: list[int]
-    num_shared: int = 0  # of the decodes
 
     @cached_property
     def decodes(self) -> Runs | None:
@@ -80,18 +75,14 @@ class AttentionMetadata:
         if first == last:
             return None
         starts, part = self.query_start_loc[first : last + 1], slice(first, last)
-        starts = starts - self.num_decode_tokens if first else starts
-        query_lens, seq_lens = self.query_lens_list[part], self.seq_lens_list[part]
-        return Runs(starts, self.seq_lens[part], self.block_tables[part], query_lens, seq_lens, num_shared)
-
-
-RotateAndWrite = Callable[
-    [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
-]
-"""(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and
-rotation (half-split layout) of all heads of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 *
-num_kv_heads) * head_dim]: all heads of q, then of k, then of v. The weights of the norms are [head_dim] float32, cos and sin
-[num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+        return Runs(
+            query_start_loc=starts - self.num_decode_tokens if first else starts,
+            seq_lens=self.seq_lens[part],
+            block_tables=self.block_tables[part],
+            query_lens_list=self.query_lens_list[part],
+            seq_lens_list=self.seq_lens_list[part],
+            num_shared=num_shared,
+        )
 
 
 class AttentionBackend(ABC):
@@ -102,11 +93,6 @@ class AttentionBackend(ABC):
     """
 
     name: str
-    description: str
-    features: frozenset[str] = frozenset()
-    """Fields of `AttentionSpec`, beside the scale, that it heeds."""
-    rotate_and_write: RotateAndWrite | None = None
-    """What it offers in place of norms, rotations and `write_kv` one after the other."""
 
     def __init__(self, block_size: int):
         self.block_size = block_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -16,32 +16,28 @@ CPU_SHARE, CPU_CAP = 0.5, 4 << 30
 """Of the available RAM the KV pool takes half, and at most 4 GiB, if the user says nothing."""
 
 
-class Event(Protocol):
-    def wait(self) -> None:
-        """Return when the device has come to this point; raises what went wrong on the way."""
-        ...
-
-
 class Device:
-    """The CPU: work is done when it is given."""
+    """The CPU, which does work when it is given, or one NVIDIA GPU and its current stream."""
 
     def __init__(self, torch_device: torch.device):
-        self.torch_device = torch_device
+        self.torch_device, self.is_cuda = torch_device, torch_device.type == "cuda"
 
     def run(self, work: Callable[[], object]) -> None:
         """Do some work after all that was given before. It may read host memory later: nobody may write to that again."""
-        work()
+        with torch.cuda.device(self.torch_device) if self.is_cuda else nullcontext():
+            work()
 
-    def event(self) -> Event:
-        """The point after all work that was given so far."""
-        return self
-
-    def wait(self) -> None:
-        return
+    def event(self) -> Callable[[], None]:
+        """What is returned waits until all work that was given so far is done, and raises what went wrong in it."""
+        if not self.is_cuda:
+            return lambda: None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.torch_device))
+        return event.synchronize
 
     def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Unset host memory that the device can read by itself."""
-        return torch.empty(size, dtype=dtype)
+        """Unset host memory that the device can read by itself. It is handed out again only when the copies from it are over."""
+        return torch.empty(size, dtype=dtype, pin_memory=self.is_cuda)
 
     def send(self, values: np.ndarray) -> Tensor:
         """A tensor on the device with these values, without waiting for anything."""
@@ -56,37 +52,12 @@ class Device:
             utilization: share of a GPU's memory that may be used in the end.
             num_needed: runs the largest steps, and returns the bytes that they take beyond what is in use now.
         """
-        return int(min(CPU_CAP, CPU_SHARE * available_ram()))
-
-
-class CudaDevice(Device):
-    """One NVIDIA GPU, and its current stream. Pinned memory is handed out again only when the copies from it are over."""
-
-    def run(self, work: Callable[[], object]) -> None:
-        with torch.cuda.device(self.torch_device):
-            work()
-
-    def event(self) -> Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.torch_device))
-        return CudaEvent(event)
-
-    def host_tensor(self, size: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(size, dtype=dtype, pin_memory=True)
-
-    def kv_bytes(self, utilization: float, num_needed: Callable[[], int]) -> int:
+        if not self.is_cuda:
+            return int(min(CPU_CAP, CPU_SHARE * available_ram()))
         needed = num_needed()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(total * utilization) - (total - free) - needed
-
-
-class CudaEvent:
-    def __init__(self, event: torch.cuda.Event):
-        self.event = event
-
-    def wait(self) -> None:
-        self.event.synchronize()
 
 
 def open_device(name: str) -> Device:
@@ -101,12 +72,11 @@ def open_device(name: str) -> Device:
         device = torch.device(name)
         if device.type == "cuda":
             torch.cuda.init()
-            index = torch.cuda.current_device() if device.index is None else device.index
-            if index >= torch.cuda.device_count():
-                raise InvalidConfig(f"device is {shown(name)}, but torch sees {torch.cuda.device_count()} GPUs")
-            return CudaDevice(torch.device("cuda", index))
+            device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InvalidConfig(f"device is {shown(name)}: {error}") from error
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise InvalidConfig(f"device is {shown(name)}: it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and device.index >= torch.cuda.device_count():
+        raise InvalidConfig(f"device is {shown(name)}, but torch sees {torch.cuda.device_count()} GPUs")
     return Device(device)

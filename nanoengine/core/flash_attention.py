@@ -26,7 +26,6 @@ class FlashAttention(TorchAttention):
     """
 
     name = "flash_attn"
-    description = "paged kernels of the package flash-attn"
     module, table = "flash_attn", "block_table"
     """The module of the package, and what it calls a block table."""
 

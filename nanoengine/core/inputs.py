@@ -6,8 +6,9 @@ tokens that the host has not seen yet are worked out on the device, from these n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -58,9 +59,11 @@ class Rows:
 
 
 @dataclass
-class StepShape:
-    """What the host knows of a step without looking at the device. Its numbers lie one section behind the other: rows, computed
-    tokens and starts of the runs, token ids, then sampled tokens, rows and positions.
+class Packed:
+    """The numbers of a step in host memory, and what the host knows of it without looking at the device.
+
+    The numbers lie one section behind the other: rows, computed tokens and starts of the runs, token ids, then sampled tokens,
+    rows and positions.
     """
 
     query_lens: list[int]
@@ -68,8 +71,11 @@ class StepShape:
     num_decodes: int  # runs of one token, or a few with drafts, before all others
     num_tokens: int
     num_samples: int
-    num_common_blocks: list[int]
+    num_common_blocks: list[int] = field(default_factory=list)
     longest: int | None = None  # tokens of a run of padding that is longer than all others
+    numbers: Tensor = field(init=False)  # [size] int32
+    sampled_rows: np.ndarray = field(init=False)  # int32, without padding: the row that each sample goes into
+    sampled_positions: np.ndarray = field(init=False)  # the same: where in its sequence each sampled token will stand
 
     @property
     def sections(self) -> list[slice]:
@@ -83,54 +89,39 @@ class StepShape:
     def size(self) -> int:
         return -(-self.sections[-1].stop // ALIGNED) * ALIGNED
 
-
-@dataclass
-class Packed:
-    """The numbers of a step in host memory."""
-
-    shape: StepShape
-    numbers: Tensor  # [shape.size] int32
-    sampled_rows: np.ndarray  # [num_samples] int32: the row that each sample goes into
-    sampled_positions: np.ndarray  # the same: where in its sequence each sampled token will stand
+    def take_memory(self, device: Device) -> list[np.ndarray]:
+        """Memory for the numbers, unset, by sections."""
+        self.numbers = device.host_tensor(self.size, torch.int32)
+        return [self.numbers.numpy()[section] for section in self.sections]
 
 
-@dataclass
-class InputBatch:
+class InputBatch(NamedTuple):
     """What the forward pass takes."""
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     metadata: list[AttentionMetadata]  # of each layer; layers of one KV group share it
     sampled_tokens: Tensor  # [num_samples] int32: indices into the tokens of the step
-    sampled_rows: Tensor  # [num_samples] int32
-    sampled_positions: Tensor  # [num_samples] int32
 
 
-def shape_of(plan: StepPlan) -> StepShape:
-    count, runs = len(plan.decode_rows), plan.runs
-    return StepShape(
-        query_lens=[1] * count + [run.num_new for run in runs],
-        seq_lens=(plan.decode_starts + 1).tolist() + [run.start + run.num_new for run in runs],
+def pack(plan: StepPlan, rows: Rows) -> Packed:
+    """The numbers of a step. A decode begins with the last token of its row, which only the device may know."""
+    count = len(plan.decode_rows)
+    packed = Packed(
+        query_lens=[1] * count + [run.num_new for run in plan.runs],
+        seq_lens=(plan.decode_starts + 1).tolist() + [run.start + run.num_new for run in plan.runs],
         num_decodes=count + plan.num_drafted,
         num_tokens=plan.num_tokens,
         num_samples=plan.num_samples,
         num_common_blocks=plan.num_common_blocks,
     )
-
-
-def pack(plan: StepPlan, rows: Rows) -> Packed:
-    """The numbers of a step. A decode begins with the last token of its row, which only the device may know."""
-    shape, count = shape_of(plan), len(plan.decode_rows)
-    host = rows.device.host_tensor(shape.size, torch.int32)
-    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (
-        host.numpy()[s] for s in shape.sections
-    )
+    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = packed.take_memory(rows.device)
     row[:count] = sampled_rows[:count] = plan.decode_rows
     computed[:count] = plan.decode_starts
     positions[:count] = plan.decode_starts + 1
     token_ids[:count] = UNKNOWN
     sampled_tokens[:count] = np.arange(count)
-    starts[:] = list(accumulate(shape.query_lens, initial=0))
+    starts[:] = list(accumulate(packed.query_lens, initial=0))
     at = count  # the next sample
     for number, run in enumerate(plan.runs, count):
         first, end = starts[number], starts[number + 1]
@@ -144,38 +135,33 @@ def pack(plan: StepPlan, rows: Rows) -> Packed:
         sampled_tokens[samples], sampled_rows[samples] = np.arange(end - num_samples, end), run.row
         positions[samples] = run.start + run.num_new + 1 - num_samples + np.arange(num_samples)
         at += num_samples
-    return Packed(shape, host, sampled_rows, positions)
+    packed.sampled_rows, packed.sampled_positions = sampled_rows, positions
+    return packed
 
 
 def unpack(
-    shape: StepShape, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
+    packed: Packed, numbers: Tensor, rows: Rows, kernels: Kernels, kv_cache: KVCache, block_size: int
 ) -> InputBatch:
-    """The tensors of a step, on the device.
-
-    Args:
-        numbers: what `pack` packed, copied there.
-    """
-    row, computed, starts, token_ids, sampled_tokens, sampled_rows, positions = (numbers[s] for s in shape.sections)
-    longest = shape.longest or max(shape.query_lens)
-    placed = kernels.compute_slot_mapping(
-        token_ids, row, starts, computed, rows.last_tokens, rows.tables, block_size, longest
-    )
-    num_blocks = -(-max(shape.seq_lens) // block_size)
+    """The tensors of a step, from its numbers on the device."""
+    row, computed, starts, token_ids, sampled_tokens, *_ = (numbers[section] for section in packed.sections)
+    kept, longest = (rows.last_tokens, rows.tables), packed.longest or max(packed.query_lens)
+    placed = kernels.compute_slot_mapping(token_ids, row, starts, computed, *kept, block_size, longest)
+    num_blocks = -(-max(packed.seq_lens) // block_size)
     block_tables = rows.tables[:, :, :num_blocks].index_select(1, row)
-    num_shared = shape.num_common_blocks or [0] * len(block_tables)
+    num_shared = packed.num_common_blocks or [0] * len(block_tables)
     of_groups = [
         AttentionMetadata(
-            num_decodes=shape.num_decodes,
+            num_decodes=packed.num_decodes,
             kv_cache=kv_cache.layers,
             query_start_loc=starts,
             seq_lens=placed.seq_lens,
             block_tables=tables,
             slot_mapping=slots,
-            query_lens_list=shape.query_lens,
-            seq_lens_list=shape.seq_lens,
+            query_lens_list=packed.query_lens,
+            seq_lens_list=packed.seq_lens,
             num_shared=shared * block_size,
         )
         for tables, slots, shared in zip(block_tables, placed.slot_mapping, num_shared, strict=True)
     ]
     metadata = [of_groups[group] for group in kv_cache.groups]
-    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens, sampled_rows, positions)
+    return InputBatch(placed.input_ids, placed.positions, metadata, sampled_tokens)

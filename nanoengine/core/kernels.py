@@ -17,19 +17,15 @@ class WeightSlot(Protocol):
 
     @property
     def shape(self) -> torch.Size: ...
-
     def copy_(self, source: Tensor, /) -> object: ...
 
 
 class Weight(Protocol):
-    """A matrix [outputs, inputs] in whatever order its kernels read it."""
+    """A matrix [outputs, inputs] in whatever order its kernels read it. `rows` are filled from a checkpoint."""
 
     @property
     def shape(self) -> torch.Size: ...
-
-    def rows(self, first: int, count: int) -> WeightSlot:
-        """Rows [first, first + count), to be filled from a checkpoint."""
-        ...
+    def rows(self, first: int, count: int) -> WeightSlot: ...
 
 
 class RowMajor:
@@ -46,8 +42,8 @@ class RowMajor:
 class PlacedTokens(NamedTuple):
     """The new tokens of a step, and where they stand."""
 
-    input_ids: Tensor  # [num_tokens] int64
-    positions: Tensor  # [num_tokens] int64
+    input_ids: Tensor  # [num_tokens] int64, as positions
+    positions: Tensor
     slot_mapping: Tensor  # [num_groups, num_tokens] int64: a slot in each KV group; -1: nowhere
     seq_lens: Tensor  # [num_seqs] int32: with the new tokens
 
@@ -92,28 +88,6 @@ class Kernels:
         residual = x + residual
         return self.rms_norm(residual, weight, eps), residual
 
-    def gated_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """silu(x G^T) * x U^T, where the rows of the weight are G and then U: [num_tokens, outputs / 2]."""
-        gate, up = self.linear(x, weight, None).chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-    def norm_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.linear(normed, weight, bias), residual
-
-    def norm_gated_linear(
-        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight
-    ) -> tuple[Tensor, Tensor]:
-        """The same with `gated_linear` in place of `linear`."""
-        normed, residual = self._norm(x, residual, norm, eps)
-        return self.gated_linear(normed, weight), residual
-
-    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
-
     def compute_slot_mapping(
         self,
         token_ids: Tensor,
@@ -145,9 +119,7 @@ class Kernels:
         else:
             query_lens = query_start_loc.diff()
             seq_lens = num_computed + query_lens
-            is_of = torch.repeat_interleave(
-                query_lens, output_size=len(token_ids)
-            )  # [num_tokens]: index of the sequence
+            is_of = torch.repeat_interleave(query_lens, output_size=len(token_ids))  # the sequence of each token
             rows, padding = rows[is_of], is_padding[is_of]
             positions = torch.arange(len(token_ids), device=rows.device) + (positions - query_start_loc[:-1])[is_of]
         blocks = tables[:, rows, positions // block_size].long()  # slots of a large pool need more than 32 bits

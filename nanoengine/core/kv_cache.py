@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import torch
 
-from nanoengine.core.attention import AttentionBackend, KVLayer
+from nanoengine.core.attention import KVLayer
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall
-from nanoengine.core.model_config import ModelConfig
 
 
 class KVCache:
@@ -24,32 +22,21 @@ class KVCache:
 
     Args:
         groups: the layers of each KV group.
-
-    Attributes:
-        places: K and V of each place in a block.
-        layers: K and V of each layer.
-        groups: the KV group of each layer.
+        shape: of K, or V, of one layer of a block.
     """
 
     def __init__(
-        self,
-        num_blocks: int,
-        model: ModelConfig,
-        groups: Seq[Seq[int]],
-        backend: AttentionBackend,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, num_blocks: int, groups: Seq[Seq[int]], shape: Seq[int], dtype: torch.dtype, device: torch.device
     ):
-        shape = backend.kv_shape(1, model.num_kv_heads, model.head_dim)[1:]
         self.places = self.make(num_blocks + 1, max(map(len, groups)), shape, dtype, device)
         where = {layer: (i, place) for i, group in enumerate(groups) for place, layer in enumerate(group)}
-        self.groups = [where[layer][0] for layer in range(model.num_layers)]
-        self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]
+        self.groups = [where[layer][0] for layer in range(len(where))]  # of each layer
+        self.layers = [self.places[where[layer][1]] for layer in range(len(where))]
 
     def make(
-        self, num_blocks: int, num_places: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self, num_blocks: int, num_places: int, shape: Seq[int], dtype: torch.dtype, device: torch.device
     ) -> list[KVLayer]:
-        """The tensors of all places; `shape` is that of K, or V, of one block."""
+        """K and V of each place in a block."""
         pool = torch.zeros((num_places, 2, num_blocks, *shape), dtype=dtype, device=device)
         return [(k, v) for k, v in pool]
 
@@ -58,11 +45,6 @@ class KVCache:
         for place in self.places:
             for tensor in place:
                 tensor[blocks] = 0
-
-
-def bytes_of_block(model: ModelConfig, backend: AttentionBackend, dtype: torch.dtype, num_layers: int) -> int:
-    """K and V of a block in so many layers."""
-    return 2 * num_layers * math.prod(backend.kv_shape(1, model.num_kv_heads, model.head_dim)) * dtype.itemsize
 
 
 def size_pool(

@@ -54,8 +54,8 @@ class Linear:
 class RMSNorm:
     """x / rms(x) * weight over the last dimension, computed in float32 (Zhang and Sennrich, 2019).
 
-    Where a residual is taken, the norm is of x + residual, or of x if there is none yet, and that sum is returned too; the
-    residual that is given may be overwritten.
+    `add_and_norm` is the norm of x + residual, or of x if there is no residual yet, and that sum. The residual that is given may
+    be overwritten.
     """
 
     def __init__(self, factory: Factory, size: int, eps: float):
@@ -68,32 +68,10 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:  # [..., size] -> the same
         return self.kernels.rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return self(x), x
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps)
-
-    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
-        """A linear layer of the norm."""
-        return self.kernels.norm_linear(x, residual, self.weight, self.eps, linear.weight, linear.bias)
-
-    def then_gated_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
-        """The second of two projections of the norm, gated by the SiLU of the first."""
-        return self.kernels.norm_gated_linear(x, residual, self.weight, self.eps, linear.weight)
-
-
-class Embedding:
-    """[vocab_size, hidden_size]: its rows are looked up by token id, or multiplied with hidden states for logits."""
-
-    def __init__(self, factory: Factory, vocab_size: int, hidden_size: int):
-        self.kernels, self.weight = factory.kernels, factory.weight(vocab_size, hidden_size)
-
-    def __call__(self, token_ids: Tensor) -> Tensor:  # [num_tokens] -> [num_tokens, hidden_size]
-        return self.kernels.embed(token_ids, self.weight)
-
-    def logits(self, hidden: Tensor) -> Tensor:  # [num_tokens, hidden_size] -> [num_tokens, vocab_size] float32
-        return self.kernels.logits(hidden, self.weight)
-
-    def slot(self) -> WeightSlot:
-        return self.weight.rows(0, self.weight.shape[0])
 
 
 class RotaryEmbedding:
@@ -148,7 +126,6 @@ class Attention:
     ):
         self.layer, self.num_kv_heads, self.head_dim = layer, num_kv_heads, head_dim
         self.spec, self.backend, self.norms = spec, backend, norms
-        self.rotate_and_write = backend.rotate_and_write
 
     def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
         """[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads, head_dim]."""
@@ -160,11 +137,6 @@ class Attention:
         self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
     ) -> Tensor:
         """Norm and rotate q and k, write K and V, and return q; without angles nothing is rotated."""
-        if self.rotate_and_write is not None:
-            q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
-            eps = self.norms[0].eps if self.norms else 0.0
-            cos, sin = (None, None) if angles is None else angles
-            return self.rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         q, k, v = heads.split((heads.shape[1] - 2 * self.num_kv_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = (norm(x) for norm, x in zip(self.norms, (q, k), strict=True)) if self.norms else (q, k)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nanoengine.core.config import DTYPES, MAX_INT32
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel, shown
 
-DTYPES = ("float32", "bfloat16", "float16")
-MAX_INT32 = 2**31 - 1
 MAX_JSON_BYTES = 64 << 20  # the indexes of the largest models have a fifth of it
 
 SUPPORTED: dict[str, Any] = {
@@ -33,14 +32,15 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
         UnsupportedModel: it holds no JSON table, or one too large or too deep.
     """
     path = folder / name
-    if not path.is_file():
-        raise ModelNotFound(
-            f"{path} is missing: a model is a folder with config.json, *.safetensors and tokenizer files, or a .gguf file"
-        )
     try:
+        if not path.is_file():
+            raise FileNotFoundError("no such file")
         table = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= MAX_JSON_BYTES else None
     except OSError as error:
-        raise ModelNotFound(f"{path} cannot be read: {error}") from error
+        raise ModelNotFound(
+            f"{path} is missing or cannot be read ({error}): a model is a folder with config.json, *.safetensors and tokenizer "
+            "files, or a .gguf file"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
     if not isinstance(table, dict):
@@ -66,10 +66,6 @@ class ModelConfig:
     dtype: str
     qkv_bias: bool = False
     o_bias: bool = False
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """K and V of one token in all layers."""
-        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

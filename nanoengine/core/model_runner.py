@@ -9,16 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.core.device import Device, Event
 from nanoengine.core.errors import EngineClosed
-from nanoengine.core.inputs import InputBatch, Packed, Rows, StepShape, pack, unpack
-from nanoengine.core.kernels import Kernels
+from nanoengine.core.inputs import InputBatch, Packed, Rows, pack, unpack
 from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.qwen3 import Decoder
-from nanoengine.core.sampler import Sampler, Samples
-
-Read = Callable[[StepResult], None]
+from nanoengine.core.sampler import Read, Sampler
 
 
 class RunnerPart:
@@ -27,10 +23,13 @@ class RunnerPart:
     def begin(self, plan: StepPlan) -> None:
         """Before anything is computed; rows are up to date."""
 
-    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
-        """Behind the last layer of a step that is not replayed: `hidden` is [num_tokens, hidden_size]. What is returned is
-        called with the result, once the step is over.
+    def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
+        """A step that is not replayed is about to be computed: what its plan leaves open can be guessed, in the tokens of the
+        batch.
         """
+
+    def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
+        """Behind the last layer of such a step: `hidden` is [num_tokens, hidden_size]."""
 
     def end(self, result: StepResult) -> None:
         """The step is over: add to `result.extras` what the other part must know."""
@@ -43,17 +42,13 @@ class StepRecorder(Protocol):
     """Replays steps that were recorded: CUDA graphs, CPU step programs."""
 
     def logits(self, plan: StepPlan) -> tuple[Tensor, Packed] | None:
-        """The logits of a recorded step with the numbers of this plan, whose shape may be padded; None for a step that is
-        none.
-        """
-        ...
+        """The logits of a recorded step with the numbers of this plan, which may be padded; None for a step that is none."""
 
 
 class LaunchedStep:
     """A plan that was launched."""
 
-    event: Event
-    samples: Samples | None = None
+    wait: Callable[[], None]
 
     def __init__(self, parts: list[RunnerPart]):
         self.parts = parts
@@ -61,12 +56,10 @@ class LaunchedStep:
 
     def result(self) -> StepResult:
         """Wait for its end, and raise what went wrong in it."""
-        self.event.wait()
-        result = StepResult([]) if self.samples is None else self.samples.read()
-        for read in self.reads:
+        self.wait()
+        result = StepResult([])
+        for read in (*self.reads, *(part.end for part in self.parts)):
             read(result)
-        for part in self.parts:
-            part.end(result)
         return result
 
 
@@ -74,34 +67,23 @@ class ModelRunner:
     """`launch` begins a StepPlan, whose `result` is a StepResult.
 
     Args:
-        device: where tensors live.
-        kernels: the operations of layers.
-        model: the decoder.
-        kv_cache: K and V of all layers.
         rows, sampler: what is kept of running sequences.
         block_size: tokens of a block.
         max_num_tokens: most tokens of a step.
     """
 
+    recorder: StepRecorder | None = None
+
     def __init__(
-        self,
-        device: Device,
-        kernels: Kernels,
-        model: Decoder,
-        kv_cache: KVCache,
-        rows: Rows,
-        sampler: Sampler,
-        block_size: int,
-        max_num_tokens: int,
+        self, model: Decoder, kv_cache: KVCache, rows: Rows, sampler: Sampler, block_size: int, max_num_tokens: int
     ):
-        self.device, self.kernels, self.model, self.kv_cache = device, kernels, model, kv_cache
-        self.rows, self.sampler, self.block_size = rows, sampler, block_size
-        self.recorder: StepRecorder | None = None
+        self.model, self.kv_cache, self.rows, self.sampler = model, kv_cache, rows, sampler
+        self.device, self.kernels, self.block_size = sampler.device, sampler.kernels, block_size
         self.parts: list[RunnerPart] = []
         # Where the numbers of a step arrive. Steps follow one another, so one place is enough, and recordings can read from it.
         runs, tokens = rows.padding_row + 1, max(max_num_tokens, rows.padding_row)
-        most = StepShape([1] * runs, [], 0, tokens, tokens, [])
-        self.numbers = torch.empty(most.size, dtype=torch.int32, device=device.torch_device)
+        most = Packed([1] * runs, [], 0, tokens, tokens)
+        self.numbers = torch.empty(most.size, dtype=torch.int32, device=self.device.torch_device)
         self._failed_epoch = -1
         self._is_closed = False
 
@@ -112,7 +94,7 @@ class ModelRunner:
             raise EngineClosed("the model runner is closed")
         step = LaunchedStep(self.parts)
         self.device.run(partial(self._execute, step, plan))
-        step.event = self.device.event()
+        step.wait = self.device.event()
         return step
 
     def close(self) -> None:
@@ -123,8 +105,9 @@ class ModelRunner:
                 part.close()
             self.parts.clear()  # they and the processors know the runner: without these circles, memory is free at once
             self.sampler.processors.clear()
-            del self.model, self.kv_cache, self.rows, self.sampler, self.recorder
-            if self.device.torch_device.type == "cuda":
+            self.recorder = None
+            del self.model, self.kv_cache, self.rows, self.sampler
+            if self.device.is_cuda:
                 torch.cuda.empty_cache()
 
     @torch.inference_mode()
@@ -139,37 +122,37 @@ class ModelRunner:
             for part in self.parts:
                 part.begin(plan)
             if plan.num_tokens:
-                step.samples = self._compute(step, plan)
+                step.reads = self._compute(plan)
         except BaseException:
             self._failed_epoch = plan.epoch
             raise
 
-    def _compute(self, step: LaunchedStep, plan: StepPlan) -> Samples | None:
+    def _compute(self, plan: StepPlan) -> list[Read]:
         recorded = None if self.recorder is None or plan.needs_hidden else self.recorder.logits(plan)
+        reads: list[Read] = []
         if recorded is not None:
             logits, packed = recorded
-            *_, rows, positions = (self.numbers[section] for section in packed.shape.sections)
         else:
             packed = pack(plan, self.rows)
             self.send(packed)
-            batch = self.batch(packed.shape)
-            if plan.num_drafted and self.sampler.verifier is not None:
-                self.sampler.verifier.complete(plan, batch)
+            batch = self.batch(packed)
+            for part in self.parts:
+                part.before_forward(plan, batch)
             hidden = self.model.forward(batch.input_ids, batch.positions, batch.metadata)
-            reads = [part.after_forward(plan, batch, hidden) for part in self.parts]
-            step.reads = [read for read in reads if read is not None]
+            reads = [read for part in self.parts if (read := part.after_forward(plan, batch, hidden))]
             if not plan.num_samples:
-                return None
+                return reads
             if plan.num_samples < len(hidden):
                 hidden = hidden.index_select(0, batch.sampled_tokens)
-            logits, rows, positions = self.model.compute_logits(hidden), batch.sampled_rows, batch.sampled_positions
+            logits = self.model.compute_logits(hidden)
         on_host = packed.sampled_rows, packed.sampled_positions
-        return self.sampler.sample(plan, logits, *on_host, rows, positions, self.rows.last_tokens)
+        rows, positions = (self.numbers[section] for section in packed.sections[-2:])
+        return [self.sampler.sample(plan, logits, *on_host, rows, positions, self.rows.last_tokens), *reads]
 
     def send(self, packed: Packed) -> None:
         """Put the numbers of a step where `batch` reads them."""
-        self.numbers[: packed.shape.size].copy_(packed.numbers, non_blocking=True)
+        self.numbers[: packed.size].copy_(packed.numbers, non_blocking=True)
 
-    def batch(self, shape: StepShape) -> InputBatch:
-        """The tensors of a step whose numbers were sent."""
-        return unpack(shape, self.numbers, self.rows, self.kernels, self.kv_cache, self.block_size)
+    def batch(self, packed: Packed) -> InputBatch:
+        """The tensors of a step whose numbers were sent, or will be."""
+        return unpack(packed, self.numbers, self.rows, self.kernels, self.kv_cache, self.block_size)

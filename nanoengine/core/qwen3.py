@@ -1,7 +1,6 @@
 """Qwen3 (Qwen team, 2025): grouped-query attention with norms of q and k, SwiGLU, and a norm before each part.
 
-Parts take and return (output of the last part, residual before it): the norm before the next part adds the two, and may be
-one kernel with the product behind it.
+Parts take and return (output of the last part, residual before it): the norm before the next part adds the two.
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import Kernels, WeightSlot
-from nanoengine.core.layers import Angles, Attention, Embedding, Factory, Linear, RMSNorm, RotaryEmbedding
+from nanoengine.core.layers import Angles, Attention, Factory, Linear, RMSNorm, RotaryEmbedding
 from nanoengine.core.model_config import ModelConfig, Qwen3Config
 from nanoengine.core.weights import EMBEDDING, HEAD
 
@@ -53,8 +53,8 @@ class SelfAttention:
     def __call__(
         self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
-        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
+        x, residual = norm.add_and_norm(hidden, residual)
+        return self.o_proj(self.attention(self.qkv_proj(x), angles, metadata).flatten(-2)), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self.qkv_proj.slots(prefix, *self.qkv_names) | self.o_proj.slots(prefix, "o_proj")
@@ -71,8 +71,9 @@ class MLP:
         self.down_proj = Linear(factory, width, config.hidden_size, bias=bias)
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        gated, residual = norm.then_gated_linear(hidden, residual, self.gate_up_proj)
-        return self.down_proj(gated), residual
+        x, residual = norm.add_and_norm(hidden, residual)
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up), residual
 
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         prefix = f"{prefix}.mlp"
@@ -85,13 +86,8 @@ class DecoderLayer:
     def __init__(
         self, attn_norm: RMSNorm, self_attn: SelfAttention, mlp_norm: RMSNorm, mlp: MLP, rotary: RotaryEmbedding | None
     ):
-        self.attn_norm, self.self_attn, self.mlp_norm, self.mlp, self.rotary = (
-            attn_norm,
-            self_attn,
-            mlp_norm,
-            mlp,
-            rotary,
-        )
+        self.attn_norm, self.self_attn, self.rotary = attn_norm, self_attn, rotary
+        self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def __call__(
         self, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
@@ -113,9 +109,10 @@ class Decoder:
     def __init__(self, config: ModelConfig, factory: Factory, layers: Sequence[DecoderLayer], norm: RMSNorm):
         self.config, self.layers, self.norm = config, layers, norm
         self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
-        self.embed_tokens = self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+        self.kernels = factory.kernels
+        self.embed_tokens = self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
         if not config.tie_word_embeddings:
-            self.lm_head = Embedding(factory, config.vocab_size, config.hidden_size)
+            self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
 
     def prepare(self, max_len: int) -> None:
         """Make ready for positions below `max_len`, before the first `forward`."""
@@ -123,7 +120,7 @@ class Decoder:
             rotary.prepare(max_len)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.embed_tokens(input_ids)
+        return self.kernels.embed(input_ids, self.embed_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor, metadata: Sequence[AttentionMetadata]) -> Tensor:
         """[num_tokens] ids and positions, and what each layer reads and writes -> [num_tokens, hidden_size]."""
@@ -136,13 +133,14 @@ class Decoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] in float32; call it with the rows that are sampled only."""
-        return self.lm_head.logits(hidden)
+        return self.kernels.logits(hidden, self.lm_head)
 
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
-        slots = {EMBEDDING: self.embed_tokens.slot(), "model.norm.weight": self.norm.slot()}
+        count = self.config.vocab_size
+        slots = {EMBEDDING: self.embed_tokens.rows(0, count), "model.norm.weight": self.norm.slot()}
         if not self.config.tie_word_embeddings:
-            slots[HEAD] = self.lm_head.slot()
+            slots[HEAD] = self.lm_head.rows(0, count)
         for number, layer in enumerate(self.layers):
             slots |= layer.slots(f"model.layers.{number}")
         return slots

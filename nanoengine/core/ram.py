@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -11,24 +12,17 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def available_ram() -> int:
     """Bytes of RAM that this process can still take: of the machine, or of its container where that has less."""
-    available = _meminfo_available() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-    except OSError:
-        return available
-    if limit == "max":
-        return available
-    # Cached files count as used, but are given back on demand.
-    file_cache = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
-    return min(available, max(int(limit) - used + file_cache, 0))
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    with suppress(OSError, KeyError):
+        available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
+    with suppress(OSError, ValueError):  # there are no control groups, or this one has no limit: "max"
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        stat = _table(CGROUP / "memory.stat")
+        # Cached files count as used, but are given back on demand.
+        file_cache = stat.get("inactive_file", 0) + stat.get("active_file", 0)
+        available = min(available, max(limit - used + file_cache, 0))
+    return available
 
 
-def _meminfo_available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    kilobytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kilobytes is None else int(kilobytes) * 1024
+def _table(path: Path) -> dict[str, int]:
+    return {words[0]: int(words[1]) for words in map(str.split, path.read_text().splitlines())}

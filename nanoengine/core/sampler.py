@@ -6,7 +6,7 @@ host need not have seen a token before the next is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.inputs import InputBatch
 from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import NONE_LEFT, UNKNOWN, Started, StepPlan, StepResult
+
+Read = Callable[[StepResult], None]
+"""Adds to a result what has come to the host. It is called once the step is over."""
 
 
 class LogitsProcessor:
@@ -47,48 +49,22 @@ class LogitsProcessor:
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         """Change the logits [n, vocab_size]; NaN and infinity must stay visible. `drafts`: those of the step, or None."""
 
-    def observe(self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any) -> Any:
-        """Take note of the samples, [n] int64. What is returned is called with the result, once the step is over."""
+    def observe(
+        self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any
+    ) -> Read | None:
+        """Take note of the samples, [n] int64."""
 
 
 class Verifier(Protocol):
     """The runner's part of speculation: which drafts of a step came true."""
 
-    def complete(self, plan: StepPlan, batch: InputBatch) -> None:
-        """A step with drafts is about to be computed: guess the drafts that the plan leaves open, in the tokens of the batch."""
-        ...
-
     def drafts(self, plan: StepPlan, num_samples: int) -> Any:
         """What stands before each sample."""
-        ...
 
     def verify(self, drafts: Any, tokens: Tensor, last_tokens: Tensor) -> Any:
-        """Compare drafts with samples, and write the last token of each of their rows. The answer has `num_accepted`, a
-        tensor.
+        """Compare drafts with samples, and write the last token of each of their rows. The answer's `num_accepted` is
+        a tensor.
         """
-        ...
-
-
-class Samples:
-    """What was sampled, on its way to the host."""
-
-    def __init__(self, tokens: Tensor, num_samples: int, verified: Any, observed: list[Any], bound: list[np.ndarray]):
-        self._tokens = tokens[:num_samples].to("cpu", non_blocking=True)
-        self._num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)
-        self._observed, self._bound = observed, bound
-
-    def read(self) -> StepResult:
-        """Once the event behind it was waited for."""
-        result = StepResult(self._tokens.tolist())
-        if NONE_LEFT in result.token_ids:  # where no processor has forbidden anything, the logits are broken
-            bound = {number for numbers in self._bound for number in numbers.tolist()}
-            tokens = enumerate(result.token_ids)
-            result.token_ids = [UNKNOWN if own == NONE_LEFT and i not in bound else own for i, own in tokens]
-        if self._num_accepted is not None:
-            result.num_accepted = self._num_accepted.tolist()
-        for read in self._observed:
-            read(result)
-        return result
 
 
 class Sampler:
@@ -98,18 +74,13 @@ class Sampler:
         num_rows: most sequences that run at once; the row of this number is padding.
     """
 
+    verifier: Verifier | None = None
+
     def __init__(self, num_rows: int, vocab_size: int, kernels: Kernels, device: Device):
         self.vocab_size, self.kernels, self.device = vocab_size, kernels, device
         self.processors: list[LogitsProcessor] = []  # in this order
-        self.verifier: Verifier | None = None
-        count, place = num_rows + 1, device.torch_device
-        self.table = SamplingTable(
-            temperature=torch.zeros(count, device=place),
-            top_k=torch.zeros(count, dtype=torch.int32, device=place),
-            top_p=torch.ones(count, device=place),
-            min_p=torch.zeros(count, device=place),
-            seeds=torch.zeros(count, dtype=torch.int64, device=place),
-        )
+        zeros = torch.zeros(num_rows + 1, device=device.torch_device)
+        self.table = SamplingTable(zeros, zeros.int(), zeros + 1, zeros.clone(), zeros.long())
 
     def apply(self, plan: StepPlan) -> None:
         """Rows that end or begin anew."""
@@ -127,9 +98,9 @@ class Sampler:
         seeds = np.array([start.sampling.seed for start in started], np.uint64).view(np.int64)
         integers = self.device.send(np.array([[start.row for start in started], top_k, seeds], np.int64))
         floats = self.device.send(np.array([[own.temperature, own.top_p, own.min_p] for own in params], np.float32).T)
-        self.table.top_k.index_copy_(0, integers[0], integers[1].to(torch.int32))
-        self.table.seeds.index_copy_(0, integers[0], integers[2])
-        for column, values in zip((self.table.temperature, self.table.top_p, self.table.min_p), floats, strict=True):
+        table = self.table
+        columns = table.temperature, table.top_p, table.min_p, table.top_k, table.seeds
+        for column, values in zip(columns, (*floats, integers[1].to(torch.int32), integers[2]), strict=True):
             column.index_copy_(0, integers[0], values)
 
     def sample(
@@ -141,7 +112,7 @@ class Sampler:
         rows_on_device: Tensor,
         positions_on_device: Tensor,
         last_tokens: Tensor,
-    ) -> Samples:
+    ) -> Read:
         """Sample a token for every row of logits.
 
         Args:
@@ -153,16 +124,28 @@ class Sampler:
         """
         asked = [own for own in self.processors if own.pieces]
         bound = [(own, numbers) for own in asked if len(numbers := own.find(rows, positions))]
-        drafts = None
+        drafts = verified = None
         if plan.num_drafted:
             assert self.verifier is not None, "drafts need speculation's part of the runner"
             drafts = self.verifier.drafts(plan, len(logits))
         for processor, numbers in bound:
             processor.apply(logits, numbers, rows, drafts)
         tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device, last_tokens)
-        verified = None
         if self.verifier is not None and drafts is not None:
             verified = self.verifier.verify(drafts, tokens, last_tokens)
-        observed = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
-        reads = [read for read in observed if read is not None]
-        return Samples(tokens, len(rows), verified, reads, [numbers for own, numbers in bound if own.forbids])
+        reads = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
+        on_host = tokens[: len(rows)].to("cpu", non_blocking=True)
+        num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)
+
+        def read(result: StepResult) -> None:
+            result.token_ids = on_host.tolist()
+            if NONE_LEFT in result.token_ids:  # where no processor has forbidden anything, the logits are broken
+                forbidden = {number for own, numbers in bound if own.forbids for number in numbers.tolist()}
+                found = enumerate(result.token_ids)
+                result.token_ids = [UNKNOWN if own == NONE_LEFT and i not in forbidden else own for i, own in found]
+            if num_accepted is not None:
+                result.num_accepted = num_accepted.tolist()
+            for each in filter(None, reads):
+                each(result)
+
+        return read

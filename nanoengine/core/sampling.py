@@ -65,9 +65,8 @@ def keep_probable(values: Tensor, log_total: Tensor, top_p: Tensor, min_p: Tenso
     """
     probabilities = (values - log_total[:, None]).exp()
     before = probabilities.cumsum(-1) - probabilities  # of the likelier tokens: the one that crosses top_p is kept
-    dropped = ((before >= top_p[:, None]) & (top_p < 1)[:, None]) | (
-        probabilities < min_p[:, None] * probabilities[:, :1]
-    )
+    dropped = (before >= top_p[:, None]) & (top_p < 1)[:, None]
+    dropped |= probabilities < min_p[:, None] * probabilities[:, :1]
     dropped[:, 0] = False
     return values.masked_fill(dropped, -torch.inf)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -20,7 +21,7 @@ from nanoengine.core.errors import InvalidConfig, KVCacheTooSmall, shown
 from nanoengine.core.flash_attention import FlashAttention
 from nanoengine.core.inputs import Rows
 from nanoengine.core.kernels import Kernels
-from nanoengine.core.kv_cache import KVCache, bytes_of_block, size_pool
+from nanoengine.core.kv_cache import KVCache, size_pool
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_config import ModelConfig, Qwen3Config, read_config
@@ -102,8 +103,12 @@ class Startup:
 
     def bytes_of_block(self, groups: list[list[int]]) -> int:
         """K and V of the model in a block."""
-        num_layers = max(map(len, groups))
-        return bytes_of_block(self.model_config, self.backend, self.kv_dtype or self.dtype, num_layers)
+        return 2 * max(map(len, groups)) * math.prod(self.block_shape) * (self.kv_dtype or self.dtype).itemsize
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Of K, or V, of one layer of a block."""
+        return self.backend.kv_shape(1, self.model_config.num_kv_heads, self.model_config.head_dim)[1:]
 
     def _first(self, step: str, default: Callable[[], Any], *args: Any) -> Any:
         """What the first capability that decides it says, or the core's own choice."""
@@ -193,10 +198,10 @@ class Startup:
         rows = Rows(self.num_rows, len(self.groups), -(-max_model_len // config.block_size), device)
         sampler = Sampler(self.num_rows, self.model_config.vocab_size, self.kernels, device)
         limits = config.block_size, config.max_num_batched_tokens
-        return ModelRunner(device, self.kernels, self.model, kv_cache, rows, sampler, *limits)
+        return ModelRunner(self.model, kv_cache, rows, sampler, *limits)
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
-        where = self.model_config, self.groups, self.backend, self.kv_dtype or self.dtype, self.device.torch_device
+        where = self.groups, self.block_shape, self.kv_dtype or self.dtype, self.device.torch_device
         try:
             found: KVCache = self._first("kv_cache", lambda: KVCache(num_blocks, *where), num_blocks)
         except (RuntimeError, OSError) as error:  # torch's allocators raise the first or a subclass, mmap the second

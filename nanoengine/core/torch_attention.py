@@ -21,7 +21,6 @@ class TorchAttention(AttentionBackend):
     """
 
     name = "torch"
-    description = "plain torch gather + scaled_dot_product_attention"
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:

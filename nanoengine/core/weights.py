@@ -29,9 +29,7 @@ def load_weights(slots: Mapping[str, WeightSlot], folder: Path) -> None:
         with open_file(path) as file:
             for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
                 tensor = file.get_tensor(name)
-                slot = slots.get(
-                    EMBEDDING if name == HEAD else name
-                )  # a tied model may come with its head all the same
+                slot = slots.get(EMBEDDING if name == HEAD else name)  # a tied model may come with its head, too
                 if slot is None or slot.shape != tensor.shape or not tensor.is_floating_point():
                     expected = "no such tensor" if slot is None else f"a float tensor {list(slot.shape)}"
                     raise InvalidWeights(
@@ -48,7 +46,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Those of the index, or model.safetensors, or all."""
     index = folder / "model.safetensors.index.json"
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if index.is_symlink() or index.exists():
+    if os.path.lexists(index):
         weight_map = read_json(folder, index.name).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise InvalidWeights(f"{index} has no weight_map from tensor names to file names")

@@ -59,10 +59,8 @@ class NativeAndTriton(Capability):
     def kv_cache(self, startup: Startup, num_blocks: int) -> KVCache:
         backend = startup.backend
         kind = BlockMajorKVCache if isinstance(backend, PackageBackend) and backend.block_major else HugePageKVCache
-        device = startup.device.torch_device
-        return kind(
-            num_blocks, startup.model_config, startup.groups, startup.backend, startup.kv_dtype or startup.dtype, device
-        )
+        where = startup.kv_dtype or startup.dtype, startup.device.torch_device
+        return kind(num_blocks, startup.groups, startup.block_shape, *where)
 
     def describe_itself(self, startup: Startup) -> str:
         formats: Counter[str] = Counter()

@@ -83,12 +83,22 @@ class Kernels(core.Kernels, ABC):
         [num_tokens, outputs / 2]."""
         ...
 
+    def norm_linear(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """`linear` of the norm of x + residual, and that sum; of x, if there is no residual. `norm` is the weight of the norm."""
+        normed, residual = self._norm(x, residual, norm, eps)
+        return self.linear(normed, weight, bias), residual
+
     def norm_gated_linear(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Weight, activation: str = "silu"
     ) -> tuple[Tensor, Tensor]:
-        """`norm_linear` with `gated_linear` in place of the product."""
+        """The same with `gated_linear` in place of the product."""
         normed, residual = self._norm(x, residual, norm, eps)
         return self.gated_linear(normed, weight, activation), residual
+
+    def _norm(self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return (self.rms_norm(x, norm, eps), x) if residual is None else self.add_rms_norm(x, residual, norm, eps)
 
     @abstractmethod
     def new_experts(

@@ -1,16 +1,33 @@
-"""Attention with norms over all heads of q together, and all of k (OLMo 2)."""
+"""Attention that norms, rotates and writes in one go where the backend offers that; and with norms over all heads together."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core import layers as core
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.core.layers import Angles, Attention, RMSNorm
+from nanoengine.core.layers import Angles, RMSNorm
+
+
+class Attention(core.Attention):
+    """The core's, over a backend that may offer `rotate_and_write`."""
+
+    backend: AttentionBackend
+
+    def write(
+        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
+    ) -> Tensor:
+        if self.backend.rotate_and_write is None:
+            return super().write(qkv, angles, k_cache, v_cache, slot_mapping)
+        q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
+        eps = self.norms[0].eps if self.norms else 0.0
+        cos, sin = (None, None) if angles is None else angles
+        return self.backend.rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
 
 
 class WideNormAttention(Attention):
-    """The norms are applied before all that a backend may do in one go."""
+    """With norms over all heads of q together, and all of k (OLMo 2), before all that a backend may do in one go."""
 
     def __init__(
         self,

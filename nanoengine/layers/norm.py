@@ -5,12 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Factory, Linear, RMSNorm
+from nanoengine.core.layers import Linear, RMSNorm
+from nanoengine.kernels.interface import Kernels
+from nanoengine.layers.factory import Factory
 from nanoengine.layers.shifted import Shifted
 
 
 class OffsetNorm(RMSNorm):
     """RMSNorm whose weights are `offset` more than those of the checkpoint."""
+
+    kernels: Kernels
 
     def __init__(self, factory: Factory, size: int, eps: float, offset: float):
         super().__init__(factory, size, eps)
@@ -19,12 +23,16 @@ class OffsetNorm(RMSNorm):
     def slot(self) -> WeightSlot:
         return self.weight if self.offset == 0.0 else Shifted(self.weight, self.offset)
 
+    def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
+        """A linear layer of `add_and_norm`, and the sum."""
+        return self.kernels.norm_linear(x, residual, self.weight, self.eps, linear.weight, linear.bias)
 
-class NoNorm(RMSNorm):
+
+class NoNorm(OffsetNorm):
     """Stands before a part whose input is not normed: the residual is added, and that is all."""
 
     def __init__(self, factory: Factory):
-        super().__init__(factory, 0, 0.0)
+        super().__init__(factory, 0, 0.0, 0.0)
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
@@ -36,7 +44,3 @@ class NoNorm(RMSNorm):
     def then_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
         x, residual = self.add_and_norm(x, residual)
         return linear(x), residual
-
-    def then_gated_linear(self, x: Tensor, residual: Tensor | None, linear: Linear) -> tuple[Tensor, Tensor]:
-        x, residual = self.add_and_norm(x, residual)
-        return self.kernels.gated_linear(x, linear.weight), residual

@@ -15,9 +15,9 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import qwen3 as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import WeightSlot
-from nanoengine.core.layers import Angles, Attention, RMSNorm
+from nanoengine.core.layers import Angles, RMSNorm
 from nanoengine.kernels.interface import Kernels
-from nanoengine.layers.attention import WideNormAttention
+from nanoengine.layers.attention import Attention, WideNormAttention
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.layers.norm import NoNorm, OffsetNorm
@@ -64,6 +64,13 @@ class SelfAttention(core.SelfAttention):
         self.config, self.rope, self.qkv_names, self.norms = config, config.layer(layer).rope, config.names.qkv, norms
         self.attention.sinks = factory.floats(config.num_heads) if config.has_sinks else None
 
+    def __call__(
+        self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None, angles: Angles | None, metadata: AttentionMetadata
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(norm, OffsetNorm)
+        qkv, residual = norm.then_linear(hidden, residual, self.qkv_proj)
+        return self.o_proj(self.attention(qkv, angles, metadata).flatten(-2)), residual
+
     def slots(self, prefix: str) -> dict[str, WeightSlot]:
         slots = super().slots(prefix)
         if self.attention.sinks is not None:
@@ -91,6 +98,7 @@ class MLP(core.MLP):
 
     def __call__(self, norm: RMSNorm, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         linear = self.gate_up_proj
+        assert isinstance(norm, OffsetNorm)
         if linear.bias is not None:
             both, residual = norm.then_linear(hidden, residual, linear)
             gated = self.kernels.gate(both, self.activation)

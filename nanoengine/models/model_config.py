@@ -108,6 +108,10 @@ class ModelConfig(core.ModelConfig):
         layers = (replace(layer, window=None) if (layer.window or 0) >= max_len else layer for layer in self.layers)
         return replace(self, layers=tuple(layers))
 
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """K and V of one token in all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * dtype_bytes
+
     def num_parameters(self) -> int:
         """Number of weights, from the shapes alone."""
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)

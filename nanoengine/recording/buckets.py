@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nanoengine.core.inputs import Packed, Rows, StepShape
+from nanoengine.core.inputs import Packed, Rows
 from nanoengine.core.messages import StepPlan
 
 MOST_ON_CPU = 8
@@ -38,17 +38,18 @@ class Bucket:
         )
         return is_plain and self.num_runs >= size.num_runs and self.num_tokens >= size.num_tokens
 
-    def shape(self, max_len: int) -> StepShape:
-        """Bounds for all steps of this bucket: sequences of any length. Behind runs of several tokens there is one of padding."""
+    def shape(self, max_len: int) -> Packed:
+        """Bounds for all steps of this bucket: sequences of any length. Behind runs of several tokens there is one of padding.
+        The numbers are not there yet.
+        """
         total, num_padding = self.num_runs * self.num_tokens, int(self.num_tokens > 1)
         num_runs = self.num_runs + num_padding
-        return StepShape(
+        return Packed(
             query_lens=[self.num_tokens] * num_runs,
             seq_lens=[max_len] * num_runs,
             num_decodes=0 if self.is_prompt else num_runs,
             num_tokens=total,
             num_samples=1 if self.is_prompt else total,
-            num_common_blocks=[],
             longest=total if num_padding else 1,
         )
 
@@ -84,20 +85,18 @@ def drafted_buckets(max_seqs: int, num_drafts: int) -> list[Bucket]:
     return [Bucket(False, *pair) for pair in sorted(pairs, key=lambda pair: (pair[0] * pair[1], pair))]
 
 
-def pad(packed: Packed, shape: StepShape, rows: Rows) -> Packed:
-    """The numbers of a step, filled up to a larger shape with runs of the padding row: their tokens are written nowhere."""
-    own, count = packed.shape, len(packed.shape.query_lens)
-    host = rows.device.host_tensor(shape.size, packed.numbers.dtype)
-    numbers = host.numpy()
-    numbers[:] = 0
-    sections = [numbers[section] for section in shape.sections]
+def pad(packed: Packed, shape: Packed, rows: Rows) -> Packed:
+    """`shape` with the numbers of a step, filled up with runs of the padding row: their tokens are written nowhere."""
+    count, sections = len(packed.query_lens), shape.take_memory(rows.device)
+    shape.numbers.zero_()
     row, _, starts, _, sampled_tokens, sampled_rows, positions = sections
     row[:] = sampled_rows[:] = rows.padding_row
     sampled_tokens[:] = np.arange(len(sampled_tokens))
-    for to, section in zip(sections, own.sections, strict=True):
+    for to, section in zip(sections, packed.sections, strict=True):
         to[: section.stop - section.start] = packed.numbers.numpy()[section]
     more = np.cumsum(shape.query_lens[count:])
     starts[count + 1 :] = np.minimum(starts[count] + more, shape.num_tokens)
     starts[-1] = shape.num_tokens
     num_samples = len(packed.sampled_rows)
-    return Packed(shape, host, sampled_rows[:num_samples], positions[:num_samples])
+    shape.sampled_rows, shape.sampled_positions = sampled_rows[:num_samples], positions[:num_samples]
+    return shape

@@ -90,7 +90,7 @@ class RecordedSteps:
             return None
         packed, runner = pack(plan, self._runner.rows), self._runner
         shape = bucket.shape(self._max_len)
-        if (len(packed.shape.query_lens), packed.shape.num_tokens) != (len(shape.query_lens), shape.num_tokens):
+        if (len(packed.query_lens), packed.num_tokens) != (len(shape.query_lens), shape.num_tokens):
             packed = pad(packed, shape, runner.rows)
         runner.send(packed)
         if bucket not in self._replays:

@@ -38,6 +38,7 @@ class DraftModel(RunnerPart):
 
     def __init__(self, model: Decoder, kv_cache: KVCache, group: int, runner: ModelRunner):
         self.model, self.kv_cache, self.group, self.runner = model, kv_cache, group, runner
+        self.guesses: Tensor | None = None  # of the step that is being computed
 
     def guess(self, runs: list[Run], first: int, input_ids: Tensor) -> Tensor:
         """Guess the drafts of a step, one place of all runs after the other.
@@ -101,6 +102,12 @@ class DraftModel(RunnerPart):
         return self.model.forward(input_ids, positions, [metadata] * self.model.config.num_layers)
 
     # ---- a part of the runner
+
+    def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
+        """Guess the drafts that a plan leaves open."""
+        runs = plan.runs[: plan.num_drafted]
+        is_open = bool(runs) and UNKNOWN in runs[0].drafts
+        self.guesses = self.guess(runs, len(plan.decode_rows), batch.input_ids) if is_open else None
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> None:
         """Compute the tokens of a step, for their K/V."""

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.device import Device
-from nanoengine.core.inputs import InputBatch
-from nanoengine.core.messages import UNKNOWN, Run, StepPlan
+from nanoengine.core.messages import Run, StepPlan
 from nanoengine.speculation.draft_model import NO_DRAFT, DraftModel
 
 
@@ -94,23 +93,14 @@ class DraftVerifier:
     """The sampler's `Verifier`.
 
     Args:
-        model: guesses the drafts that a plan leaves open; None: no plan leaves any.
+        model: has guessed the drafts that a plan leaves open; None: no plan leaves any.
     """
 
     def __init__(self, device: Device, model: DraftModel | None = None):
         self.device, self.model = device, model
-        self._guesses: Tensor | None = None  # of the step that is being computed
-
-    def complete(self, plan: StepPlan, batch: InputBatch) -> None:
-        runs = plan.runs[: plan.num_drafted]
-        self._guesses = None
-        if UNKNOWN in runs[0].drafts:
-            assert self.model is not None, "the plan asks for guesses, and there is no draft model"
-            self._guesses = self.model.guess(runs, len(plan.decode_rows), batch.input_ids)
 
     def drafts(self, plan: StepPlan, num_samples: int) -> Drafts:
-        runs, guesses = plan.runs[: plan.num_drafted], self._guesses
-        self._guesses = None
+        runs, guesses = plan.runs[: plan.num_drafted], None if self.model is None else self.model.guesses
         return Drafts.of(runs, len(plan.decode_rows), num_samples, self.device, guesses)
 
     def verify(self, drafts: Drafts, tokens: Tensor, last_tokens: Tensor) -> Verified:

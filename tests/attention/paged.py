@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
+from nanoengine.core import layers as core
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
-from nanoengine.core.layers import Attention, RMSNorm
+from nanoengine.core.layers import RMSNorm
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.layers.attention import Attention
 from nanoengine.layers.factory import Factory
 from tests.support import angles_at
 
@@ -126,9 +128,8 @@ class Pool:
             self.memory = torch.full((2, num_blocks, *rest), nan, dtype=dtype)
             self.k_cache, self.v_cache = self.memory
         self.norms = [_norm(weight.float()) for weight in sequences.norms] if norms else []
-        self.layer = Attention(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
-        if not one_go:
-            self.layer.rotate_and_write = None
+        layer = Attention if one_go else core.Attention
+        self.layer = layer(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
 
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         angles = angles_at(positions, self.sequences.heads.dim, THETA) if self.rotated else None

@@ -27,7 +27,6 @@ HALF = torch.bfloat16
 def choose(name: str, block_size: int = 16, head_dim: int = 64, *specs: AttentionSpec) -> tuple[str, str]:
     """The name of the backend on a CPU, and why faster ones were passed over."""
     backend, passed_over = choose_backend(name, CPU, torch.float32, replace(TOY, head_dim=head_dim), block_size, specs)
-    assert backend.description
     return backend.name, passed_over
 
 

@@ -92,7 +92,16 @@ def attend(spec: AttentionSpec, num_decodes: int, query_lens: list[int], block_s
     lens = torch.full((len(query_lens),), 9, dtype=torch.int32)
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     q, lens, starts = torch.zeros(sum(query_lens), 4, 64, device="meta"), lens.to("meta"), starts.to("meta")
-    metadata = AttentionMetadata([], lens, num_decodes, starts, lens, lens[:, None], query_lens, [9] * len(query_lens))
+    metadata = AttentionMetadata(
+        starts,
+        lens,
+        lens[:, None],
+        query_lens,
+        [9] * len(query_lens),
+        kv_cache=[],
+        slot_mapping=lens,
+        num_decodes=num_decodes,
+    )
     assert FlashAttention(block_size).attend(q, q, q, metadata, spec).shape == q.shape
 
 

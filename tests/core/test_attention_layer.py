@@ -1,4 +1,4 @@
-"""The attention layer: it writes to its own layer's cache before it reads, as the backend offers it and the layer needs it.
+"""The attention layer: it writes to its own layer's cache before it reads, what the layer needs.
 
 What comes out of it with real backends is tested in tests/attention.
 """
@@ -26,9 +26,7 @@ WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 class Recorder:
     """A backend that notes its calls."""
 
-    name = description = "recorder"
-
-    def __init__(self, *, offers: bool):
+    def __init__(self, *, offers: bool = False):
         self.calls: list[tuple[Any, ...]] = []
         self.rotate_and_write = self._rotate_and_write if offers else None
 
@@ -55,13 +53,16 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
     one = torch.ones(1, dtype=torch.int32)
     caches = [(torch.zeros(1), torch.zeros(1)) for _ in range(3)]
     starts = torch.tensor([0, 3], dtype=torch.int32)
-    metadata = AttentionMetadata(caches, torch.tensor([4, 5, 6]), 0, starts, 3 * one, one[None], [3], [3])
+    slots = torch.tensor([4, 5, 6])
+    metadata = AttentionMetadata(
+        starts, 3 * one, one[None], [3], [3], kv_cache=caches, slot_mapping=slots, num_decodes=0
+    )
     return torch.randn(3, WIDTH), angles_at(torch.arange(3), DIM, 1e4), metadata
 
 
-def layer_over(backend: Recorder, *norms: RMSNorm) -> Attention:
+def layer_over(backend: Recorder, *norms: RMSNorm, kind: type[Attention] = Attention) -> Attention:
     """The second layer of a model."""
-    layer = Attention(1, KV_HEADS, DIM, SPEC, backend, *norms)  # type: ignore[arg-type]
+    layer = kind(1, KV_HEADS, DIM, SPEC, backend, *norms)  # type: ignore[arg-type]
     layer.sinks = SINKS
     return layer
 
@@ -78,25 +79,8 @@ def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: Attentio
 
 @pytest.mark.parametrize("norms", [True, False])
 @pytest.mark.parametrize("rotated", [True, False])
-def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool, rotated: bool) -> None:
-    backend = Recorder(offers=True)
-    qkv, angles, metadata = step()
-    both = [norm_of(), norm_of()] if norms else []
-    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
-    (name, *given), _ = backend.calls
-    assert name == "rotate_and_write"
-    weights = [norm.weight for norm in both] or [None, None]
-    cos, sin = angles if rotated else (None, None)
-    expected = (qkv, *weights, 1e-6 if norms else 0.0, cos, sin, *metadata.kv_cache[1], metadata.slot_mapping)
-    for got, right in zip(given, expected, strict=True):
-        assert got is right or got == right
-    check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("rotated", [True, False])
-def test_otherwise_it_does_one_after_the_other(norms: bool, rotated: bool) -> None:
-    backend = Recorder(offers=False)
+def test_it_norms_rotates_and_writes_before_it_attends(norms: bool, rotated: bool) -> None:
+    backend = Recorder()
     qkv, angles, metadata = step()
     both = [norm_of(), norm_of()] if norms else []
     out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)

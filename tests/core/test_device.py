@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.core.device import CudaDevice, open_device
+from nanoengine.core.device import open_device
 from nanoengine.core.errors import InvalidConfig
 
 
@@ -36,7 +36,7 @@ def test_auto_without_a_gpu_is_the_cpu() -> None:
 def test_auto_is_the_current_gpu_and_others_go_by_number() -> None:
     for name, index in (("auto", 1), ("cuda", 1), ("cuda:0", 0)):
         device = open_device(name)
-        assert isinstance(device, CudaDevice)
+        assert device.is_cuda
         assert device.torch_device == torch.device("cuda", index)
     with pytest.raises(InvalidConfig, match="device is 'cuda:2', but torch sees 2 GPUs"):
         open_device("cuda:2")

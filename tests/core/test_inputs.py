@@ -64,7 +64,7 @@ def test_every_token_of_a_step_is_where_its_plan_says(data: st.DataObject) -> No
     rows.apply(plan)
     packed = pack(plan, rows)
     layers: Any = SimpleNamespace(layers=["a", "b", "c"], groups=[0, 1, 0])
-    batch = unpack(packed.shape, packed.numbers, rows, Kernels(), layers, SIZE)
+    batch = unpack(packed, packed.numbers, rows, Kernels(), layers, SIZE)
 
     tokens: list[tuple[int, int, int]] = []  # (row, token, position)
     samples: list[tuple[int, int, int]] = []  # (place in the step, row, position of what is sampled)
@@ -77,9 +77,9 @@ def test_every_token_of_a_step_is_where_its_plan_says(data: st.DataObject) -> No
         samples += [(first + i, run.row, run.start + i + 1) for i in sampling]
     assert batch.input_ids.tolist() == [token for _, token, _ in tokens]
     assert batch.positions.tolist() == [position for _, _, position in tokens]
-    found = batch.sampled_tokens.tolist(), batch.sampled_rows.tolist(), batch.sampled_positions.tolist()
+    found = [batch.sampled_tokens.tolist(), *(packed.numbers[part].tolist() for part in packed.sections[-2:])]
     assert list(zip(*found, strict=True)) == samples
-    assert (packed.sampled_rows.tolist(), packed.sampled_positions.tolist()) == found[1:]
+    assert [packed.sampled_rows.tolist(), packed.sampled_positions.tolist()] == found[1:]
     for layer, group in enumerate(layers.groups):
         metadata = batch.metadata[layer]
         assert metadata.slot_mapping.tolist() == [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.core.kernels import Kernels, RowMajor
@@ -31,7 +29,6 @@ def test_products_and_norms_are_their_formulas() -> None:
     exact = x.double() @ rows.double().T
     assert_close(KERNELS.linear(x, weight, bias), exact + bias.double())
     assert_close(KERNELS.logits(x, weight), exact)
-    assert_close(KERNELS.gated_linear(x, weight), F.silu(exact[:, :4]) * exact[:, 4:])
     assert torch.equal(KERNELS.embed(torch.tensor([4, 0]), weight), rows[[4, 0]])
     total = x.double() + residual.double()
     normed, after = KERNELS.add_rms_norm(x, residual, norm, 1e-6)
@@ -42,27 +39,8 @@ def test_products_and_norms_are_their_formulas() -> None:
 def test_logits_are_float32_and_other_results_have_the_dtype_of_their_input() -> None:
     x, weight, norm = torch.randn(3, 8).bfloat16(), weight_of(torch.randn(4, 8).bfloat16()), torch.rand(8)
     assert KERNELS.logits(x, weight).dtype is torch.float32
-    for result in (KERNELS.linear(x, weight, None), KERNELS.rms_norm(x, norm, 1e-6), KERNELS.gated_linear(x, weight)):
+    for result in (KERNELS.linear(x, weight, None), KERNELS.rms_norm(x, norm, 1e-6)):
         assert result.dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("has_residual", [False, True])
-def test_a_norm_before_a_product_is_the_one_after_the_other(gated: bool, has_residual: bool) -> None:
-    x, residual = torch.randn(2, 3, 8)
-    weight, norm, bias = weight_of(torch.randn(10, 8)), torch.rand(8), torch.randn(10)
-    if has_residual:
-        normed, total = KERNELS.add_rms_norm(x, residual.clone(), norm, 1e-6)
-    else:
-        normed, total = KERNELS.rms_norm(x, norm, 1e-6), x
-    given = residual.clone() if has_residual else None
-    if gated:
-        out, carried = KERNELS.norm_gated_linear(x, given, norm, 1e-6, weight)
-        assert torch.equal(out, KERNELS.gated_linear(normed, weight))
-    else:
-        out, carried = KERNELS.norm_linear(x, given, norm, 1e-6, weight, bias)
-        assert torch.equal(out, KERNELS.linear(normed, weight, bias))
-    assert torch.equal(carried, total)
 
 
 def test_the_slots_of_a_step() -> None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from nanoengine.core.config import EngineConfig
-from nanoengine.core.device import CudaDevice
+from nanoengine.core.device import Device
 from nanoengine.core.errors import KVCacheTooSmall
-from nanoengine.core.kv_cache import KVCache, bytes_of_block, size_pool
-from nanoengine.core.model_config import ModelConfig
-from nanoengine.core.torch_attention import TorchAttention
-
-
-def model(num_layers: int) -> ModelConfig:
-    fields: Any = dict.fromkeys(ModelConfig.__dataclass_fields__, 8)
-    return ModelConfig(**fields | {"num_layers": num_layers, "num_kv_heads": 2, "head_dim": 4})
+from nanoengine.core.kv_cache import KVCache, size_pool
 
 
 @pytest.mark.parametrize(
@@ -56,14 +47,13 @@ def test_a_gpu_gives_what_its_share_leaves_beside_what_is_in_use_and_the_largest
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
-    device = CudaDevice(torch.device("cuda", 0))
+    device = Device(torch.device("cuda", 0))
     assert device.kv_bytes(0.9, lambda: 150) == 900 - 400 - 150
 
 
 def test_layers_of_one_group_have_places_of_their_own_and_those_of_several_groups_share_them() -> None:
-    backend, config = TorchAttention(16), model(5)
     groups = [[0, 3], [1, 4], [2]]
-    cache = KVCache(3, config, groups, backend, torch.float32, torch.device("cpu"))
+    cache = KVCache(3, groups, (16, 2, 4), torch.float32, torch.device("cpu"))
     assert [(cache.groups[layer], layer) for group in groups for layer in group] == [
         (0, 0),
         (0, 3),
@@ -77,8 +67,7 @@ def test_layers_of_one_group_have_places_of_their_own_and_those_of_several_group
     assert where[3] == where[4]
     assert len(cache.places) == 2
     assert all(tensor.shape[0] == 4 for place in cache.places for tensor in place), "the null block is one more"
-    num_bytes = sum(tensor[0].nbytes for place in cache.places for tensor in place)
-    assert num_bytes == bytes_of_block(config, backend, torch.float32, 2)
+    assert all(tensor.shape == (4, 16, 2, 4) for place in cache.places for tensor in place)
     for place in cache.places:
         for tensor in place:
             tensor.fill_(torch.nan)

@@ -39,7 +39,6 @@ def test_qwen3_is_read(tmp_path: Path, table: dict[str, Any]) -> None:
         False,
         False,
     )
-    assert config.kv_bytes_per_token(2) == 28 * 2 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanoengine.core import torch_attention
 from nanoengine.core.attention import AttentionSpec
@@ -14,75 +16,23 @@ from tests.core.paged_attention import (
     Paged,
     assert_equal,
     attention_calls,
-    boundary_lengths,
     dense_attention,
 )
+from tests.drawn import FAST
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_prefill_of_whole_prompts_at_every_block_boundary(block_size: int) -> None:
-    for n in boundary_lengths(block_size):
-        assert_equal(*Paged([n], block_size, seed=n).prefill([0], [n]))
-
-
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_decode_at_every_block_boundary(block_size: int) -> None:
-    for n in boundary_lengths(block_size):
-        paged = Paged([n], block_size, seed=n)
-        if n > 1:
-            paged.write([0], [n - 1])
-        assert_equal(*paged.decode([n - 1], [n]))
-
-
-@pytest.mark.parametrize("heads", [(1, 1), (4, 4), (4, 1), (6, 2), (8, 2)])
-def test_query_heads_share_the_right_kv_heads(heads: tuple[int, int]) -> None:
-    num_heads, num_kv_heads = heads
-    paged = Paged([11, 6], 4, num_heads=num_heads, num_kv_heads=num_kv_heads)
-    assert_equal(*paged.prefill([0, 0], [10, 5]))
-    assert_equal(*paged.decode([10, 5], [11, 6]))
-
-
-def test_prefill_of_mixed_lengths_in_one_batch() -> None:
-    lens = [1, 9, 4, 3, 17, 5]
-    assert_equal(*Paged(lens, 4).prefill([0] * len(lens), lens))
-
-
-def test_decode_of_mixed_lengths_in_one_batch() -> None:
-    lens = [1, 9, 4, 3, 17, 5, 40]
-    paged = Paged(lens, 4)
-    paged.write([0] * len(lens), [n - 1 for n in lens])
-    assert_equal(*paged.decode([n - 1 for n in lens], lens))
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4, 5, 8, 13])
-def test_prefill_in_chunks_sees_the_history_and_nothing_after(chunk: int) -> None:
-    paged = Paged([13], 4)
-    for start in range(0, 13, chunk):
-        assert_equal(*paged.prefill([start], [min(start + chunk, 13)]))
-
-
-def test_a_batch_of_fresh_prompts_and_later_chunks() -> None:
-    paged = Paged([9, 12, 20, 6], 4)
-    paged.write([0, 0, 0, 0], [0, 5, 16, 5])
-    assert_equal(*paged.prefill([0, 5, 16, 5], [9, 12, 19, 6]))
-
-
-def test_prefill_of_one_last_token_is_its_decode() -> None:
-    prefilled, decoded = Paged([10], 4), Paged([10], 4)
-    for paged in (prefilled, decoded):
-        paged.write([0], [9])
-    out = prefilled.prefill([9], [10])[0]
-    torch.testing.assert_close(decoded.decode([9], [10])[0], out)
-
-
-def test_slots_that_nobody_wrote_are_never_read() -> None:
-    """The tails of last blocks, other blocks and the null block hold NaN; padding of a batch must not bring it in."""
-    lens = [1, 30, 5]
-    paged = Paged(lens, 16)
-    out, _ = paged.prefill([0, 0, 0], [1, 29, 4])
-    assert out.isfinite().all()
-    out, _ = paged.decode([0, 29, 4], lens)
-    assert out.isfinite().all()
+@FAST
+@given(st.data())
+def test_a_step_is_dense_attention(data: st.DataObject) -> None:
+    """Decodes and chunks with and without history, at the edges of blocks and between, in slices of any size."""
+    block_size, heads = data.draw(st.sampled_from([1, 4, 16])), data.draw(st.sampled_from([(1, 1), (4, 1), (6, 2)]))
+    ends = data.draw(st.lists(st.integers(1, 2 * block_size + 9), min_size=1, max_size=5))
+    starts = [data.draw(st.integers(0, end - 1)) for end in ends]
+    paged = Paged(ends, block_size, num_heads=heads[0], num_kv_heads=heads[1])
+    paged.write([0] * len(ends), starts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_attention, "MAX_SCORES", data.draw(st.sampled_from([1, 20, 100, 1 << 24])))
+        assert_equal(*paged.mixed(data.draw(st.integers(0, len(ends))), starts, ends))
     assert paged.k_cache[0].isnan().all()
 
 
@@ -104,19 +54,8 @@ def test_a_block_written_in_this_step_may_be_read_by_another_sequence_of_it() ->
     assert_equal(*paged.prefill([0, 8], [9, 10]))
 
 
-def test_write_kv_puts_each_token_into_its_slot_and_touches_no_other() -> None:
-    backend = TorchAttention(4)
-    k, v = torch.randn(3, 2, HEAD_DIM), torch.randn(3, 2, HEAD_DIM)
-    k_cache, v_cache = torch.full((2, *backend.kv_shape(4, 2, HEAD_DIM)), float("nan"))
-    backend.write_kv(k, v, k_cache, v_cache, torch.tensor([14, 5, 7]))
-    for cache, source in ((k_cache, k), (v_cache, v)):
-        for row, (block, offset) in enumerate([(3, 2), (1, 1), (1, 3)]):
-            assert torch.equal(cache[block, offset], source[row])
-        assert cache.isfinite().sum() == source.numel()
-
-
-@pytest.mark.parametrize("slots", [[-1, -1, -1], [-1, 9, -1], [9, -1, -1]])
-def test_slot_minus_1_is_not_written(slots: list[int]) -> None:
+@pytest.mark.parametrize("slots", [[14, 5, 7], [-1, -1, -1], [-1, 9, -1], [9, -1, -1]])
+def test_each_token_is_written_into_its_slot_and_no_other_and_into_none_if_that_is_minus_1(slots: list[int]) -> None:
     backend = TorchAttention(4)
     k, v = torch.randn(3, 2, HEAD_DIM), torch.randn(3, 2, HEAD_DIM)
     k_cache, v_cache = torch.full((2, *backend.kv_shape(4, 2, HEAD_DIM)), float("nan"))
@@ -125,7 +64,7 @@ def test_slot_minus_1_is_not_written(slots: list[int]) -> None:
         written = [row for row, slot in enumerate(slots) if slot >= 0]
         assert cache.isfinite().sum() == len(written) * 2 * HEAD_DIM
         for row in written:
-            assert torch.equal(cache[2, 1], source[row])
+            assert torch.equal(cache.flatten(0, 1)[slots[row]], source[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -153,18 +92,6 @@ def attended(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
 
 
 # ---- bounded memory
-
-
-@pytest.mark.parametrize("max_scores", [1, 20, 45, 100])
-@pytest.mark.parametrize("history", [[0, 0, 0], [5, 16, 1]], ids=["fresh", "later chunks"])
-def test_prefill_in_slices_of_any_size_is_right(
-    monkeypatch: pytest.MonkeyPatch, max_scores: int, history: list[int]
-) -> None:
-    monkeypatch.setattr(torch_attention, "MAX_SCORES", max_scores)
-    paged = Paged([12, 23, 9], 4)
-    if any(history):
-        paged.write([0, 0, 0], history)
-    assert_equal(*paged.prefill(history, paged.seq_lens))
 
 
 @pytest.mark.parametrize("history", [0, 10])

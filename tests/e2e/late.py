@@ -6,6 +6,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import startup as startup_module
-from nanoengine.core.device import Device, Event
+from nanoengine.core.device import Device
 from nanoengine.core.startup import Startup
 from nanoengine.recording import capability as recording
 from nanoengine.recording.options import RecordingOptions
@@ -59,8 +60,8 @@ class LateDevice(Device):
             except Exception as error:
                 self._error = error
 
-    def event(self) -> Event:
-        return _Place(self, self.num_done + len(self.queue))
+    def event(self) -> Callable[[], None]:
+        return partial(self.wait_until, self.num_done + len(self.queue))
 
     def wait_until(self, until: int) -> None:
         self.advance(until)
@@ -77,14 +78,6 @@ class LateDevice(Device):
         return self.recordings[-1]
 
     records_ahead = True  # as a `Recorder` of CUDA graphs says of itself
-
-
-class _Place:
-    def __init__(self, device: LateDevice, until: int):
-        self.device, self.until = device, until
-
-    def wait(self) -> None:
-        self.device.wait_until(self.until)
 
 
 class Recording:

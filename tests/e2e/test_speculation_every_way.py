@@ -17,8 +17,7 @@ import pytest
 
 from nanoengine import RequestOutput, SamplingParams
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.model_runner import LaunchedStep
-from nanoengine.core.sampler import Samples
+from nanoengine.core.sampler import Read
 from nanoengine.errors import StepFailed
 from tests.e2e.late import late_device
 from tests.e2e.small_engine import Broken, assert_idle, open_llm
@@ -153,14 +152,14 @@ def test_a_step_with_drafts_that_fails_ends_those_in_it_alone(
         for fails_at in range(1, 26, 4):
             num_drafted, in_step = 0, set[int]()
 
-            def failing(step: LaunchedStep, plan: StepPlan) -> Samples | None:
+            def failing(plan: StepPlan) -> list[Read]:
                 nonlocal num_drafted
-                samples = compute(step, plan)
+                reads = compute(plan)
                 num_drafted += bool(plan.num_drafted)
                 if plan.num_drafted and num_drafted == fails_at:  # noqa: B023
                     in_step.update(rows_of(plan))  # noqa: B023
                     raise Broken("behind a step with drafts")
-                return samples
+                return reads
 
             monkeypatch.setattr(runner, "_compute", failing)
             try:

@@ -1,4 +1,4 @@
-"""Attention with norms over all heads together: they are applied before the write, whatever the backend offers."""
+"""Attention that writes in one go, and with norms over all heads together, which are applied before the write in any case."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.layers.attention import WideNormAttention
-from tests.core.test_attention_layer import DIM, HEADS, KV_HEADS, Recorder, step
+from nanoengine.layers.attention import Attention, WideNormAttention
+from tests.core.test_attention_layer import DIM, HEADS, KV_HEADS, Recorder, check_attended, layer_over, norm_of, step
 
 
 @pytest.mark.parametrize("offers", [True, False])
@@ -34,3 +34,20 @@ def test_q_and_k_are_normed_over_all_of_their_heads(offers: bool) -> None:
         assert torch.equal(given[0].flatten(1), expected[1])
         assert torch.equal(given[1].flatten(1), v)
         assert torch.equal(backend.calls[1][1].flatten(1), expected[0])
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("rotated", [True, False])
+def test_it_writes_in_one_go_where_that_is_offered_and_then_attends(norms: bool, rotated: bool) -> None:
+    backend = Recorder(offers=True)
+    qkv, angles, metadata = step()
+    both = [norm_of(), norm_of()] if norms else []
+    out = layer_over(backend, *both, kind=Attention)(qkv, angles if rotated else None, metadata)
+    (name, *given), _ = backend.calls
+    assert name == "rotate_and_write"
+    weights = [norm.weight for norm in both] or [None, None]
+    cos, sin = angles if rotated else (None, None)
+    expected = (qkv, *weights, 1e-6 if norms else 0.0, cos, sin, *metadata.kv_cache[1], metadata.slot_mapping)
+    for got, right in zip(given, expected, strict=True):
+        assert got is right or got == right
+    check_attended(backend, out, qkv[:, : HEADS * DIM].unflatten(-1, (HEADS, DIM)) + 1, metadata)

@@ -135,11 +135,11 @@ def test_native_weights_are_of_the_dtype_of_the_model(dtype: torch.dtype) -> Non
     model = build_model(CONFIG, NativeKernels(), TorchAttention(4), dtype, CPU)
     for slot in model.checkpoint_tensors().values():
         slot.copy_(torch.zeros(slot.shape, dtype=dtype))
-    embedded = model.embed_tokens(torch.tensor([1]))
+    embedded = model.embed(torch.tensor([1]))
     layer = model.layers[0]
     hidden, residual = layer.mlp(layer.mlp_norm, embedded, embedded.clone())
     assert embedded.dtype == hidden.dtype == residual.dtype == dtype
-    assert model.lm_head.logits(embedded).dtype == torch.float32
+    assert model.compute_logits(embedded).dtype == torch.float32
 
 
 class Watcher:
@@ -170,7 +170,7 @@ def test_the_scale_of_embeddings_is_rounded_only_if_the_family_does(
     table |= {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": 64}
     model = build_model(read_model_config(table | options), TorchKernels(), TorchAttention(4), torch.bfloat16, CPU)
     weight = torch.randn(64, 45).bfloat16()
-    model.embed_tokens.slot().copy_(weight)
+    model.embed_tokens.rows(0, 64).copy_(weight)
     model.layers = [watcher := Watcher()]  # type: ignore[list-item]
     model.norm.slot().copy_(torch.ones(45))
     model.prepare(64)

@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "chunks-count-from-the-start-of-the-step",
         METADATA,
-        "starts = starts - self.num_decode_tokens if first else starts",
-        "starts = starts - 0",
+        "starts - self.num_decode_tokens if first else starts,",
+        "starts,",
         "Chunks behind decodes take the queries of others for their own.",
         ("tests/core/test_attention.py",),
     ),

@@ -42,8 +42,8 @@ MUTANTS = (
     Mutant(
         "block-table-lacks-the-last-block",
         INPUTS,
-        "num_blocks = -(-max(shape.seq_lens) // block_size)",
-        "num_blocks = max(shape.seq_lens) // block_size or 1",
+        "num_blocks = -(-max(packed.seq_lens) // block_size)",
+        "num_blocks = max(packed.seq_lens) // block_size or 1",
         "The last block of the longest sequence is missing from the block tables of a step.",
         (TEST_INPUTS, TEST_LLM),
     ),
@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "blocks-are-cleared-too-late",
         RUNNER,
-        "            if plan.num_tokens:\n                step.samples = self._compute(step, plan)\n",
-        "            if plan.num_tokens:\n                step.samples = self._compute(step, plan)\n"
+        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n",
+        "            if plan.num_tokens:\n                step.reads = self._compute(plan)\n"
         "            self.kv_cache.zero(plan.zeroed)\n",
         "Blocks are overwritten behind the step that has written to them.",
         ("tests/core/test_model_runner.py",),
@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         "layers-of-a-group-share-their-kv",
         CACHE,
-        "self.layers = [self.places[where[layer][1]] for layer in range(model.num_layers)]",
-        "self.layers = [self.places[where[layer][0]] for layer in range(model.num_layers)]",
+        "self.layers = [self.places[where[layer][1]] for layer in range(len(where))]",
+        "self.layers = [self.places[where[layer][0]] for layer in range(len(where))]",
         "Two layers of one KV group write to the same place.",
         (TEST_CACHE, TEST_LLM),
     ),

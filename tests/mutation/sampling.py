@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "forbidden-tokens-are-called-broken",
         SAMPLER,
-        "if own == NONE_LEFT and i not in bound else own",
+        "if own == NONE_LEFT and i not in forbidden else own",
         "if own == NONE_LEFT else own",
         "A request that forbids every token is told that the weights are broken.",
         (TEST_PROCESSORS, TEST_ENGINE),

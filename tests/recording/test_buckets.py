@@ -82,8 +82,8 @@ def test_padding_keeps_the_step_and_adds_runs_of_the_padding_row(plan: StepPlan,
     padded = pad(own, shape, rows)
     assert padded.numbers.numel() == shape.size
     row, computed, starts, token_ids, _, sampled_rows, positions = (padded.numbers[part] for part in shape.sections)
-    before = [own.numbers[part] for part in own.shape.sections]
-    count, num_tokens, num_samples = len(before[0]), own.shape.num_tokens, own.shape.num_samples
+    before = [own.numbers[part] for part in own.sections]
+    count, num_tokens, num_samples = len(before[0]), own.num_tokens, own.num_samples
     for section, found in zip(before, (row, computed, starts, token_ids), strict=False):
         assert torch.equal(found[: len(section)], section)
     assert (row[count:] == rows.padding_row).all()

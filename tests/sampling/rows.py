@@ -14,12 +14,12 @@ from nanoengine.core.device import Device
 from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
-from nanoengine.core.sampler import Sampler, Samples
+from nanoengine.core.sampler import Sampler
 from nanoengine.sampling.masks import MASKS
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.sampling.token_logprobs import TokenLogprobs
-from nanoengine.speculation.verification import Drafts, Verified
+from nanoengine.speculation.verification import DraftVerifier
 
 NUM_PROMPT_TOKENS = 3
 GARBAGE = -12345
@@ -51,22 +51,6 @@ class WatchedKernels(Kernels):
     ) -> Tensor:
         self.seen.append(logits.clone())
         return super().choose_tokens(logits, table, rows, positions, last_tokens)
-
-
-class Verifier:
-    """The part of the runner that compares drafts with samples."""
-
-    def __init__(self, device: Device):
-        self.device = device
-
-    def drafts(self, plan: StepPlan, num_samples: int) -> Drafts:
-        return Drafts.of(plan.runs[: plan.num_drafted], len(plan.decode_rows), num_samples, self.device)
-
-    def verify(self, drafts: Drafts, tokens: Tensor, last_tokens: Tensor) -> Verified:
-        verified = drafts.verify(tokens)
-        last = verified.last.index_select(0, drafts.starts)
-        last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))
-        return verified
 
 
 def sampling(
@@ -130,7 +114,7 @@ class Bench:
         self.device = TestDevice() if device is None else device
         self.kernels = kernels or WatchedKernels()
         self.sampler = Sampler(num_rows, vocab_size, self.kernels, self.device)
-        self.sampler.verifier = Verifier(self.device)
+        self.sampler.verifier = DraftVerifier(self.device)
         rows = SimpleNamespace(padding_row=num_rows, token_ids={})
         runner: Any = SimpleNamespace(rows=rows, sampler=self.sampler, device=self.device, parts=[])
         self.part = SamplingPart(runner)
@@ -152,14 +136,14 @@ class Bench:
 
     def sample(
         self, logits: Tensor, rows: Sequence[int], positions: Sequence[int], runs: Sequence[Run] = (), padding: int = 0
-    ) -> Samples:
+    ) -> StepResult:
         """Tokens of some decodes, and of runs with drafts behind them."""
         plan = StepPlan(
             decode_rows=np.array(rows, np.int32), decode_starts=np.array(positions, np.int32) - 1, runs=list(runs)
         )
         rows = [*rows, *(run.row for run in runs for _ in range(run.num_new))]
         positions = [*positions, *(run.start + 1 + i for run in runs for i in range(run.num_new))]
-        return self.sampler.sample(
+        read = self.sampler.sample(
             plan,
             torch.cat((logits, torch.full((padding, self.vocab_size), torch.nan))),
             np.array(rows, dtype=np.int32),
@@ -168,6 +152,9 @@ class Bench:
             torch.tensor([*positions, *[0] * padding], dtype=torch.int32),
             self.last_tokens,
         )
+        result = StepResult([])
+        read(result)
+        return result
 
 
 def logprobs_of(result: StepResult) -> dict[int, TokenLogprobs]:
@@ -183,7 +170,7 @@ def run(logits: Tensor, rows: Sequence[RowSampling], masks: dict[int, set[int]] 
         *(begin(row, own) for row, own in zip(into, rows, strict=True)),
         masks={into[i]: mask for i, mask in (masks or {}).items()},
     )
-    return bench.sample(logits.clone(), into, [own.num_prompt_tokens for own in rows], padding=1).read()
+    return bench.sample(logits.clone(), into, [own.num_prompt_tokens for own in rows], padding=1)
 
 
 def check(logits: Tensor, own: RowSampling, token_ids: Sequence[int], mask: set[int] | None = None) -> Tensor:

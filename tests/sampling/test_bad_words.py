@@ -50,7 +50,7 @@ def test_no_word_is_ever_generated(words: list[tuple[int, ...]], seed: int) -> N
     output: list[int] = []
     for length in range(25):
         logits = random_logits(seed + length, 1, VOCAB)
-        [token] = bench.sample(logits, [0], [3 + length]).read().token_ids
+        [token] = bench.sample(logits, [0], [3 + length]).token_ids
         if token < 0:  # so many words may leave nothing
             break
         output.append(token)

@@ -48,7 +48,7 @@ def test_the_ban_ends_where_positions_say_so_and_no_message_does() -> None:
     bench.start(begin(1, own))
     logits = torch.zeros(1, VOCAB)
     logits[0, 4] = 5.0
-    tokens = [bench.sample(logits.clone(), [1], [position]).read().token_ids[0] for position in range(3, 8)]
+    tokens = [bench.sample(logits.clone(), [1], [position]).token_ids[0] for position in range(3, 8)]
     assert [token == 4 for token in tokens] == [False] * 3 + [True] * 2
 
 

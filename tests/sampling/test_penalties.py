@@ -69,7 +69,7 @@ def test_a_life_lived_through_and_a_restart_are_the_same_to_the_bit() -> None:
     lived.start(begin(0, own, token_ids))
     for step in range(30):
         logits = random_logits(step, 1, VOCAB)
-        token_ids += lived.sample(logits.clone(), [0], [len(token_ids)]).read().token_ids
+        token_ids += lived.sample(logits.clone(), [0], [len(token_ids)]).token_ids
         resumed.start(begin(step % 2, own, token_ids[:-1]))
         resumed.sample(logits.clone(), [step % 2], [len(token_ids) - 1])
         assert torch.equal(lived.seen[-1], resumed.seen[-1])
@@ -90,7 +90,7 @@ def test_rows_come_and_go_and_never_see_each_others_counts() -> None:
         rows = sorted(alive)
         if rows:
             logits = random_logits(step, len(rows), VOCAB)
-            tokens = bench.sample(logits.clone(), rows, [len(alive[row][1]) for row in rows]).read().token_ids
+            tokens = bench.sample(logits.clone(), rows, [len(alive[row][1]) for row in rows]).token_ids
             for number, row in enumerate(rows):
                 expected = torch.tensor(reference(logits[number].tolist(), *alive[row]))
                 torch.testing.assert_close(bench.seen[-1][number], expected, rtol=1e-5, atol=1e-5)

@@ -43,7 +43,7 @@ def test_a_row_that_begins_anew_keeps_nothing_though_nobody_was_told_of_its_end(
     bench.start(begin(0, sampling(temperature=0)))
     samples = bench.sample(logits.clone(), [0], [5])
     assert (bench.seen[0] == logits).all()
-    assert samples.read().extras == {}
+    assert samples.extras == {}
 
 
 # ---- what no token can be chosen from
@@ -116,17 +116,17 @@ def test_a_run_ends_at_the_first_accepted_sample_without_a_token(place: int, wis
         bench, tokens = Bench(1, VOCAB), []
         bench.start(begin(0, own, [1, 2, 3]))
         for i in range(6):
-            tokens += bench.sample(part[i : i + 1].clone(), [0], [3 + i]).read().token_ids
+            tokens += bench.sample(part[i : i + 1].clone(), [0], [3 + i]).token_ids
         lives.append(tokens)
     bench = Bench(2, VOCAB)
     bench.start(*(begin(row, own, [1, 2, 3]) for row in range(2)))
     logits[0][place] = torch.nan
     runs = [Run(row, 2, 5, True, tuple(tokens[:4])) for row, tokens in enumerate(lives)]
-    result = bench.sample(torch.cat([part[:5] for part in logits]), [], [], runs).read()
+    result = bench.sample(torch.cat([part[:5] for part in logits]), [], [], runs)
     assert result.num_accepted == [place, 4]
     assert result.token_ids[: place + 1] == [*lives[0][:place], UNKNOWN]
     assert result.token_ids[5:] == lives[1][:5]
-    assert bench.sample(logits[1][5:6].clone(), [1], [8]).read().token_ids == lives[1][5:6]
+    assert bench.sample(logits[1][5:6].clone(), [1], [8]).token_ids == lives[1][5:6]
 
 
 def test_what_is_sampled_behind_a_wrong_draft_may_be_without_a_token() -> None:
@@ -136,7 +136,7 @@ def test_what_is_sampled_behind_a_wrong_draft_may_be_without_a_token() -> None:
     logits[:, 4] = 1.0
     bench = Bench(1, VOCAB)
     bench.start(begin(0, own))
-    result = bench.sample(logits.clone(), [], [], [Run(0, 2, 3, True, (5, 4))]).read()
+    result = bench.sample(logits.clone(), [], [], [Run(0, 2, 3, True, (5, 4))])
     assert (result.num_accepted, result.token_ids[:2]) == ([0], [4, NONE_LEFT])
     assert bench.last_tokens[0] == 4
-    assert bench.sample(logits[:1].clone(), [0], [4]).read().token_ids == [4]
+    assert bench.sample(logits[:1].clone(), [0], [4]).token_ids == [4]

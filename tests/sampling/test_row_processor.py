@@ -77,7 +77,7 @@ def test_a_step_of_rows_that_ask_for_nothing_changes_no_logits_and_sends_nothing
     assert device.num_sent == num_sent
     assert not any(len(own.find(ints(2, 0, 1), ints(5, 5, 5))) for own in bench.sampler.processors)
     assert (bench.seen[0][:3] == logits).all()
-    assert (samples.read().token_ids, samples.read().extras) == (logits.argmax(-1).tolist(), {})
+    assert (samples.token_ids, samples.extras) == (logits.argmax(-1).tolist(), {})
 
 
 @pytest.mark.parametrize("count", [0, 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE])

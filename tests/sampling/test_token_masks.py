@@ -33,7 +33,7 @@ def test_a_mask_stays_until_it_is_replaced_or_its_row_begins_anew() -> None:
     bench.start(begin(1, own))
 
     def sampled() -> int:
-        return bench.sample(logits.clone(), [1], [3]).read().token_ids[0]
+        return bench.sample(logits.clone(), [1], [3]).token_ids[0]
 
     free = sampled()
     bench.start(masks={1: {4, 20}})
@@ -54,7 +54,7 @@ def test_a_row_without_any_wish_can_be_masked_and_unmasked() -> None:
     bench, logits = Bench(3, 50), random_logits(3, 2, 50)
     bench.start(*(begin(row, sampling(temperature=0)) for row in (0, 2)))
     bench.start(masks={2: {49}})
-    assert bench.sample(logits.clone(), [2, 0], [3, 3]).read().token_ids == [49, int(logits[1].argmax())]
+    assert bench.sample(logits.clone(), [2, 0], [3, 3]).token_ids == [49, int(logits[1].argmax())]
     bench.start(masks={2: None})
     bench.sample(logits.clone(), [2, 0], [3, 3])
     assert torch.equal(bench.seen[-1], logits)

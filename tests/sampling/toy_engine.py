@@ -22,8 +22,9 @@ from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
+from nanoengine.speculation.verification import DraftVerifier
 from tests.core.toys import EOS, VOCAB, Done, ToyModel, make_engine
-from tests.sampling.rows import CPU, Bench, Verifier, begin, logprobs_of, reference
+from tests.sampling.rows import CPU, Bench, begin, logprobs_of, reference
 
 NUM_ROWS = 100
 
@@ -52,7 +53,7 @@ class SampledToy(ToyModel):
         super().__init__(block_size, **options)
         self.device = Device(CPU)
         self.sampler = Sampler(NUM_ROWS, VOCAB, Kernels(), self.device)
-        self.sampler.verifier = Verifier(self.device)
+        self.sampler.verifier = DraftVerifier(self.device)
         self.token_ids: dict[int, list[int]] = {}
         rows = SimpleNamespace(padding_row=NUM_ROWS, token_ids=self.token_ids)
         model = SimpleNamespace(compute_logits=logits_of)
@@ -87,9 +88,8 @@ class SampledToy(ToyModel):
         result = StepResult([])
         if sampled:
             where = np.array(rows, np.int32), np.array(positions, np.int32)
-            result = self.sampler.sample(
-                plan, logits_of(torch.tensor(sampled)), *where, *map(torch.from_numpy, where), self.last_tokens
-            ).read()
+            on_device = map(torch.from_numpy, where)
+            self.sampler.sample(plan, logits_of(torch.tensor(sampled)), *where, *on_device, self.last_tokens)(result)
             self.last |= {row: int(self.last_tokens[row]) for row in rows}
         if read is not None:
             read(result)
@@ -134,7 +134,7 @@ def alone(seq: Sequence) -> tuple[list[int], list[Any]]:
         adjusted = torch.tensor([reference(logits[0].tolist(), own, token_ids)])
         bench = Bench(1, VOCAB)
         bench.start(begin(0, plain))
-        [token] = bench.sample(adjusted, [0], [len(token_ids)]).read().token_ids
+        [token] = bench.sample(adjusted, [0], [len(token_ids)]).token_ids
         if token < 0:
             break
         own_logprobs = logits[0].log_softmax(-1)
