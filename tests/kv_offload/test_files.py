@@ -211,19 +211,19 @@ def test_every_read_and_write_is_answered_once_in_order(tmp_path: Path) -> None:
         thread.read(NAMES[number], HEADER)  # it is being read already
         thread.delete(NAMES[number])
     assert thread.wait_until_idle()
-    done = thread.finished(0.0)
-    assert [(each.answer.kind, each.answer.name) for each in done] == [
+    found = thread.finished(0.0)
+    assert [(each.answer.kind, each.answer.name) for each in found] == [
         (kind, name) for name in NAMES[:20] for kind in ("written", "read")
     ]
-    for number, each in enumerate(done[1::2]):
+    for number, each in enumerate(found[1::2]):
         assert each.content is not None
         assert each.content.tolist() == [number] * BYTES
     assert thread.finished(5.0) == [], "there is nothing to wait for"
     thread.read(NAMES[0], HEADER)
     assert thread.wait_until_idle()
-    [(_, (kind, name, problem), content)] = thread.finished(0.0)
-    assert (kind, name, content) == ("read", NAMES[0], None)
-    assert problem
+    [done] = thread.finished(0.0)
+    assert (done.answer[:2], done.content) == (("read", NAMES[0]), None)
+    assert done.answer.problem
     thread.close()
     assert not make_folder(tmp_path).names
 
