@@ -173,8 +173,8 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     blocks = BlockManager(num_blocks, block_size, stores=parts.stores)
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
-    shares, observer, events = FairShare(0.5, len(workload)), Observer(longest(workload)), KVEventPublisher()
-    parts.gates.append(shares)
+    shares = FairShare(0.5, len(workload), parts.gates)
+    observer, events = Observer(longest(workload)), KVEventPublisher()
     parts.drafter = speculation
     parts.extras += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), observer]
     parts.stores += [offload, events]

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Fairness(Capability):
-    """One object that is a gate of the scheduler and a listener of the engine."""
+    """One object that is a listener of the engine, and a gate of the scheduler while several clients have requests."""
 
     options = FairnessOptions
 
     def policy(self, startup: Startup) -> None:
-        shares = FairShare(startup.config.of(FairnessOptions).max_client_share, startup.num_rows)
-        startup.gates.append(shares)
-        startup.listeners.append(shares)
+        share = startup.config.of(FairnessOptions).max_client_share
+        if share < 1.0:
+            startup.listeners.append(FairShare(share, startup.num_rows, startup.gates))

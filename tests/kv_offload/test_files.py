@@ -203,8 +203,12 @@ def test_a_file_that_is_not_what_it_should_be_is_a_miss_and_is_deleted(
 # ---- the thread
 
 
-def test_every_read_and_write_is_answered_once_in_order(tmp_path: Path) -> None:
-    thread = FileThread(make_folder(tmp_path))
+def test_every_read_and_write_is_done_and_answered_once_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reads = make_folder(tmp_path), []
+    read, thread = folder.read, FileThread(folder)
+    monkeypatch.setattr(folder, "read", lambda name, *args: (reads.append(name), read(name, *args)))
     for number in range(20):
         thread.write(NAMES[number], HEADER, lambda n=number: torch.full((BYTES,), n, dtype=torch.uint8), waits=True)
         thread.read(NAMES[number], HEADER)
@@ -218,6 +222,7 @@ def test_every_read_and_write_is_answered_once_in_order(tmp_path: Path) -> None:
     for number, each in enumerate(found[1::2]):
         assert each.content is not None
         assert each.content.tolist() == [number] * BYTES
+    assert reads == NAMES[:20]
     assert thread.finished(5.0) == [], "there is nothing to wait for"
     thread.read(NAMES[0], HEADER)
     assert thread.wait_until_idle()
