@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "counts-of-another-row-stay",
         PENALTIES,
-        "        self.counts.index_fill_(0, send(np.array([start.row for start in begun], dtype=np.int64)), 0)\n",
+        "        self.counts.index_fill_(0, send(np.array([start.row for start, _ in begun], dtype=np.int64)), 0)\n",
         "",
         "A row with penalties begins with the counts of the row that had its place before.",
         (TEST_PENALTIES,),

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoengine.core.errors import InvalidConfig
 from nanoengine.speculation.ngram import NgramProposer
 
 texts = st.integers(0, 4).flatmap(lambda most: st.lists(st.integers(0, most), max_size=60))
@@ -144,9 +143,3 @@ def test_the_tokens_of_the_sequence_stay_as_they_are() -> None:
     text = [1, 2, 3, 1, 2]
     guess(text, 10)
     assert text == [1, 2, 3, 1, 2]
-
-
-@pytest.mark.parametrize(("least", "most", "name"), [(0, 5, "min_tokens is 0"), (3, 2, "max_tokens is 2")])
-def test_sizes_that_cannot_work_are_refused(least: int, most: int, name: str) -> None:
-    with pytest.raises(InvalidConfig, match=name):
-        NgramProposer(least, most)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanoengine.core.errors import InvalidConfig
 from nanoengine.speculation.suffix import (
     CONTEXT,
     DOUBT,
@@ -289,18 +288,3 @@ def test_a_running_sequence_goes_over_to_new_generations() -> None:
     assert running.propose(text, 1) == [864], "of the generation before"
     text += [762, 763]
     assert running.propose(text, 1) == [], "gone"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"least_likelihood": 0.0}, "least_likelihood is 0.0"),
-        ({"least_likelihood": 1.5}, "least_likelihood is 1.5"),
-        ({"least_likelihood": float("nan")}, "least_likelihood is nan"),
-        ({"max_tokens": 10}, "max_tokens is 10"),
-        ({"max_salts": -1}, "max_salts is -1"),
-    ],
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(InvalidConfig, match=message):
-        SuffixProposer(**options)  # type: ignore[arg-type]
