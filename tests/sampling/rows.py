@@ -19,7 +19,7 @@ from nanoengine.sampling.masks import MASKS
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.sampling.token_logprobs import TokenLogprobs
-from nanoengine.speculation.verification import Drafts, Verified
+from nanoengine.speculation.verification import DraftVerifier
 
 NUM_PROMPT_TOKENS = 3
 GARBAGE = -12345
@@ -51,22 +51,6 @@ class WatchedKernels(Kernels):
     ) -> Tensor:
         self.seen.append(logits.clone())
         return super().choose_tokens(logits, table, rows, positions, last_tokens)
-
-
-class Verifier:
-    """The part of the runner that compares drafts with samples."""
-
-    def __init__(self, device: Device):
-        self.device = device
-
-    def drafts(self, plan: StepPlan, num_samples: int) -> Drafts:
-        return Drafts.of(plan.runs[: plan.num_drafted], len(plan.decode_rows), num_samples, self.device)
-
-    def verify(self, drafts: Drafts, tokens: Tensor, last_tokens: Tensor) -> Verified:
-        verified = drafts.verify(tokens)
-        last = verified.last.index_select(0, drafts.starts)
-        last_tokens.index_copy_(0, drafts.rows, tokens.index_select(0, last))
-        return verified
 
 
 def sampling(
@@ -130,7 +114,7 @@ class Bench:
         self.device = TestDevice() if device is None else device
         self.kernels = kernels or WatchedKernels()
         self.sampler = Sampler(num_rows, vocab_size, self.kernels, self.device)
-        self.sampler.verifier = Verifier(self.device)
+        self.sampler.verifier = DraftVerifier(self.device)
         rows = SimpleNamespace(padding_row=num_rows, token_ids={})
         runner: Any = SimpleNamespace(rows=rows, sampler=self.sampler, device=self.device, parts=[])
         self.part = SamplingPart(runner)

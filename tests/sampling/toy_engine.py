@@ -20,8 +20,9 @@ from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
+from nanoengine.speculation.verification import DraftVerifier
 from tests.core.toys import EOS, VOCAB, Done, ToyModel, make_engine
-from tests.sampling.rows import CPU, Bench, Verifier, begin, logprobs_of, reference
+from tests.sampling.rows import CPU, Bench, begin, reference
 
 NUM_ROWS = 100
 
@@ -50,7 +51,7 @@ class SampledToy(ToyModel):
         super().__init__(block_size, **options)
         self.device = Device(CPU)
         self.sampler = Sampler(NUM_ROWS, VOCAB, Kernels(), self.device)
-        self.sampler.verifier = Verifier(self.device)
+        self.sampler.verifier = DraftVerifier(self.device)
         self.token_ids: dict[int, list[int]] = {}
         rows = SimpleNamespace(padding_row=NUM_ROWS, token_ids=self.token_ids)
         model = SimpleNamespace(compute_logits=logits_of)
@@ -144,6 +145,3 @@ def alone(seq: Sequence) -> tuple[list[int], list[Any]]:
         if token in stops:
             break
     return token_ids[own.num_prompt_tokens :], entries
-
-
-__all__ = ["NUM_ROWS", "SampledToy", "alone", "logits_of", "logprobs_of", "make"]
