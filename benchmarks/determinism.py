@@ -99,7 +99,6 @@ def draw_way(rng: random.Random, folder: Path) -> dict[str, Any]:
         {},
         {"enable_prefix_caching": False},
         {"preemption_mode": "swap", "kv_host_memory": 1 << 26},
-        {"preemption_mode": "auto", "kv_host_memory": 1 << 26},
         {"kv_disk_path": str(folder)},
     ]
     return {

@@ -33,7 +33,7 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
-from nanoengine.fairness.fair_share import FairShare
+from nanoengine.fairness.fair_share import Clients, FairShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
@@ -163,9 +163,12 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     blocks = BlockManager(num_blocks, block_size, stores=stores)
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
-    shares, observer, events = FairShare(0.5, len(workload)), Observer(longest(workload)), KVEventPublisher()
+    parts: list[PolicyPart] = []
+    clients = Clients(FairShare(0.5, len(workload)), parts)
+    observer, events = Observer(longest(workload)), KVEventPublisher()
     stores += [offload, events]
-    return blocks, [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), shares, observer, events]
+    parts += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), clients, observer, events]
+    return blocks, parts
 
 
 def longest(workload: Workload) -> int:

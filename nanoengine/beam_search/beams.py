@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nanoengine.beam_search.params import BeamSearchParams
 
-
-class HasLogprob(Protocol):
-    @property
-    def logprob(self) -> float: ...
+if TYPE_CHECKING:
+    from nanoengine.sampling.token_logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Beams:
         self.running = [Beam([], 0.0)]
         self.finished: list[FinishedBeam] = []  # best first
 
-    def advance(self, logprobs: Seq[Mapping[int, HasLogprob]]) -> None:
+    def advance(self, logprobs: Seq[Mapping[int, TokenLogprob]]) -> None:
         """Go one token on; nothing runs any more when the search is over.
 
         Args:

@@ -23,13 +23,11 @@ from nanoengine.core.sequence import Phase, Request, Sequence
 
 
 class FairShare(PolicyPart):
-    """Says whose prompts go on, and who must give rows back.
-
-    While one client has requests, a step costs nothing here. Otherwise it costs a look at each running sequence, and at the
-    waiting ones up to the last that may start.
+    """Says whose prompts go on, and who must give rows back, while several clients have requests. It costs a look at each running
+    sequence, and at the waiting ones up to the last that may start.
 
     Args:
-        max_share: most of the prompt tokens of a step that one client takes: above 0 and at most 1. 1: neither rule holds.
+        max_share: most of the prompt tokens of a step that one client takes: above 0 and below 1.
         num_rows: most sequences that run at once.
     """
 
@@ -37,7 +35,6 @@ class FairShare(PolicyPart):
         self.max_share, self.num_rows = max_share, num_rows
         self.num_unfinished: Counter[str] = Counter()  # sequences of each client that has any
         # The rest is of the step that is made.
-        self._has_several = False  # clients
         self._is_shared = False  # whether several clients have prompts that can be computed
         self._prefilling: set[Sequence] = set()  # running sequences whose prompts were begun before
         self._rows: dict[str, int] = {}  # of each client
@@ -51,10 +48,6 @@ class FairShare(PolicyPart):
 
     def make_way(self, running: Seq[Sequence], waiting: Seq[Sequence]) -> list[Sequence]:
         """Count who has what; returns the sequences that must give their rows back."""
-        self._is_shared, self._prefilling = False, set()
-        self._has_several = len(self.num_unfinished) > 1
-        if not self._has_several:
-            return []
         self._prefilling = {seq for seq in running if seq.phase is Phase.PREFILLING}
         sharers = {seq.request.client for seq in self._prefilling}
         victims: list[Sequence] = []
@@ -63,7 +56,7 @@ class FairShare(PolicyPart):
             self._rows = dict.fromkeys(self.num_unfinished, 0)
             for seq in running:
                 self._rows[seq.request.client] += 1
-            self._part = max(1, self.num_rows // len(self._rows)) if self.max_share < 1.0 else self.num_rows
+            self._part = max(1, self.num_rows // len(self._rows))
             lacks = (min(count, self._part) - self._rows[client] for client, count in self.num_unfinished.items())
             num_free, num_kept = self.num_rows - len(running), sum(lack for lack in lacks if lack > 0)
             if num_kept > num_free:
@@ -96,11 +89,8 @@ class FairShare(PolicyPart):
         self._taken = dict.fromkeys(self.num_unfinished, 0) if self._is_shared else {}
         self._most = max(1, int(self.max_share * budget))
 
-    def candidates(self, waiting: Iterable[Sequence]) -> Iterable[Sequence]:
+    def candidates(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         """Without the sequences of clients that have had their share of the step, or of the rows."""
-        return self._open(waiting) if self._has_several else waiting
-
-    def _open(self, waiting: Iterable[Sequence]) -> Iterator[Sequence]:
         closed = self._closed
         for seq in waiting:
             if not self._num_open:
@@ -115,8 +105,6 @@ class FairShare(PolicyPart):
         return min(budget, self._most - self._taken[seq.request.client]) if self._is_shared else budget
 
     def took(self, seq: Sequence, count: int) -> None:
-        if not self._has_several:
-            return
         client = seq.request.client
         if self._is_shared:
             self._taken[client] += count
@@ -141,11 +129,23 @@ class FairShare(PolicyPart):
             self._closed.add(client)
             self._num_open -= self._num_waiting.get(client, 0)
 
+
+class Clients(PolicyPart):
+    """Counts the sequences of each client. While there are several clients, `shares` is one of the parts of the policy."""
+
+    def __init__(self, shares: FairShare, parts: list[PolicyPart]):
+        self.shares, self.parts = shares, parts
+
     def submitted(self, request: Request) -> None:
-        self.num_unfinished[request.client] += len(request.sequences)
+        clients = self.shares.num_unfinished
+        clients[request.client] += len(request.sequences)
+        if len(clients) > 1 and self.shares not in self.parts:
+            self.parts.append(self.shares)
 
     def finished(self, seq: Sequence) -> None:
-        client = seq.request.client
-        self.num_unfinished[client] -= 1
-        if not self.num_unfinished[client]:
-            del self.num_unfinished[client]
+        clients, client = self.shares.num_unfinished, seq.request.client
+        clients[client] -= 1
+        if not clients[client]:
+            del clients[client]
+            if len(clients) == 1:
+                self.parts.remove(self.shares)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -88,10 +88,10 @@ class BlockCopier(RunnerPart):
         if self.files is None:
             return
         answers, self._answers = self._answers, []
-        for _, answer, content in self.files.finished(self._patience):
-            if content is not None and answer.name in self._kept:
-                self.staged[answer.name] = content
-            answers.append(answer)
+        for done in self.files.finished(self._patience):
+            if done.content is not None and done.answer.name in self._kept:
+                self.staged[done.answer.name] = done.content
+            answers.append(done.answer)
         self._patience = 0.0
         if answers:
             result.extras[NAME] = answers
@@ -111,62 +111,61 @@ class BlockCopier(RunnerPart):
         for batch in _batches(copies):
             sources, targets = [copy.source for copy in batch], [copy.target for copy in batch]
             if targets[0].tier is Tier.FILE:
+                assert self.files is not None
                 for source, target, header in batch:
-                    self._write(source, str(target.where), header, is_last=is_last)
+                    read = (
+                        self.host[int(source.where)].clone if source.tier is Tier.HOST else partial(self._read, source)
+                    )
+                    self.files.write(str(target.where), header, read, waits=is_last)
             else:
                 count = max(1, STAGING // self.block_bytes)
                 for start in range(0, len(batch), count):
                     piece = slice(start, start + count)
                     self._move(sources[piece], targets[piece])
 
-    def _write(self, source: Place, name: str, header: bytes, *, is_last: bool) -> None:
-        assert self.files is not None
-        if source.tier is Tier.HOST:
-            content: Callable[[], Tensor] = self.host[int(source.where)].clone
-        else:
-            content = partial(self._read_block, int(source.where))
-        self.files.write(name, header, content, waits=is_last)
-
-    def _read_block(self, block: int) -> Tensor:
-        """A copy of a block of the pool, [block_bytes] uint8 on the CPU."""
-        content = torch.empty((1, self.block_bytes), dtype=torch.uint8, device=self.device)
-        for row, tensor in zip(self._rows(content), self.pool, strict=True):
-            row[0] = tensor[block]
-        return content[0].cpu()
-
     def _move(self, sources: list[Place], targets: list[Place]) -> None:
         """Blocks between the pool and memory of the host, through memory of the pool's device."""
-        goes_up = targets[0].tier is Tier.POOL
-        blocks = _index([int(place.where) for place in (targets if goes_up else sources)], self.device)
-        memory = [self._on_host(place) for place in (sources if goes_up else targets)]
-        staging = torch.empty((len(memory), self.block_bytes), dtype=torch.uint8, device=self.device)
-        rows = self._rows(staging)
-        if goes_up:
-            for content, block in zip(staging, memory, strict=True):
-                content.copy_(block, non_blocking=True)
-            for row, tensor in zip(rows, self.pool, strict=True):
-                tensor[blocks] = row
-        else:
-            for row, tensor in zip(rows, self.pool, strict=True):
-                row.copy_(tensor[blocks])
-            for content, block in zip(staging, memory, strict=True):
-                block.copy_(content, non_blocking=True)
+        if targets[0].tier is not Tier.POOL:
+            for content, place in zip(self._gather(sources), targets, strict=True):
+                self._on_host(place).copy_(content, non_blocking=True)
+            return
+        staging = torch.empty((len(sources), self.block_bytes), dtype=torch.uint8, device=self.device)
+        for content, place in zip(staging, sources, strict=True):
+            content.copy_(self._on_host(place), non_blocking=True)
+        blocks = self._index(targets)
+        for row, tensor in self._rows(staging):
+            tensor[blocks] = row
+
+    def _read(self, place: Place) -> Tensor:
+        """A copy of a block of the pool, [block_bytes] uint8 on the CPU."""
+        return self._gather([place])[0].cpu()
+
+    def _gather(self, places: list[Place]) -> Tensor:
+        """Blocks of the pool, [n, block_bytes] uint8 on its device."""
+        staging = torch.empty((len(places), self.block_bytes), dtype=torch.uint8, device=self.device)
+        blocks = self._index(places)
+        for row, tensor in self._rows(staging):
+            row.copy_(tensor[blocks])
+        return staging
 
     def _on_host(self, place: Place) -> Tensor:
         return self.host[int(place.where)] if place.tier is Tier.HOST else self.staged[str(place.where)]
 
-    def _rows(self, memory: Tensor) -> list[Tensor]:
-        """Memory for blocks, [n, block_bytes] uint8, as tensors like those of the pool."""
-        rows, start = [], 0
+    def _rows(self, memory: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Memory for blocks, [n, block_bytes] uint8, as rows of each tensor of the pool."""
+        start = 0
         for tensor in self.pool:
-            size = tensor[0].nbytes
-            row = memory[:, start : start + size].view(tensor.dtype)
-            rows.append(row.view(len(memory), *tensor.shape[1:]))
-            start += size
-        return rows
+            end = start + tensor[0].nbytes
+            yield memory[:, start:end].view(tensor.dtype).view(len(memory), *tensor.shape[1:]), tensor
+            start = end
+
+    def _index(self, places: list[Place]) -> Tensor:
+        """Where blocks are in the pool, sent to its device without waiting for what that is doing."""
+        host = torch.tensor([int(place.where) for place in places], pin_memory=self.device.type == "cuda")
+        return host.to(self.device, non_blocking=True)
 
 
-def _batches(copies: list[Copy]) -> Iterable[list[Copy]]:
+def _batches(copies: list[Copy]) -> list[list[Copy]]:
     """Copies that can be made at once: from the same kind of place to the same kind, and none touches what another touches."""
     kinds = list(dict.fromkeys((copy.source.tier, copy.target.tier) for copy in copies))
     batches: dict[int, list[Copy]] = {}
@@ -179,23 +178,16 @@ def _batches(copies: list[Copy]) -> Iterable[list[Copy]]:
     return [batches[number] for number in sorted(batches)]
 
 
-def _index(rows: list[int], device: torch.device) -> Tensor:
-    """Where blocks are in a tensor, sent to its device without waiting for what that is doing."""
-    host = torch.tensor(rows, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
-
-
-def _lock_pages(owner: BlockCopier, memory: Tensor) -> weakref.finalize[..., BlockCopier]:
+def _lock_pages(owner: BlockCopier, memory: Tensor) -> weakref.finalize[..., BlockCopier] | None:
     """Lock memory where it lies, until its owner is gone or the result is called."""
-    cudart = torch.cuda.cudart()
-    error = int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    error = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if error:
         logger.warning("host memory could not be page-locked (CUDA error %d): copies are slower", error)
-    return weakref.finalize(owner, _unlock_pages, memory, locked=not error)
+        return None
+    return weakref.finalize(owner, _unlock_pages, memory)
 
 
-def _unlock_pages(memory: Tensor, locked: bool) -> None:
-    if locked:
-        with suppress(RuntimeError):  # the interpreter is ending, and CUDA has gone before
-            torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+def _unlock_pages(memory: Tensor) -> None:
+    with suppress(RuntimeError):  # the interpreter is ending, and CUDA has gone before
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())

@@ -17,7 +17,7 @@ from nanoengine.kv_offload.file_thread import FileThread
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
-from nanoengine.kv_offload.options import KVOffloadOptions, num_staged_blocks
+from nanoengine.kv_offload.options import STAGING_BLOCKS, STAGING_BYTES, KVOffloadOptions
 
 if TYPE_CHECKING:
     from nanoengine.core.startup import Startup
@@ -47,9 +47,9 @@ class KVOffload(Capability):
         if options.kv_disk_path is not None:
             folder, seed = _open_folder(options, fingerprint(startup), block_bytes)
             startup.blocks.seed = seed  # files are named after hashes
-            disk = DiskTier(folder.names, folder.path.name, num_staged_blocks(block_bytes))
+            disk = DiskTier(folder.names, folder.path.name, max(STAGING_BLOCKS, STAGING_BYTES // block_bytes))
             files = FileThread(folder)
-        offload = self.offload = Offload(HostTier(num_slots) if num_slots else None, disk)
+        offload = self.offload = Offload(HostTier(num_slots), disk)
         startup.runner.parts.append(BlockCopier(pool, num_slots, files))
         startup.stores.append(offload)
         startup.parts.append(offload)
@@ -63,7 +63,7 @@ class KVOffload(Capability):
     def describe_itself(self, startup: Startup) -> str | None:
         if (offload := self.offload) is None:
             return None
-        host = f"{offload.host.num_slots} blocks in host memory" if offload.host else None
+        host = f"{offload.host.num_slots} blocks in host memory" if offload.host.num_slots else None
         disk = f"KV on disk: {startup.config.of(KVOffloadOptions).kv_disk_path}" if offload.disk else None
         return "; ".join(filter(None, (host, disk)))
 

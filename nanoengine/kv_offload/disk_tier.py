@@ -44,14 +44,12 @@ class DiskTier:
 
     # ---- writing
 
-    def save(self, orders: Orders, key: Key, tokens: bytes, source: Place) -> bool:
-        """Order a block to be written; False if there is a file of it, or soon will be."""
+    def save(self, orders: Orders, key: Key, tokens: bytes, source: Place) -> None:
+        """Order a block to be written, unless there is a file of it, or soon will be."""
         name = self.name(key)
-        if name in self.files or name in self.writing:
-            return False
-        self.writing.add(name)
-        orders.copies.append(Copy(source, Place(Tier.FILE, name), self.header(key, tokens)))
-        return True
+        if name not in self.files and name not in self.writing:
+            self.writing.add(name)
+            orders.copies.append(Copy(source, Place(Tier.FILE, name), self.header(key, tokens)))
 
     def invalidate(self, orders: Orders, key: Key) -> None:
         """The K/V may be wrong: a file is deleted, also one that is being written, or was written by a step that failed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Condition, Thread
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nanoengine.kv_offload.kv_file import BadKVFile
 from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.messages import FileAnswer
 
@@ -29,8 +29,15 @@ PAUSE = 60.0
 """Seconds without writing after a write has failed: the disk may be full."""
 
 
+class Job(NamedTuple):
+    kind: str  # of its answer; "": it has none
+    name: str
+    work: Callable[[], Tensor | None]  # returns the content of a file that was read
+    size: int = 0  # bytes that wait to be written
+
+
 class Done(NamedTuple):
-    number: int  # of the job
+    job: Job | None  # None: what happened beside it
     answer: FileAnswer
     content: Tensor | None = None  # of a file that was read
 
@@ -44,15 +51,13 @@ class FileThread:
 
     def __init__(self, folder: KVFolder, limit: float = 10.0):
         self.folder, self.limit = folder, limit
-        self._jobs: SimpleQueue[tuple[int, int, Callable[[int], object]] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._done: SimpleQueue[Done] = SimpleQueue()
-        self._asked: dict[int, tuple[str, str]] = {}  # jobs that are not answered: (kind, name)
-        self._reading: set[str] = set()  # the names of the reads among them
+        self._asked: dict[tuple[str, str], Job] = {}  # reads and writes that are not answered, by kind and name
         self._changed = Condition()  # guards what follows
         self._num_jobs = self._num_unwritten = 0  # not ended; bytes
         self._began: float | None = None  # when the job that runs was begun
         self._next_write = 0.0  # after a write that failed
-        self._number = 0
         self._thread = Thread(target=self._run, name="nanoengine-kv-files", daemon=True)
         self._thread.start()
 
@@ -60,16 +65,18 @@ class FileThread:
 
     def read(self, name: str, header: bytes) -> None:
         """Read a file. Nothing happens if it is being read already."""
-        if name in self._reading:
+        if ("read", name) in self._asked:
             return
-        self._reading.add(name)
+        if self._is_stuck():
+            self._answer("read", name, "the folder does not answer")
+            return
 
-        def read(number: int) -> None:
+        def read() -> Tensor:
             content = torch.empty(self.folder.block_bytes, dtype=torch.uint8)
-            problem = self._problem(name, lambda: self.folder.read(name, header, content.numpy().data))
-            self._done.put(Done(number, FileAnswer("read", name, problem), None if problem else content))
+            self.folder.read(name, header, content.numpy().data)
+            return content
 
-        self._begin("read", name, read)
+        self._begin(Job("read", name, read))
 
     def write(self, name: str, header: bytes, content: Callable[[], Tensor], *, waits: bool) -> None:
         """Write a block to a file.
@@ -83,37 +90,27 @@ class FileThread:
             while waits and not self._has_room(size) and not self._is_stuck():
                 self._changed.wait(0.1)
             if not self._has_room(size) or self._is_stuck() or time.monotonic() < self._next_write:
-                self._done.put(Done(self._new("written", name), FileAnswer("written", name, "refused")))
+                self._answer("written", name, "refused")
                 return
         try:
             block = content()
         except RuntimeError as error:  # out of memory: only the file is lost
-            self._done.put(Done(self._new("written", name), FileAnswer("written", name, str(error))))
+            self._answer("written", name, str(error))
             return
 
-        def write(number: int) -> None:
-            gone: list[str] = []
-            problem = None
-            try:
-                gone = self.folder.write(name, header, block.numpy().data)
-            except OSError as error:
-                problem = str(error)
-                if time.monotonic() >= self._next_write:
-                    logger.warning("%s: %s; no K/V is written for %.0f s", self.folder.path, problem, PAUSE)
-                self._next_write = time.monotonic() + PAUSE
-            for other in gone:
-                self._done.put(Done(0, FileAnswer("gone", other)))
-            self._done.put(Done(number, FileAnswer("written", name, problem)))
+        def write() -> None:
+            for gone in self.folder.write(name, header, block.numpy().data):
+                self._answer("gone", gone)
 
-        self._begin("written", name, write, size)
+        self._begin(Job("written", name, write, size))
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there. There is no answer."""
-        self._begin("", name, lambda _: self._problem(name, lambda: self.folder.delete(name)))
+        self._begin(Job("", name, lambda: self.folder.delete(name)))
 
     def clear(self) -> None:
         """Delete all files of the model. There is no answer."""
-        self._begin("", "all files", lambda _: self._problem("all files", self.folder.clear))
+        self._begin(Job("", "all files", self.folder.clear))
 
     def finished(self, patience: float) -> list[Done]:
         """The answers since the last call.
@@ -121,23 +118,24 @@ class FileThread:
         Args:
             patience: seconds to wait for one, if any is to come.
         """
-        found: list[Done] = []
-        try:
+        come: list[Done] = []
+        with suppress(Empty):
             if patience and self._asked:
-                found.append(self._done.get(timeout=patience))
+                come.append(self._done.get(timeout=patience))
             while True:
-                found.append(self._done.get_nowait())
-        except Empty:
-            pass
-        found = [done for done in found if not done.number or self._asked.pop(done.number, None) is not None]
+                come.append(self._done.get_nowait())
+        found = []
+        for done in come:
+            if done.job is not None:
+                if self._asked.get(done.job[:2]) is not done.job:  # it comes too late
+                    continue
+                del self._asked[done.job[:2]]
+            found.append(done)
         if self._asked and self._is_stuck():
-            logger.warning(
-                "%s does not answer within %.0f s: it is not used until it does", self.folder.path, self.limit
-            )
             problem = f"no answer within {self.limit:.0f} s"
-            found += [Done(number, FileAnswer(kind, name, problem)) for number, (kind, name) in self._asked.items()]
+            logger.warning("%s: %s: it is not used until it does", self.folder.path, problem)
+            found += [Done(None, FileAnswer(kind, name, problem)) for kind, name in self._asked]
             self._asked.clear()
-        self._reading.difference_update([done.answer.name for done in found if done.answer.kind == "read"])
         return found
 
     def wait_until_idle(self) -> bool:
@@ -157,21 +155,17 @@ class FileThread:
 
     # ---- jobs
 
-    def _new(self, kind: str, name: str) -> int:
-        self._number += 1
-        if kind:
-            self._asked[self._number] = kind, name
-        return self._number
+    def _answer(self, kind: str, name: str, problem: str | None = None) -> None:
+        """Say what needs no job."""
+        self._done.put(Done(None, FileAnswer(kind, name, problem)))
 
-    def _begin(self, kind: str, name: str, work: Callable[[int], object], size: int = 0) -> None:
-        number = self._new(kind, name)
-        if kind == "read" and self._is_stuck():
-            self._done.put(Done(number, FileAnswer(kind, name, "the folder does not answer")))
-            return
+    def _begin(self, job: Job) -> None:
+        if job.kind:
+            self._asked[job[:2]] = job
         with self._changed:
             self._num_jobs += 1
-            self._num_unwritten += size
-        self._jobs.put((number, size, work))
+            self._num_unwritten += job.size
+        self._jobs.put(job)
 
     def _has_room(self, size: int) -> bool:
         return not self._num_unwritten or self._num_unwritten + size <= MAX_UNWRITTEN
@@ -182,25 +176,25 @@ class FileThread:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            number, size, work = job
             self._began = time.monotonic()
+            content, problem = None, None
             try:
-                work(number)
+                content = job.work()
             except Exception as error:  # somebody waits for an answer, whatever went wrong
-                logger.exception("a file of K/V: job %d", number)
-                if number in self._asked:
-                    self._done.put(Done(number, FileAnswer(*self._asked[number], repr(error))))
+                problem = str(error) or repr(error)
+                self._warn(job, problem)
+            if job.kind:
+                self._done.put(Done(job, FileAnswer(job.kind, job.name, problem), content))
             self._began = None
             with self._changed:
                 self._num_jobs -= 1
-                self._num_unwritten -= size
+                self._num_unwritten -= job.size
                 self._changed.notify_all()
 
-    def _problem(self, name: str, work: Callable[[], object]) -> str | None:
-        """Do some work; returns what went wrong."""
-        try:
-            work()
-        except (OSError, BadKVFile) as error:
-            logger.warning("ignored: %s in %s: %s", name, self.folder.path, error)
-            return str(error)
-        return None
+    def _warn(self, job: Job, problem: str) -> None:
+        if job.kind != "written":
+            logger.warning("ignored: %s in %s: %s", job.name, self.folder.path, problem)
+            return
+        if time.monotonic() >= self._next_write:
+            logger.warning("%s: %s; no K/V is written for %.0f s", self.folder.path, problem, PAUSE)
+        self._next_write = time.monotonic() + PAUSE

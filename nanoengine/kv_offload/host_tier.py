@@ -26,7 +26,7 @@ class HostTier:
     out when its copy is made for certain.
 
     Args:
-        num_slots: how many blocks there is memory for.
+        num_slots: how many blocks there is memory for; 0: no host memory.
     """
 
     def __init__(self, num_slots: int):

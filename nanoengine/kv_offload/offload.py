@@ -19,7 +19,7 @@ from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Sequence
 from nanoengine.kv_offload.disk_tier import DiskTier
 from nanoengine.kv_offload.host_tier import Entry, HostTier, Key
-from nanoengine.kv_offload.messages import NAME, Copy, FileAnswer, Orders, Place, Tier
+from nanoengine.kv_offload.messages import NAME, Copy, Orders, Place, Tier
 
 
 @dataclass(slots=True)
@@ -45,11 +45,10 @@ class Offload(KVStore, PolicyPart):
     """Where else blocks are, and the copies to make.
 
     Args:
-        host: None: no host memory.
         disk: None: no files.
     """
 
-    def __init__(self, host: HostTier | None, disk: DiskTier | None):
+    def __init__(self, host: HostTier, disk: DiskTier | None):
         self.host, self.disk = host, disk
         self.stats = OffloadStats()
         self.orders = Orders()  # of the plan that is being made
@@ -63,12 +62,12 @@ class Offload(KVStore, PolicyPart):
         self.in_pool[group, hash] = InPool(block, tokens, self._depth((group, parent)) + 1)
 
     def evicted(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
-        key, host, source = (group, hash), self.host, Place(Tier.POOL, block)
+        key, source = (group, hash), Place(Tier.POOL, block)
         depth = self.in_pool.pop(key).depth
-        if host is not None and host.has(key, tokens):
-            host.use(key)
-        elif host is not None and self._has_slot(host):
-            entry = host.put(key, tokens, depth)
+        if self.host.has(key, tokens):
+            self.host.use(key)
+        elif self._has_slot():
+            entry = self.host.put(key, tokens, depth)
             self._saved.append((key, entry))
             self.orders.copies.append(Copy(source, Place(Tier.HOST, entry.slot)))
             self.stats.num_saved_blocks += 1
@@ -78,24 +77,22 @@ class Offload(KVStore, PolicyPart):
     def invalidated(self, group: int, hash: bytes, tokens: bytes) -> None:
         key = group, hash
         self.in_pool.pop(key, None)
-        if self.host is not None:
-            self.host.drop(key)
+        self.host.drop(key)
         if self.disk is not None:
             self.disk.invalidate(self.orders, key)
 
     def has(self, group: int, hash: bytes, tokens: bytes) -> bool:
         key = group, hash
-        in_host = self.host is not None and self.host.has(key, tokens)
-        return in_host or (self.disk is not None and self.disk.has(key, tokens))
+        return self.host.has(key, tokens) or (self.disk is not None and self.disk.has(key, tokens))
 
     def hold(self, group: int, hash: bytes, tokens: bytes) -> None:
-        if self.host is not None and self.host.has((group, hash), tokens):
+        if self.host.has((group, hash), tokens):
             self.host.held.add((group, hash))
             self.host.use((group, hash))
 
     def load(self, group: int, hash: bytes, tokens: bytes, block: int) -> None:
         key, target = (group, hash), Place(Tier.POOL, block)
-        if self.host is not None and self.host.has(key, tokens):
+        if self.host.has(key, tokens):
             self.host.held.discard(key)
             self.orders.copies.append(Copy(Place(Tier.HOST, self.host.entries[key].slot), target))
             self.stats.num_loaded_blocks += 1
@@ -106,8 +103,7 @@ class Offload(KVStore, PolicyPart):
 
     def clear(self) -> None:
         self.in_pool.clear()
-        if self.host is not None:
-            self.host.clear()
+        self.host.clear()
         if self.disk is not None:
             self.disk.clear(self.orders)
 
@@ -115,27 +111,23 @@ class Offload(KVStore, PolicyPart):
         """Order all that is cached to be written. Where room is short, beginnings are written, and written last: files that were
         written first are the first to be deleted.
         """
-        disk, host = self.disk, self.host
-        if disk is None:
+        if self.disk is None:
             return
         self.orders.is_last = True
         found = [(own.depth, key, own.tokens, Place(Tier.POOL, own.block)) for key, own in self.in_pool.items()]
-        if host is not None:
-            entries = [
-                (key, entry) for key, entry in host.entries.items() if entry.is_copied and key not in self.in_pool
-            ]
-            found += [(entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)) for key, entry in entries]
+        for key, entry in self.host.entries.items():
+            if entry.is_copied and key not in self.in_pool:
+                found.append((entry.depth, key, entry.tokens, Place(Tier.HOST, entry.slot)))
         for _, key, tokens, source in sorted(found, reverse=True):
-            disk.save(self.orders, key, tokens, source)
+            self.disk.save(self.orders, key, tokens, source)
 
     def _depth(self, key: Key) -> int:
-        if key in self.in_pool:
-            return self.in_pool[key].depth
-        entry = None if self.host is None else self.host.entries.get(key)
+        entry = self.in_pool.get(key) or self.host.entries.get(key)
         return 0 if entry is None else entry.depth
 
-    def _has_slot(self, host: HostTier) -> bool:
+    def _has_slot(self) -> bool:
         """Whether there is a free slot of host memory; the oldest entry is pushed out for it, to a file."""
+        host = self.host
         if not host.free_slots and (key := host.oldest()) is not None:
             entry = host.entries[key]
             if self.disk is not None and key not in self.in_pool:  # the pool evicts it later
@@ -171,17 +163,14 @@ class Offload(KVStore, PolicyPart):
             return
         if not isinstance(result, BaseException):
             for answer in result.extras.get(NAME, ()):
-                self._answer(self.disk, answer)
+                self.disk.answer(answer)
+                self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
+                self.stats.num_written_files += answer.kind == "written" and answer.problem is None
         if has_failed:
             self.disk.step_failed(orders, self.orders)
 
     def _drop(self, saved: list[tuple[Key, Entry]]) -> None:
         """These copies were not made."""
         for key, entry in saved:
-            if self.host is not None and self.host.entries.get(key) is entry:
+            if self.host.entries.get(key) is entry:
                 self.host.drop(key)
-
-    def _answer(self, disk: DiskTier, answer: FileAnswer) -> None:
-        disk.answer(answer)
-        self.stats.num_bad_files += answer.kind == "read" and answer.problem is not None
-        self.stats.num_written_files += answer.kind == "written" and answer.problem is None

@@ -20,10 +20,10 @@ class KVOffloadOptions:
 
     Args:
         preemption_mode: what becomes of the blocks of a sequence that is preempted. They stay in the prefix cache until their
-            room is needed. "recompute": then they are lost, and computed again when it resumes. "swap" or "auto": then
-            they go to host memory, and come back from there.
+            room is needed. "recompute": then they are lost, and computed again when it resumes. "swap": then they go to
+            host memory, and come back from there.
         kv_host_memory: bytes of host memory for blocks. None: a quarter of the available RAM, at most 4 GiB, with
-            preemption_mode "swap" or "auto"; otherwise none.
+            preemption_mode "swap"; otherwise none.
         kv_disk_path: a folder for blocks that neither the pool nor host memory has room for, and for all that is cached when
             the engine is closed; a later engine with the same model finds them there. None: no such folder.
         kv_disk_bytes: how much that folder may hold for this model; the files that were used least recently go first.
@@ -38,7 +38,7 @@ class KVOffloadOptions:
     kv_disk_bytes: int = 16 << 30
 
     def __post_init__(self) -> None:
-        check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap", "auto"))
+        check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))
         if self.kv_host_memory is not None:
             check_count("kv_host_memory", self.kv_host_memory, 2**50)
         if self.kv_disk_path is not None and (not isinstance(self.kv_disk_path, str) or not self.kv_disk_path):
@@ -78,8 +78,3 @@ class KVOffloadOptions:
                 "lower block_size, or leave host memory out with preemption_mode='recompute'"
             )
         return memory // block_bytes
-
-
-def num_staged_blocks(block_bytes: int) -> int:
-    """Files that may be in memory at once on their way to the pool."""
-    return max(STAGING_BLOCKS, STAGING_BYTES // block_bytes)

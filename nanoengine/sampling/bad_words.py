@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.sampling.row_processor import Drafts, RowProcessor, Verified, asking
+from nanoengine.sampling.row_processor import RowProcessor, asking
+
+if TYPE_CHECKING:
+    from nanoengine.speculation.verification import Drafts, Verified
 
 NO_TOKEN = -1
 """In the history of an output that has not so many tokens."""
@@ -49,7 +52,9 @@ class BadWords(RowProcessor[Words]):
         begun = [(start, params.bad_word_tokens) for start, params in asking(started) if params.bad_word_tokens]
         if not begun:
             return
-        self._widen(max(len(word) for _, words in begun for word in words) - 1)
+        missing = max(len(word) for _, words in begun for word in words) - 1 - self._history.shape[1]
+        if missing > 0:  # longer words than any before: those of other rows look back no further than they did
+            self._history = torch.nn.functional.pad(self._history, (missing, 0), value=NO_TOKEN)
         width = self._history.shape[1]
         if width:
             ends = np.full((len(begun), width), NO_TOKEN, dtype=np.int64)
@@ -60,12 +65,6 @@ class BadWords(RowProcessor[Words]):
             self._history.index_copy_(0, places, self.device.send(ends))
         for start, words in begun:
             self.put(start.row, Words.of(start.row, words))
-
-    def _widen(self, width: int) -> None:
-        """Longer words than any before: the words of other rows look back no further than they did."""
-        missing = width - self._history.shape[1]
-        if missing > 0:
-            self._history = torch.nn.functional.pad(self._history, (missing, 0), value=NO_TOKEN)
 
     def pack(self, numbers: np.ndarray, pieces: list[Words]) -> Sequence[np.ndarray]:
         """Rows and samples; of all words sample and last token; of all conditions word, what must stand where, of which row."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.sampling.row_processor import Drafts, RowProcessor, asking
+from nanoengine.sampling.row_processor import RowProcessor, asking
 
 
 class Offsets(NamedTuple):
@@ -28,7 +28,7 @@ class LogitOffsets(RowProcessor[Offsets]):
         tokens, values = (np.concatenate(column) for column in zip(*pieces, strict=True))
         return np.repeat(numbers, [len(piece.tokens) for piece in pieces]), tokens, values
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         samples, tokens, values = self.send(numbers, rows)
         logits.index_put_((samples, tokens), values, accumulate=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from nanoengine.core.messages import Started, StepResult
 from nanoengine.core.sampler import Sampler
 from nanoengine.sampling.collector import LOGPROBS
-from nanoengine.sampling.row_processor import NO_SAMPLES, Drafts, RowProcessor, Verified, asking, row_slices
+from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 
 
@@ -81,21 +82,20 @@ class SampleLogprobs(RowProcessor[int]):
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         numbers = super().find(rows, positions)
-        if not len(numbers):
-            return NO_SAMPLES
-        others = (own for own in self.sampler.processors if own is not self)
-        self._others_change = any(len(own.find(rows, positions)) for own in others)
+        if len(numbers):
+            others = (own for own in self.sampler.processors if own is not self)
+            self._others_change = any(len(own.find(rows, positions)) for own in others)
         return numbers
 
     def pack(self, numbers: np.ndarray, pieces: list[int]) -> Sequence[np.ndarray]:
         return (numbers,)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         [samples] = self.send(numbers, rows)
         self._raw = logits.index_select(0, samples) if self._others_change else None
 
     def observe(
-        self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Verified | None
+        self, logits: Tensor, tokens: Tensor, numbers: np.ndarray, rows: np.ndarray, verified: Any
     ) -> Callable[[StepResult], None]:
         [samples] = self.send(numbers, rows)
         raw, self._raw = self._raw, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
-from nanoengine.sampling.row_processor import Drafts, RowProcessor, Verified, asking, row_slices
+from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
+
+if TYPE_CHECKING:
+    from nanoengine.speculation.verification import Drafts, Verified
 
 IN_PROMPT, IN_OUTPUT = 1, 2
 """A count is 2 for every time that a token is in the output, and 1 more if it is in the prompt."""
@@ -49,20 +52,15 @@ class Penalties(RowProcessor[Penalized]):
         begun = [(start, params) for start, params in asking(started) if params.is_penalized]
         if not begun:
             return
-        self._count([start for start, _ in begun])
+        prompts, outputs = [], []  # the tokens that are there already
         for start, params in begun:
-            penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-            self.put(start.row, Penalized(start.row, *penalties))
-
-    def _count(self, begun: list[Started]) -> None:
-        """The tokens that are there already."""
-        prompts, outputs = [], []
-        for start in begun:
             cells = np.array(start.token_ids, dtype=np.int64) + start.row * self.shape[1]
             prompts.append(cells[: start.sampling.num_prompt_tokens])
             outputs.append(cells[start.sampling.num_prompt_tokens :])
+            penalties = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            self.put(start.row, Penalized(start.row, *penalties))
         send = self.device.send
-        self.counts.index_fill_(0, send(np.array([start.row for start in begun], dtype=np.int64)), 0)
+        self.counts.index_fill_(0, send(np.array([start.row for start, _ in begun], dtype=np.int64)), 0)
         self.counts.view(-1).index_fill_(0, send(np.concatenate(prompts)), IN_PROMPT)
         self._add(send(np.concatenate(outputs)))
 

@@ -7,7 +7,7 @@ of a step, packs what it knows of theirs into a few tensors, and sends these onl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -23,42 +23,7 @@ FOREVER = 2**62
 ROWS_AT_ONCE = 64
 """Rows of a vocabulary's width that are worked on at once: it bounds the memory that this takes."""
 
-NO_SAMPLES = np.zeros(0, dtype=np.int64)
-
 Piece = TypeVar("Piece")
-
-
-class Drafts(Protocol):
-    """The drafts of a step on the device. Samples are named by their numbers in the step."""
-
-    def before(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The drafts of the runs of some samples, [m, most], and whether each stands before the sample, the same; those that do
-        not may be no tokens at all.
-        """
-        ...
-
-    def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them. They are right-aligned,
-        the newest last, and stay as wide as they were: what does not fit is dropped in front.
-        """
-        ...
-
-
-class Verified(Protocol):
-    """What became of the drafts of a step."""
-
-    @property
-    def drafts(self) -> Drafts: ...
-
-    @property
-    def is_token(self) -> Tensor:
-        """[num_samples] bool: whether the sample is a token of its row."""
-        ...
-
-    @property
-    def last(self) -> Tensor:
-        """[num_samples] int64: the number of the last sample of its run that is a token."""
-        ...
 
 
 class RowProcessor(LogitsProcessor, Generic[Piece]):

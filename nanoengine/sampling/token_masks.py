@@ -7,7 +7,7 @@ llguidance write them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
 from nanoengine.sampling.masks import mask_bytes
-from nanoengine.sampling.row_processor import Drafts, RowProcessor, asking, row_slices
+from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
 
 
 class Masks(NamedTuple):
@@ -57,7 +57,7 @@ class TokenMasks(RowProcessor[Masks]):
         """Sample and mask of each row, in words."""
         return numbers, np.stack([piece.both() for piece in pieces]).view(np.int32)
 
-    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Drafts | None) -> None:
+    def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         samples, masks = self.send(numbers, rows)
         for part in row_slices(len(numbers)):
             bits = (masks[part].view(torch.uint8)[:, :, None] >> self._shifts) & 1

@@ -11,7 +11,7 @@ from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.options import NGRAM, SpeculationOptions
 from nanoengine.speculation.speculation import Speculation
 from nanoengine.speculation.step_costs import StepCosts
-from nanoengine.speculation.step_timing import StepTiming, time_steps
+from nanoengine.speculation.step_timing import time_steps
 from nanoengine.speculation.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SpeculativeDecoding(Capability):
         if options.speculation is None:
             return
         with stage("Measuring steps", shown=startup.use_tqdm):
-            timing = self._time_steps(startup)
+            timing = time_steps(startup)
         proposer = NgramProposer() if options.speculation == NGRAM else SuffixProposer()
         self.speculation = Speculation(
             None if options.draft_model is not None else proposer,
@@ -71,19 +71,6 @@ class SpeculativeDecoding(Capability):
         )
         startup.facts.setdefault("metrics", {})["speculation"] = self.speculation.snapshot
         startup.parts.append(self.speculation)
-
-    def _time_steps(self, startup: Startup) -> StepTiming:
-        """Steps as they will be: recorded, if steps are."""
-        return time_steps(
-            lambda plan: startup.runner.launch(plan).result(),
-            num_rows=startup.num_rows,
-            max_tokens=startup.config.max_num_batched_tokens,
-            max_len=startup.max_model_len,
-            num_blocks=startup.num_blocks,
-            block_size=startup.config.block_size,
-            num_groups=len(startup.layouts),
-            guesses="draft_model" in startup.facts,
-        )
 
     def describe_itself(self, startup: Startup) -> str | None:
         name = startup.config.of(SpeculationOptions).speculation

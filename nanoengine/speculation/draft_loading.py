@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 from nanoengine.core.block_manager import FullLayout
 from nanoengine.core.errors import InvalidConfig
@@ -19,8 +18,11 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
     """
     max_len = startup.config.max_model_len or startup.model_config.max_position_embeddings
     dtype = str(startup.dtype).removeprefix("torch.")
-    config = replace(startup.config, model=name, dtype=dtype, max_model_len=max_len)
-    config = replace(config, options={kind: _without_tokenizer(own) for kind, own in config.options.items()})
+    options = {  # a tokenizer that was chosen for the large model says nothing of the tokens of the draft model
+        kind: replace(own, tokenizer=None) if hasattr(own, "tokenizer") else own
+        for kind, own in startup.config.options.items()
+    }
+    config = replace(startup.config, model=name, dtype=dtype, max_model_len=max_len, options=options)
     parts = [type(own)() for own in startup.capabilities if own.options is not SpeculationOptions]
     draft = Startup(config, parts, use_tqdm=startup.use_tqdm)
     draft.describe()
@@ -43,10 +45,3 @@ def load_draft_model(name: str, startup: Startup) -> Startup:
     draft.load()
     draft.groups = [list(range(draft.model_config.num_layers))]
     return draft
-
-
-def _without_tokenizer(options: Any) -> Any:
-    """A tokenizer that was chosen for the large model says nothing of the tokens of the draft model."""
-    if any(field.name == "tokenizer" for field in fields(options)):
-        return replace(options, tokenizer=None)
-    return options

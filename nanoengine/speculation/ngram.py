@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from nanoengine.core.errors import InvalidConfig
-
 
 class NgramProposer:
     """Guesses what followed the latest earlier occurrence of the longest suffix of a sequence, in its prompt or its output.
@@ -21,10 +19,6 @@ class NgramProposer:
     """
 
     def __init__(self, min_tokens: int = 2, max_tokens: int = 5):
-        if min_tokens < 1:
-            raise InvalidConfig(f"min_tokens is {min_tokens}: it must be at least 1")
-        if max_tokens < min_tokens:
-            raise InvalidConfig(f"max_tokens is {max_tokens}: it must be at least min_tokens ({min_tokens})")
         self._sizes = range(min_tokens, max_tokens + 1)
 
     def begin(self, prompt: Seq[int], cache_salt: str) -> NgramSequenceProposer:
@@ -75,14 +69,8 @@ class NgramSequenceProposer:
 
     def read(self, token_ids: Seq[int]) -> None:
         """Take note of the tokens that came since the last call."""
-        latest, of_prompt, window, source, sizes = (
-            self._latest,
-            self._of_prompt,
-            self._window,
-            self._source,
-            self._sizes,
-        )
-        num_common = self._num_common
+        latest, of_prompt, sizes = self._latest, self._of_prompt, self._sizes
+        window, source, num_common = self._window, self._source, self._num_common
         keep = 1 - sizes[-1]
         for position in range(self._num_read, len(token_ids)):
             token = token_ids[position]

@@ -174,24 +174,21 @@ class Speculation(Drafter):
 
     def _guess(self, seq: Sequence, first: int, most: int) -> list[int]:
         """The tokens that may stand in a sequence from position `first` on. Those before it are guessed too if in flight."""
-        state = self._states.get(seq)
+        state, num_in_flight = self._states.get(seq), first - len(seq.token_ids)
+        is_new = state is None
         if state is None:
             state = self._states[seq] = _State(None, Acceptance(self.num_drafts, like=self._typical))
-            if self.proposer is not None:
-                try:
-                    state.proposer = self._new_proposer(self.proposer, seq.request)
-                except Exception as error:  # a proposer that fails must not harm the sequence
-                    self._give_up(state, error)
         if self.proposer is None:
             return [UNKNOWN] * most
-        if state.proposer is None:
-            return []
         if state.unverified is not None:
             self._learn_from_unverified(state, seq)
-        num_in_flight = first - len(seq.token_ids)
         try:
+            if is_new:
+                state.proposer = self._new_proposer(self.proposer, seq.request)
+            if state.proposer is None:
+                return []
             guess = list(state.proposer.propose(seq.token_ids, num_in_flight + most))
-        except Exception as error:
+        except Exception as error:  # a proposer that fails must not harm the sequence
             self._give_up(state, error)
             return []
         return self._valid(guess[num_in_flight : num_in_flight + most], seq)

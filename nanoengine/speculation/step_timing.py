@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nanoengine.core.messages import UNKNOWN, RowSampling, Run, Started, StepPlan
 from nanoengine.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanoengine.core.model_runner import ModelRunner
+    from nanoengine.core.startup import Startup
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 """Tokens of the steps that are measured."""
@@ -23,9 +26,6 @@ HISTORY = 48
 REPEATS = 5
 """Steps of each size, of which the fastest counts: whatever else the machine does makes them slower. One before them warms up."""
 
-Execute = Callable[[StepPlan], object]
-"""Carries a plan out, and waits for its end."""
-
 
 class StepTiming(NamedTuple):
     """What was measured."""
@@ -34,46 +34,31 @@ class StepTiming(NamedTuple):
     guess_share: float  # what a guess of the draft model takes of the time of a step with one token
 
 
-def time_steps(
-    execute: Execute,
-    *,
-    num_rows: int,
-    max_tokens: int,
-    max_len: int,
-    num_blocks: int,
-    block_size: int,
-    num_groups: int,
-    guesses: bool = False,
-) -> StepTiming:
-    """Time small steps, as far as so many sequences of this length go, and so many tokens a step.
-
-    Args:
-        execute: the plans write to the first blocks of the pool, which nobody uses yet.
-        num_blocks: of the pool; with windows it may be smaller than the longest sequence, whose blocks then come again.
-        guesses: whether there is a draft model, which guesses drafts that a plan leaves open.
+def time_steps(startup: Startup) -> StepTiming:
+    """Time small steps, as they will be: recorded, if steps are. They write to the first blocks of the pool, which nobody uses
+    yet. With windows it may be smaller than the longest sequence, whose blocks then come again.
     """
-    most_new = min(MAX_NEW, max_len, max_tokens)
-    before = min(HISTORY, max_len - most_new)
-    table = [1 + i % num_blocks for i in range(-(-(before + most_new) // block_size))]
+    runner, max_tokens = startup.runner, startup.config.max_num_batched_tokens
+    most_new = min(MAX_NEW, startup.max_model_len, max_tokens)
+    before = min(HISTORY, startup.max_model_len - most_new)
+    num_table_blocks = -(-(before + most_new) // startup.config.block_size)
+    tables = [[1 + i % startup.num_blocks for i in range(num_table_blocks)]] * len(startup.layouts)
     measured = []
     for size in SIZES:
         lengths = [min(most_new, size - first) for first in range(0, size, most_new)]
-        if len(lengths) > num_rows or size > max_tokens:
+        if len(lengths) > startup.num_rows or size > max_tokens:
             break
-        started = [_started(row, before + 1, [table] * num_groups) for row in range(len(lengths))]
+        how = RowSampling(SamplingParams(temperature=0), 0, num_prompt_tokens=before + 1)
+        started = [Started(row, [0] * (before + 1), tables, how) for row in range(len(lengths))]
         step = _step(lengths, before, 0)
-        execute(StepPlan(started=started, **step))
-        measured.append((size, _seconds(execute, step)))
+        runner.launch(StepPlan(started=started, **step)).result()
+        measured.append((size, _seconds(runner, step)))
     guess_share = 0.0
-    if guesses and most_new > 1:
-        said, unsaid = (_seconds(execute, _step([most_new], before, draft)) for draft in (0, UNKNOWN))
+    if "draft_model" in startup.facts and most_new > 1:
+        said, unsaid = (_seconds(runner, _step([most_new], before, draft)) for draft in (0, UNKNOWN))
         guess_share = max(unsaid - said, 0.0) / (most_new - 1) / measured[0][1]
-    execute(StepPlan(ended=list(range(num_rows))))
+    runner.launch(StepPlan(ended=list(range(startup.num_rows)))).result()
     return StepTiming(tuple(measured), guess_share)
-
-
-def _started(row: int, length: int, tables: list[list[int]]) -> Started:
-    return Started(row, [0] * length, tables, RowSampling(SamplingParams(temperature=0), row, num_prompt_tokens=length))
 
 
 def _step(lengths: list[int], before: int, draft: int) -> dict[str, Any]:
@@ -84,10 +69,10 @@ def _step(lengths: list[int], before: int, draft: int) -> dict[str, Any]:
     return {"decode_rows": np.array(singles, np.int32), "decode_starts": starts, "runs": runs}
 
 
-def _seconds(execute: Execute, step: dict[str, Any]) -> float:
+def _seconds(runner: ModelRunner, step: dict[str, Any]) -> float:
     times = []
     for _ in range(REPEATS):
         start = perf_counter()
-        execute(StepPlan(**step))
+        runner.launch(StepPlan(**step)).result()
         times.append(perf_counter() - start)
     return min(times)

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from nanoengine.core.errors import InvalidConfig
 from nanoengine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 
 DEPTH = 24
@@ -26,21 +25,13 @@ class SuffixProposer:
 
     Args:
         least_likelihood: of all tokens of a guess together, above 0 and at most 1. A lower one makes longer guesses.
-        max_tokens: of recent outputs that are kept for one cache salt. When there are more, the older half goes.
+        max_tokens: of recent outputs that are kept for one cache salt; 2 * DEPTH or more. The older half of more goes.
         max_salts: cache salts that recent outputs are kept for. When there are more, the one goes that was not used for longest.
 
     Source: the idea is that of SuffixDecoding (Oliaro et al., 2024), arXiv 2411.04975, which has suffix trees.
     """
 
     def __init__(self, least_likelihood: float = 0.2, max_tokens: int = 32_768, max_salts: int = 4):
-        if not 0 < least_likelihood <= 1:
-            raise InvalidConfig(f"least_likelihood is {least_likelihood}: it must be above 0, and at most 1")
-        if max_tokens < 2 * DEPTH:
-            raise InvalidConfig(
-                f"max_tokens is {max_tokens}: it must be at least {2 * DEPTH}; to keep no outputs, set max_salts to 0"
-            )
-        if max_salts < 0:
-            raise InvalidConfig(f"max_salts is {max_salts}: it must be at least 0, which keeps no outputs")
         self.least_likelihood = least_likelihood
         self.max_tokens = max_tokens
         self.max_salts = max_salts
@@ -61,7 +52,7 @@ class SuffixProposer:
 
     def keep(self, output: Seq[int], cache_salt: str) -> None:
         """Count an output that has ended."""
-        if not output or not self.max_salts:
+        if not output:
             return
         outputs = self._outputs.setdefault(cache_salt, RecentOutputs(self.max_tokens))
         self._outputs.move_to_end(cache_salt)

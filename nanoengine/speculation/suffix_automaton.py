@@ -39,10 +39,10 @@ class SuffixAutomaton:
         self.counts = [0]
         self.last = ROOT
         self.num_tokens = 0
-        self._num_shared = (
-            0  # so many first states may have the very edges of the automaton that this one was forked from
-        )
-        self._copied: set[int] = set()  # of these states, those whose edges were copied since
+        # So many first states may have the very edges of the automaton that this one was forked from, but for those whose edges
+        # were copied since.
+        self._num_shared = 0
+        self._copied: set[int] = set()
 
     def fork(self) -> SuffixAutomaton:
         """An automaton of the same text, to which other tokens may be appended; none may be appended to this one any more.

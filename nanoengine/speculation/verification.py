@@ -73,7 +73,9 @@ class Drafts:
         return drafts, places < self.depth.index_select(0, numbers)[:, None]
 
     def extend(self, ends: Tensor, numbers: Tensor) -> Tensor:
-        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them; as wide as they were."""
+        """The ends of some rows' outputs, [m, width], with the drafts before some samples behind them. They are right-aligned,
+        the newest last, and stay as wide as they were: what does not fit is dropped in front.
+        """
         longer = torch.cat((ends, self.before(numbers)[0]), dim=1)
         places = torch.arange(ends.shape[1], device=ends.device) + self.depth.index_select(0, numbers)[:, None]
         return longer.gather(1, places)

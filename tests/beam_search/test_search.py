@@ -43,8 +43,8 @@ def beam_engine(**options: Any) -> LLMEngine:
     return make_engine(parts=[LogprobListener()], **options)
 
 
-def expected_beams(prompt: Seq[int], params: BeamSearchParams, eos: Seq[int] = (EOS,)) -> list[Tokens]:
-    return [tokens for tokens, _ in reference(lambda tokens: LANGUAGE((*prompt, *tokens)), params, eos)]
+def expected_beams(prompt: Seq[int], params: BeamSearchParams) -> list[Tokens]:
+    return [tokens for tokens, _ in reference(lambda tokens: LANGUAGE((*prompt, *tokens)), params, (EOS,))]
 
 
 def beams_of(output: RequestOutput) -> list[Tokens]:
@@ -55,7 +55,7 @@ PARAMS = BeamSearchParams(beam_width=3, max_tokens=8, early_stopping="never")
 PROMPTS = [[i] * (3 + 4 * i) for i in range(1, 8)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: int) -> None:
     """Many prompts at once, beside ordinary requests: chunks, preemptions, rows for one sequence, steps in flight."""
     rng = random.Random(seed)
@@ -68,7 +68,8 @@ def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: i
         "enable_prefix_caching": rng.random() < 0.7,
     }
     how = rng.choice([True, False, "never"])
-    params = BeamSearchParams(beam_width=rng.choice([1, 2, 4]), max_tokens=rng.randint(1, 9), early_stopping=how)
+    width, ignore_eos = rng.choice([1, 2, 4]), rng.random() < 0.3
+    params = BeamSearchParams(beam_width=width, max_tokens=rng.randint(1, 9), early_stopping=how, ignore_eos=ignore_eos)
     engine = beam_engine(**options)
     beside = [engine.make_request([9] * 5, core.SamplingParams(max_tokens=30, ignore_eos=True, seed=1), "beside")]
     engine.submit(beside[0])
@@ -107,13 +108,6 @@ def test_the_prompt_is_computed_once_and_each_step_computes_the_last_block_of_a_
     engine = beam_engine(model=model)
     beam_search(engine, [[1] * 40], BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True), SamplingParams)
     assert model.num_computed <= 40 + 3 * 5 * 4
-
-
-def test_ends_of_text_may_be_ignored() -> None:
-    params = BeamSearchParams(beam_width=2, max_tokens=9, ignore_eos=True)
-    (output,) = beam_search(beam_engine(), [[1, 2]], params, SamplingParams)
-    assert beams_of(output) == expected_beams([1, 2], params, ())
-    assert [completion.finish_reason for completion in output.outputs] == ["length"] * 2
 
 
 def test_a_search_ends_where_the_longest_sequence_does() -> None:

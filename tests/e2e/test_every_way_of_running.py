@@ -68,7 +68,7 @@ def draw_engine(i: int) -> dict[str, Any]:
     tiers: list[dict[str, Any]] = [
         {},
         {"preemption_mode": "swap", "kv_host_memory": 1 << 20},
-        {"preemption_mode": "auto"},
+        {"preemption_mode": "swap"},
         {},
     ]
     return {

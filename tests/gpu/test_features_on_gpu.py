@@ -49,10 +49,9 @@ def test_guessed_ahead(checkpoint: Path, expected: Tokens, device: dict[str, Any
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("preemption_mode", ["swap", "auto"])
-def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[str, Any], preemption_mode: str) -> None:
+def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[str, Any]) -> None:
     """And found again in host memory: the pool is too small to keep them, the host is not."""
-    options = {"num_kv_blocks": TINY_POOL, "preemption_mode": preemption_mode, "kv_host_memory": HOST_MEMORY}
+    options = {"num_kv_blocks": TINY_POOL, "preemption_mode": "swap", "kv_host_memory": HOST_MEMORY}
     with open_llm(checkpoint, **device, **options) as llm:
         for mode in modes_of(llm):
             llm.reset_prefix_cache()

@@ -191,7 +191,7 @@ def test_a_block_that_cannot_be_set_aside_is_a_problem_of_its_file(
     def fail(*_: object) -> Tensor:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(copier, "_read_block", fail)
+    monkeypatch.setattr(copier, "_read", fail)
     [answer] = carry_out(copier, Copy(block(1), file(0), HEADER), num_answers=1)
     assert "out of memory" in (answer.problem or "")
     copier.close()

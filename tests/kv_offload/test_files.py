@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from nanoengine.kv_offload.file_thread import FileThread
-from nanoengine.kv_offload.kv_file import BadKVFile, file_bytes, read_kv_file, write_kv_file
+from nanoengine.kv_offload.kv_file import BadKVFile, file_bytes, write_kv_file
 from nanoengine.kv_offload.kv_folder import KVFolder
 
 BYTES = 64
@@ -138,27 +138,9 @@ def test_a_link_in_place_of_the_folder_is_refused_and_nothing_behind_it_is_touch
     assert old.exists()
 
 
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def link(path: Path) -> None:
-    path.rename(path.with_suffix(".old"))
-    path.symlink_to(path.with_suffix(".old"))
-
-
-def loop(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, SIZE - 10)
-
-
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
+def instead(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Something else in place of a file."""
+    return lambda path: (path.rename(path.with_suffix(".old")), make(path))
 
 
 def flip(path: Path) -> None:
@@ -167,63 +149,64 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"x")
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (instead(os.mkfifo), "not a regular file"),
+    "link": (instead(lambda path: path.symlink_to(path.with_suffix(".old"))), "cannot be read"),
+    "loop": (instead(lambda path: path.symlink_to(path)), "cannot be read"),
+    "folder": (instead(os.mkdir), "not a regular file"),
+    "none": (instead(lambda _: None), "cannot be read"),
+    "cut": (lambda path: os.truncate(path, SIZE - 10), "does not hold"),
+    "empty": (lambda path: os.truncate(path, 0), "not a file of KV blocks"),
+    "flipped": (flip, "checksum is wrong"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), "does not hold"),
+    "other header": (lambda path: write_kv_file(path, b"HEADER", bytes(BYTES)), "other tokens"),
+    "other size": (lambda path: write_kv_file(path, HEADER, bytes(BYTES - 4)), "does not hold"),
+}
 
 
-def other_header(path: Path) -> None:
-    write_kv_file(path, b"HEADER", bytes(BYTES))
-
-
-def other_size(path: Path) -> None:
-    write_kv_file(path, HEADER, bytes(BYTES - 4))
-
-
-def none(path: Path) -> None:
-    path.unlink()
-
-
-@pytest.mark.parametrize(
-    "damage", [pipe, link, loop, cut, empty, flip, lengthen, other_header, other_size, none, os.mkdir]
-)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_a_file_that_is_not_what_it_should_be_is_a_miss_and_is_deleted(
-    damage: Callable[[Path], object], tmp_path: Path
+    damage: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path)
     fill(folder, 1, 2)
     path = folder.path / f"{NAMES[1]}.kv"
-    if damage is os.mkdir:
-        path.unlink()
     damage(path)
-    assert served(folder, 1) is None
-    assert os.path.lexists(path) == (damage is os.mkdir)
+    with pytest.raises(BadKVFile, match=message):
+        folder.read(NAMES[1], HEADER, memoryview(bytearray(BYTES)))
+    assert not os.path.lexists(path) or path.is_dir()
     assert served(folder, 2) == 2
 
 
 # ---- the thread
 
 
-def test_every_read_and_write_is_answered_once_in_order(tmp_path: Path) -> None:
-    thread = FileThread(make_folder(tmp_path))
+def test_every_read_and_write_is_done_and_answered_once_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reads = make_folder(tmp_path), []
+    read, thread = folder.read, FileThread(folder)
+    monkeypatch.setattr(folder, "read", lambda name, *args: (reads.append(name), read(name, *args)))
     for number in range(20):
         thread.write(NAMES[number], HEADER, lambda n=number: torch.full((BYTES,), n, dtype=torch.uint8), waits=True)
         thread.read(NAMES[number], HEADER)
         thread.read(NAMES[number], HEADER)  # it is being read already
         thread.delete(NAMES[number])
     assert thread.wait_until_idle()
-    done = thread.finished(0.0)
-    assert [(each.answer.kind, each.answer.name) for each in done] == [
+    found = thread.finished(0.0)
+    assert [(each.answer.kind, each.answer.name) for each in found] == [
         (kind, name) for name in NAMES[:20] for kind in ("written", "read")
     ]
-    for number, each in enumerate(done[1::2]):
+    for number, each in enumerate(found[1::2]):
         assert each.content is not None
         assert each.content.tolist() == [number] * BYTES
+    assert reads == NAMES[:20]
     assert thread.finished(5.0) == [], "there is nothing to wait for"
     thread.read(NAMES[0], HEADER)
     assert thread.wait_until_idle()
-    [(_, (kind, name, problem), content)] = thread.finished(0.0)
-    assert (kind, name, content) == ("read", NAMES[0], None)
-    assert problem
+    [done] = thread.finished(0.0)
+    assert (done.answer[:2], done.content) == (("read", NAMES[0]), None)
+    assert done.answer.problem
     thread.close()
     assert not make_folder(tmp_path).names
 
@@ -313,13 +296,10 @@ for round in range(10**6):
 """
 
 
-@pytest.mark.parametrize("num_rounds", [1, 3])
-def test_a_process_killed_while_it_writes_leaves_whole_files_and_damage_is_never_served(
-    num_rounds: int, tmp_path: Path
-) -> None:
+def test_a_process_killed_while_it_writes_leaves_whole_files_and_damage_is_never_served(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
     assert child.stdout is not None
-    for _ in range(num_rounds):
+    for _ in range(2):
         child.stdout.readline()
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -338,8 +318,3 @@ def test_a_process_killed_while_it_writes_leaves_whole_files_and_damage_is_never
     for number in range(40):
         assert served(folder, number) == (number if number % 3 == 0 else None)
     assert folder.seed() == seed
-
-
-def test_a_bad_file_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(BadKVFile, match="cannot be read"):
-        read_kv_file(tmp_path / "none", HEADER, memoryview(bytearray(4)))

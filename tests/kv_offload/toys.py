@@ -138,9 +138,8 @@ def offload_engine(
     **options: Any,
 ) -> tuple[LLMEngine, Offload]:
     """An engine with a host tier of `num_slots`, and with files if `max_staged` is given."""
-    host = HostTier(num_slots) if num_slots else None
     disk = None if max_staged is None else DiskTier(model.files, "model", max_staged)
-    offload = Offload(host, disk)
+    offload = Offload(HostTier(num_slots), disk)
     blocks = BlockManager(num_blocks, SIZE, layouts, [offload], seed=SEED)
     gates = [] if disk is None else [FileGate(offload, disk, blocks)]
     engine = make_engine(blocks=blocks, model=model, parts=[*parts, offload, *gates], **options)
@@ -153,10 +152,9 @@ def check_offload(engine: LLMEngine, offload: Offload) -> None:
     blocks, host, disk = engine.scheduler.blocks, offload.host, offload.disk
     found = {(group, hash): block for group, index in enumerate(blocks.index) for hash, block in index.items()}
     assert {key: own.block for key, own in offload.in_pool.items()} == found
-    if host is not None:
-        slots = [entry.slot for entry in host.entries.values()]
-        assert sorted([*host.free_slots, *slots]) == list(range(host.num_slots))
-        assert not host.held
+    slots = [entry.slot for entry in host.entries.values()]
+    assert sorted([*host.free_slots, *slots]) == list(range(host.num_slots))
+    assert not host.held
     if disk is not None:
         assert len(disk.wanted) <= disk.max_staged
         assert set(disk.reading) | set(disk.staged) <= set(disk.wanted)

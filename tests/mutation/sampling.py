@@ -13,9 +13,6 @@ BAD_WORDS = "nanoengine/sampling/bad_words.py"
 ROWS = "nanoengine/sampling/row_processor.py"
 TEST_CORE = "tests/core/test_sampling.py"
 TEST_KERNELS = "tests/core/test_kernels.py"
-TEST_PENALTIES = "tests/sampling/test_penalties.py"
-TEST_BAD_WORDS = "tests/sampling/test_bad_words.py"
-TEST_OFFSETS = "tests/sampling/test_logit_offsets.py"
 TEST_ROWS = "tests/sampling/test_row_processor.py"
 TEST_PROCESSORS = "tests/sampling/test_processors.py"
 TEST_LOGPROBS = "tests/sampling/test_logprobs.py"
@@ -36,7 +33,7 @@ MUTANTS = (
         "ended = [*plan.ended, *(start.row for start in started)]",
         "ended = plan.ended",
         "A row that begins anew is sampled by the penalties of the sequence before.",
-        (TEST_PENALTIES, TEST_PROCESSORS, "tests/sampling/test_token_masks.py"),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "seed-loses-bits",
@@ -68,7 +65,7 @@ MUTANTS = (
         "outputs.append(cells[start.sampling.num_prompt_tokens :])",
         "outputs.append(cells)",
         "The frequency and presence penalties count tokens of the prompt.",
-        (TEST_PENALTIES,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "repetition-raises-negative-logits",
@@ -76,7 +73,7 @@ MUTANTS = (
         "x = x.clamp(min=0) / penalty + x.clamp(max=0) * penalty",
         "x = x / penalty",
         "The repetition penalty makes tokens of negative logits likelier.",
-        (TEST_PENALTIES,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "presence-counts-every-time",
@@ -84,15 +81,15 @@ MUTANTS = (
         "x -= presence * times.clamp(max=1)",
         "x -= presence * times",
         "The presence penalty grows with every occurrence.",
-        (TEST_PENALTIES,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "counts-of-another-row-stay",
         PENALTIES,
-        "        self.counts.index_fill_(0, send(np.array([start.row for start in begun], dtype=np.int64)), 0)\n",
+        "        self.counts.index_fill_(0, send(np.array([start.row for start, _ in begun], dtype=np.int64)), 0)\n",
         "",
         "A row with penalties begins with the counts of the row that had its place before.",
-        (TEST_PENALTIES,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "drafts-are-not-penalized",
@@ -116,7 +113,7 @@ MUTANTS = (
         "until = start.sampling.num_prompt_tokens + params.min_tokens",
         "until = params.min_tokens",
         "min_tokens is reached by the tokens of the prompt.",
-        (TEST_OFFSETS,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "rule-holds-a-token-too-long",
@@ -124,7 +121,7 @@ MUTANTS = (
         "np.flatnonzero(self._ends[rows] > positions)",
         "np.flatnonzero(self._ends[rows] >= positions)",
         "An end of text is forbidden for one token more than min_tokens says.",
-        (TEST_ROWS, TEST_OFFSETS),
+        (TEST_ROWS, TEST_PROCESSORS),
     ),
     Mutant(
         "packed-rules-stay-stale",
@@ -140,7 +137,7 @@ MUTANTS = (
         "start.token_ids[max(start.sampling.num_prompt_tokens, len(start.token_ids) - width) :]",
         "start.token_ids[max(0, len(start.token_ids) - width) :]",
         "A bad word is forbidden where its beginning stands in the prompt.",
-        (TEST_BAD_WORDS,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "half-a-bad-word-is-enough",
@@ -148,7 +145,7 @@ MUTANTS = (
         "offsets = torch.where(num_differing > 0, 0.0, -torch.inf)",
         "offsets = torch.where(num_differing > 1, 0.0, -torch.inf)",
         "The last token of a bad word is forbidden though one token before it differs.",
-        (TEST_BAD_WORDS,),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "mask-overrules-allowed-tokens",
@@ -156,7 +153,7 @@ MUTANTS = (
         "return np.bitwise_and.reduce([mask for mask in self if mask is not None])",
         "return [mask for mask in self if mask is not None][-1]",
         "A mask of a grammar allows tokens that allowed_token_ids forbids.",
-        ("tests/sampling/test_token_masks.py",),
+        (TEST_PROCESSORS,),
     ),
     Mutant(
         "rank-counts-equals",

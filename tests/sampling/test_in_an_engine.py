@@ -10,7 +10,6 @@ import torch
 
 from nanoengine.core.errors import InvalidRequest, NotFiniteLogits, NoTokenLeft
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import SamplingParams as CoreParams
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
@@ -66,7 +65,7 @@ def answers(requests: list[Request]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> None:
     engine, _ = make()
     requests = draw_requests(engine, seed)
@@ -85,7 +84,7 @@ def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> 
     expected = answers(requests)
     truth = {seq.seq_id: seq.token_ids for seq in seqs}
     rng, seen = random.Random(seed), dict.fromkeys(("preemptions", "cached", "accepted", "failed"), 0)
-    for _ in range(15):
+    for _ in range(10):
         way, fails = draw_way(rng), rng.random() < 0.3
         drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
         model = SampledToy(4, failing=[rng.randint(2, 12)] if fails else [])
@@ -149,32 +148,6 @@ def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache(
     assert [seq.num_cached_tokens for seq in request.sequences] == [0, 28, 28]
 
 
-def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
-    """It was computed behind a step that has failed."""
-    engine, _ = make()
-    request = engine.make_request([1, 2, 3], SamplingParams(prompt_logprobs=1))
-    engine.submit(request)
-    step = engine.scheduler.schedule()
-    assert step is not None
-    step.is_dropped = True
-    collector = engine.scheduler.parts[0]
-    result = StepResult([], extras={"prompt_logprobs": [(0, ["garbage"] * 2)]})
-    collector.after_step(step, result, [])
-    assert request.prompt_logprobs == [None] * 3
-    step.is_dropped = False
-    collector.after_step(step, result, [])
-    assert request.prompt_logprobs == [None, "garbage", "garbage"]
-
-
-def test_requests_with_params_of_the_core_run_beside_the_others() -> None:
-    engine, _ = make()
-    plain = engine.make_request([1, 2, 3], CoreParams(seed=1, max_tokens=5, ignore_eos=True))
-    other = engine.make_request([1, 2, 3], SamplingParams(seed=1, max_tokens=5, ignore_eos=True, logprobs=1))
-    run(engine, [plain, other])
-    assert plain.sequences[0].token_ids == other.sequences[0].token_ids
-    assert plain.output().outputs[0].logprobs is None
-
-
 def test_a_stop_string_ends_the_log_probabilities_too() -> None:
     engine, _ = make()
     first = engine.make_request([1], SamplingParams(seed=1, max_tokens=9, ignore_eos=True))
@@ -194,26 +167,16 @@ def test_a_stop_string_ends_the_log_probabilities_too() -> None:
     )
 
 
-def test_no_stop_string_ends_a_text_before_min_tokens() -> None:
-    engine, _ = make()
-    first = engine.make_request([1], SamplingParams(seed=1, max_tokens=9, ignore_eos=True))
-    run(engine, [first])
-    text = first.output().outputs[0].text
-    later = next(place for place in range(5, 9) if text[place] not in text[:place])
-    params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, stop=[text[1], text[later]], min_tokens=4)
-    request = engine.make_request([1], params)
-    run(engine, [request])
-    assert request.output().outputs[0].text == text[:later]
-
-
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bool) -> None:
+    """No string ends a text before min_tokens. Params of the core are sampled like others."""
     engine, _ = make()
     wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
-    run(engine, [first := engine.make_request([1], SamplingParams(max_tokens=9, **wishes))])
+    run(engine, [first := engine.make_request([1], CoreParams(seed=1, max_tokens=9, ignore_eos=True))])
     text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
+    assert first.output().outputs[0].logprobs is None
     place = next(place for place in range(4, 9) if text[place] not in text[:place])
-    for stop in ({"stop": text[place]}, {"stop_token_ids": [tokens[place]]}):
+    for stop in ({"stop": [text[1], text[place]], "min_tokens": 4}, {"stop_token_ids": [tokens[place]]}):
         params = SamplingParams(max_tokens=place + 1, **wishes, **stop)
         run(engine, [request := engine.make_request([1], params)])
         own = request.output().outputs[0]
@@ -292,7 +255,7 @@ def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> N
 def test_a_mask_holds_for_all_tokens_of_steps_that_are_scheduled_after_it(policy: str, depth: int) -> None:
     """Through preemptions, failing steps and overlap, until it is replaced."""
     num_masked = num_preempted = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         model = SampledToy(4, failing=[rng.randint(3, 15)] if seed % 3 == 0 else [])
         engine, masks = make(model, policy=policy, depth=depth, num_blocks=rng.choice([16, 400]), max_model_len=40)
@@ -319,8 +282,8 @@ def test_a_mask_holds_for_all_tokens_of_steps_that_are_scheduled_after_it(policy
                     assert set(tokens[start:end]) <= mask
                     num_masked += len(tokens[start:end])
         num_preempted += engine.scheduler.num_preemptions
-    assert num_masked > 100
-    assert num_preempted > 5
+    assert num_masked > 70
+    assert num_preempted > 3
 
 
 def test_a_mask_is_copied_and_tells_what_is_wrong_with_it() -> None:

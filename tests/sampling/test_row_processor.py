@@ -6,9 +6,8 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
-from nanoengine.sampling.row_processor import ROWS_AT_ONCE, RowProcessor, row_slices
+from nanoengine.sampling.row_processor import RowProcessor
 from tests.sampling.rows import Bench, TestDevice, begin, random_logits, sampling
 
 
@@ -78,10 +77,3 @@ def test_a_step_of_rows_that_ask_for_nothing_changes_no_logits_and_sends_nothing
     assert not any(len(own.find(ints(2, 0, 1), ints(5, 5, 5))) for own in bench.sampler.processors)
     assert (bench.seen[0][:3] == logits).all()
     assert (samples.token_ids, samples.extras) == (logits.argmax(-1).tolist(), {})
-
-
-@pytest.mark.parametrize("count", [0, 1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE])
-def test_slices_cover_all_rows_a_bounded_number_at_a_time(count: int) -> None:
-    parts = [range(count)[part] for part in row_slices(count)]
-    assert [row for part in parts for row in part] == list(range(count))
-    assert all(0 < len(part) <= ROWS_AT_ONCE for part in parts)

@@ -24,7 +24,7 @@ from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.speculation.verification import DraftVerifier
 from tests.core.toys import EOS, VOCAB, Done, ToyModel, make_engine
-from tests.sampling.rows import CPU, Bench, begin, logprobs_of, reference
+from tests.sampling.rows import CPU, Bench, begin, reference
 
 NUM_ROWS = 100
 
@@ -146,6 +146,3 @@ def alone(seq: Sequence) -> tuple[list[int], list[Any]]:
         if token in stops:
             break
     return token_ids[own.num_prompt_tokens :], entries
-
-
-__all__ = ["NUM_ROWS", "SampledToy", "alone", "logits_of", "logprobs_of", "make"]

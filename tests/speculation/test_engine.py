@@ -19,8 +19,7 @@ from nanoengine.speculation.capability import SpeculativeDecoding
 from nanoengine.speculation.options import SpeculationOptions
 from nanoengine.speculation.speculation import Speculation
 from nanoengine.speculation.step_costs import StepCosts
-from tests.speculation.scripted import HARM, Scripted
-from tests.speculation.test_every_way import Free, knowing
+from tests.speculation.test_every_way import Free
 from tests.support import tiny_checkpoint
 
 PROMPTS = [[(7 * i + 3 * j) % 250 for j in range(20 + 9 * i)] for i in range(4)]
@@ -73,23 +72,6 @@ def right(tiny: Path) -> list[Any]:
     with opened(tiny) as (llm, own):
         assert own is None
         return run(llm)
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("who", ["ngram", "suffix", "knowing", "erring", "wrong"])
-def test_guesses_change_no_token(tiny: Path, right: list[Any], who: str, way: dict[str, Any]) -> None:
-    name = who if who in ("ngram", "suffix") else "suffix"
-    with opened(tiny, speculation=name, num_drafts=6, **way) as (llm, own):
-        if who in HARM:
-            made = [llm.engine.make_request(*pair) for pair in zip(PROMPTS, PARAMS, strict=True)]
-            own.proposer = Scripted(lambda *_: [])
-            llm.run(made)
-            own.proposer = Scripted(HARM[who](knowing(made)))
-        assert run(llm) == right
-        assert own.stats.num_drafts > 0
-        assert bool(own.stats.num_accepted) or who == "wrong"
-        assert bool(llm.engine.scheduler.num_preemptions) == ("num_kv_blocks" in way)
-        assert bool(own.stats.num_postponed) == bool(way.get("async_scheduling"))
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
@@ -189,30 +188,6 @@ def test_nobody_is_preempted_for_drafts_and_they_use_the_slots_that_are_there(nu
     assert bool(engine.scheduler.num_preemptions) == (num_blocks == 14)
 
 
-def test_a_request_may_go_without_drafts() -> None:
-    requests = [([1] * 5, Params(max_tokens=20, speculate=speculate, seed=1)) for speculate in (True, False)]
-    say, expected = truth(*requests)
-    model = Watched(4)
-    engine, own = make(Scripted(say), model=model)
-    made = [engine.make_request(*request) for request in requests]
-    run(engine, made)
-    assert answers(made) == expected
-    assert len({run.row for plan in model.plans for run in plan.runs if run.drafts}) == 1
-    assert own.stats.num_accepted > 0
-
-
-def test_only_accepted_tokens_can_be_found() -> None:
-    request = ([1, 2, 3, 4], Params(max_tokens=9, ignore_eos=True))
-    say, _ = truth(request)
-    engine, _ = make(Scripted(HARM["wrong"](say)), num_drafts=8, blocks=BlockManager(60, 2), model=ToyModel(2))
-    made = engine.make_request(*request)
-    run(engine, [made])
-    found = {cached.tokens for cached in engine.scheduler.blocks.contents if cached is not None}
-    tokens = made.sequences[0].block_hashes
-    assert found <= {own for _, own in tokens}
-    assert found
-
-
 def test_blocks_of_a_rejected_draft_without_finite_logits_are_cleared_before_their_next_use() -> None:
     request = ([1, 2, 3, 4], Params(max_tokens=9, ignore_eos=True))
     say, expected = truth(request)
@@ -254,16 +229,3 @@ def test_an_end_in_the_middle_of_a_run_is_the_end() -> None:
 def proposer_of(own: Speculation) -> Scripted:
     assert isinstance(own.proposer, Scripted)
     return own.proposer
-
-
-def test_statistics_say_how_guesses_fared() -> None:
-    requests = [([number], Params(max_tokens=30, ignore_eos=True, seed=number)) for number in (3, 4, 5)]
-    say, _ = truth(*requests)
-    engine, own = make(Scripted(HARM["erring"](say)), num_drafts=6)
-    run(engine, [engine.make_request(*request) for request in requests])
-    stats = own.snapshot()
-    assert stats.num_runs > 0
-    assert stats.num_accepted == sum(stats.accepted_at) < stats.num_drafts
-    assert stats.tried_at[0] == stats.num_runs
-    assert 0.5 < stats.acceptance_by_place[0] < 1
-    assert 0 < stats.acceptance_rate < 1

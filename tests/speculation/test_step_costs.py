@@ -16,32 +16,22 @@ curves = st.dictionaries(st.integers(1, 99), st.floats(1e-4, 10), min_size=1, ma
 steps = st.lists(st.tuples(st.integers(1, 120), st.floats(0, 100)), max_size=20)
 
 
-def test_between_measured_sizes_it_goes_in_proportion() -> None:
-    costs = StepCosts(reversed(MEASURED))
-    assert [costs.seconds(size) for size in (1, 4, 16, 64)] == [2, 3, 9, 33]
-    assert costs.seconds(2) == pytest.approx(2 + 1 / 3)
-    assert costs.seconds(10) == pytest.approx(6)
-    assert costs.seconds(40) == pytest.approx(21)
-
-
-def test_beyond_the_largest_size_each_token_costs_as_much() -> None:
-    assert StepCosts(MEASURED).seconds(128) == 66
-    assert StepCosts([(8, 2.0)]).seconds(12) == 3
-
-
-def test_below_the_smallest_size_it_is_that_of_the_smallest() -> None:
-    assert StepCosts([(8, 2.0), (16, 3.0)]).seconds(1) == 2
-
-
-def test_where_nothing_was_measured_a_few_tokens_cost_as_much_as_one() -> None:
-    costs = StepCosts()
-    assert costs.seconds(1) == costs.seconds(17) == costs.seconds(64)
-    assert costs.seconds(65) > costs.seconds(64)
-
-
-def test_no_step_is_taken_to_cost_more_than_its_tokens_one_by_one() -> None:
-    """Whatever else the machine did while it was measured."""
-    assert StepCosts([(1, 1.0), (2, 200.0), (8, 1.5), (16, 900.0)]).curve == ((1, 1.0), (2, 2.0), (8, 2.0), (16, 3.0))
+@pytest.mark.parametrize(
+    ("measured", "seconds"),
+    [
+        (MEASURED[::-1], {1: 2, 2: 2 + 1 / 3, 4: 3, 10: 6, 16: 9, 40: 21, 64: 33}),  # between sizes in proportion
+        (MEASURED, {128: 66}),  # beyond the largest, each token costs as much
+        ([(8, 2.0)], {1: 2, 8: 2, 12: 3}),
+        ([], {1: 1, 17: 1, 64: 1, 128: 2}),
+        # None costs more than its tokens one by one, whatever else the machine did while it was measured.
+        ([(1, 1.0), (2, 200.0), (8, 1.5), (16, 900.0)], {1: 1, 2: 2, 8: 2, 16: 3}),
+    ],
+)
+def test_what_a_step_costs_follows_from_sizes_that_were_measured(
+    measured: list[tuple[int, float]], seconds: dict[int, float]
+) -> None:
+    costs = StepCosts(measured)
+    assert {size: costs.seconds(size) for size in seconds} == pytest.approx(seconds)
 
 
 def test_sizes_that_are_never_tried_become_worth_a_try() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,24 +14,31 @@ from tests.speculation.scripted import FAST
 
 
 class Watch:
-    """Carries plans out by looking at them."""
+    """A start-up whose runner looks at plans."""
+
+    facts: dict[str, Any]
 
     def __init__(self, num_rows: int, max_tokens: int, max_len: int, num_blocks: int, block_size: int, num_groups: int):
         self.sizes: list[int] = []
+        self.starts: set[int] = set()
         self.num_unsaid = 0  # plans that leave it to others to guess
         self.started: dict[int, int] = {}  # row -> tokens
-        self.num_rows, self.max_tokens, self.max_len = num_rows, max_tokens, max_len
-        self.num_blocks, self.block_size, self.num_groups = num_blocks, block_size, num_groups
+        self.config = SimpleNamespace(max_num_batched_tokens=max_tokens, block_size=block_size)
+        self.num_rows, self.max_model_len, self.num_blocks = num_rows, max_len, num_blocks
+        self.layouts, self.runner, self.facts = [None] * num_groups, self, {}
 
-    def __call__(self, plan: StepPlan) -> None:
+    def result(self) -> None: ...
+
+    def launch(self, plan: StepPlan) -> Watch:
+        block_size = self.config.block_size
         for row, token_ids, tables, sampling in plan.started:
             assert 0 <= row < self.num_rows
             assert sampling.num_prompt_tokens == len(token_ids)
-            assert len(tables) == self.num_groups
+            assert len(tables) == len(self.layouts)
             for table in tables:
                 assert all(0 < block <= self.num_blocks for block in table)
-                assert -(-len(token_ids) // self.block_size) <= len(table) <= -(-self.max_len // self.block_size)
-            self.started[row] = min(len(table) for table in tables) * self.block_size
+                assert -(-len(token_ids) // block_size) <= len(table) <= -(-self.max_model_len // block_size)
+            self.started[row] = min(len(table) for table in tables) * block_size
         for row in plan.ended:
             self.started.pop(row, None)
         decodes = zip(plan.decode_rows.tolist(), plan.decode_starts.tolist(), strict=True)
@@ -36,14 +46,16 @@ class Watch:
         assert len({row for row, _, _ in runs}) == len(runs)
         assert all(run.drafts and run.num_new == 1 + len(run.drafts) for run in plan.runs)
         for row, start, num_new in runs:
-            assert start + num_new <= min(self.max_len, self.started[row])
+            assert start + num_new <= min(self.max_model_len, self.started[row])
             assert num_new <= MAX_NEW
+            self.starts.add(start)
         if runs:
-            assert plan.num_tokens <= self.max_tokens
+            assert plan.num_tokens <= self.config.max_num_batched_tokens
             said = {draft != UNKNOWN for run in plan.runs for draft in run.drafts}
             self.sizes.append(plan.num_tokens)
             self.num_unsaid += said == {False}
             assert len(said) < 2, "all are said, or none"
+        return self
 
 
 @FAST
@@ -57,19 +69,11 @@ class Watch:
     guesses=st.booleans(),
 )
 def test_steps_fit_into_rows_pool_and_budget(
-    num_rows: int, max_tokens: int, max_len: int, num_blocks: int, block_size: int, num_groups: int, guesses: bool
+    num_rows: int, max_tokens: int, max_len: int, guesses: bool, **sizes: int
 ) -> None:
-    watch = Watch(num_rows, max_tokens, max_len, num_blocks, block_size, num_groups)
-    measured, guess_share = time_steps(
-        watch,
-        num_rows=num_rows,
-        max_tokens=max_tokens,
-        max_len=max_len,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        num_groups=num_groups,
-        guesses=guesses,
-    )
+    watch: Any = Watch(num_rows, max_tokens, max_len, **sizes)
+    watch.facts = {"draft_model": None} if guesses else {}
+    measured, guess_share = time_steps(watch)
     fits = [size for size in SIZES if size <= max_tokens and -(-size // min(MAX_NEW, max_len)) <= num_rows]
     assert [size for size, _ in measured] == fits
     assert all(seconds >= 0 for _, seconds in measured)
@@ -78,12 +82,4 @@ def test_steps_fit_into_rows_pool_and_budget(
     assert bool(watch.num_unsaid) == (guesses and min(max_tokens, max_len) > 1)
     assert watch.sizes.count(1) > 2, "the first one warms up"
     assert not watch.started, "all rows are given back"
-
-
-def test_each_token_reads_a_history() -> None:
-    seen: list[StepPlan] = []
-    time_steps(
-        seen.append, num_rows=9, max_tokens=64, max_len=HISTORY + MAX_NEW, num_blocks=9, block_size=16, num_groups=1
-    )
-    assert {run.start for plan in seen for run in plan.runs} == {HISTORY}
-    assert {start for plan in seen for start in plan.decode_starts.tolist()} == {HISTORY}
+    assert watch.starts == {min(HISTORY, max_len - min(MAX_NEW, max_len, max_tokens))}, "each token reads a history"

@@ -51,27 +51,31 @@ def accepted(automaton: SuffixAutomaton, depth: int) -> dict[tuple[int, ...], in
 
 
 @given(text=texts | loops, depth=depths)
-def test_it_holds_exactly_the_strings_of_its_text_and_how_often_each_occurs(text: list[int], depth: int) -> None:
-    assert accepted(automaton_of(text, depth), depth) == strings_of(text, depth)
-
-
-@given(text=texts | loops, depth=depths)
-def test_a_context_has_the_token_behind_it_that_was_first_seen_first(text: list[int], depth: int) -> None:
+def test_it_holds_exactly_the_strings_of_its_text_how_often_each_occurs_and_what_followed_first(
+    text: list[int], depth: int
+) -> None:
     automaton = automaton_of(text, depth)
+    assert accepted(automaton, depth) == strings_of(text, depth)
+    assert len(automaton.edges) <= 2 * len(text) + 1, "a token adds two states at most"
     for string in strings_of(text, depth - 1):
-        followers = [
-            text[end] for end in range(len(string), len(text)) if tuple(text[end - len(string) : end]) == string
-        ]
+        ends = range(len(string), len(text))
+        followers = [text[end] for end in ends if tuple(text[end - len(string) : end]) == string]
         assert list(automaton.edges[find(automaton, list(string))]) == list(dict.fromkeys(followers))
 
 
 @given(text=texts | loops, depth=depths)
-def test_the_last_state_is_that_of_the_last_tokens_after_each(text: list[int], depth: int) -> None:
+def test_the_last_state_is_that_of_the_last_tokens_and_its_way_to_the_root_is_short(
+    text: list[int], depth: int
+) -> None:
     automaton = SuffixAutomaton(depth)
     for end, token in enumerate(text, 1):
         automaton.append(token)
         assert automaton.last == find(automaton, text[max(end - depth, 0) : end])
         assert automaton.num_tokens == end
+        state, steps = automaton.last, 0
+        while state != ROOT:
+            state, steps = automaton.links[state], steps + 1
+        assert steps <= depth
 
 
 @given(text=texts | loops, depth=depths)
@@ -83,24 +87,6 @@ def test_a_link_leads_to_the_longest_suffix_that_occurs_more_often(text: list[in
         more = [n for n in range(1, len(string)) if counts[string[-n:]] > counts[string]]
         assert automaton.lengths[link] == max(more, default=0)
         assert link == find(automaton, list(string[len(string) - automaton.lengths[link] :]))
-
-
-@given(text=texts | loops, depth=depths)
-def test_the_way_from_the_last_state_to_the_root_is_no_longer_than_the_depth(text: list[int], depth: int) -> None:
-    automaton = SuffixAutomaton(depth)
-    for token in text:
-        automaton.append(token)
-        state, steps = automaton.last, 0
-        while state != ROOT:
-            state, steps = automaton.links[state], steps + 1
-        assert steps <= depth
-
-
-@given(text=texts | loops, depth=depths)
-def test_a_token_adds_two_states_at_most(text: list[int], depth: int) -> None:
-    automaton = automaton_of(text, depth)
-    assert len(automaton.edges) <= 2 * len(text) + 1
-    assert len(automaton.edges) == len(automaton.links) == len(automaton.lengths) == len(automaton.counts)
 
 
 def test_a_loop_adds_states_only_at_first() -> None:
@@ -119,13 +105,6 @@ def test_who_holds_a_state_finds_its_strings_again_when_it_was_split(text: list[
             held.setdefault(tuple(string), find(automaton, string))
         for string, state in held.items():
             assert automaton.holder(state, len(string)) == find(automaton, list(string))
-
-
-def test_ids_may_be_of_any_size() -> None:
-    huge = 2**70
-    automaton = automaton_of([huge, -1, huge, 0, huge], 4)
-    assert automaton.counts[find(automaton, [huge])] == 3
-    assert find(automaton, [huge, huge]) == NONE
 
 
 @given(text=texts | loops, depth=depths, data=st.data())

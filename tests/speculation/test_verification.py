@@ -121,15 +121,6 @@ def test_a_draft_is_accepted_if_it_and_all_before_it_were_sampled(case: Case) ->
             assert found.last[sample] == sample
 
 
-def test_a_sample_without_a_token_accepts_nothing() -> None:
-    """Neither what comes back for it, nor what fills up a shorter run, is a draft."""
-    runs = [run(0, [1, 1]), run(1, [1, 1, 1, 1])]
-    for none in (UNKNOWN, NONE_LEFT):
-        found = Drafts.of(runs, 0, 8, DEVICE).verify(torch.tensor([1, none, 1, 1, 1, 1, none, 1]))
-        assert found.num_accepted.tolist() == [1, 3]
-        assert found.is_token.tolist() == [True, True, False, True, True, True, True, False]
-
-
 @FAST
 @given(case=cases())
 def test_the_last_token_of_each_row_is_its_last_sample_that_is_a_token(case: Case) -> None:
