@@ -87,7 +87,7 @@ def test_rows_come_and_go_and_each_is_sampled_by_its_own_wishes_and_tokens(seed:
             bench.start(masks={row: mask})
         rows = rng.sample(sorted(alive), len(alive))
         logits = random_logits(step, len(rows), VOCAB)
-        tokens = bench.sample(logits.clone(), rows, [len(alive[row][1]) for row in rows], padding=2).read().token_ids
+        tokens = bench.sample(logits.clone(), rows, [len(alive[row][1]) for row in rows], padding=2).token_ids
         again = rng.randrange(len(rows))
         for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             own, token_ids, mask = alive[row]
