@@ -13,8 +13,7 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
-from nanoengine.models.checkpoint import StoredHeader
-from nanoengine.models.headers import FLOATS, TensorHeader
+from nanoengine.models.checkpoint import FLOATS, TensorHeader
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 from nanoengine.quantization.layouts import layout_of
 from nanoengine.quantization.scheme import Scheme
@@ -69,13 +68,13 @@ class PackedFolder:
                     stays = self._scheme.layout != "float8" and (self._scheme.group or CELL) % CELL == 0
                     stored = sum(map(_stored_bytes, entry.headers.values())) if stays else None
                     shape = list(entry.shape)
-                    yield StoredHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
+                    yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
                     layers.add(entry.prefix)
                 else:
                     prefix, _, suffix = entry.name.rpartition(".")
                     is_bias = suffix == "bias" and prefix in layers
                     is_zero = is_bias and not bool(read(entry).any())
-                    yield StoredHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_zero)
+                    yield TensorHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_zero)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         with self._folder.reader() as read:

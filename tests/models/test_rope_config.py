@@ -141,7 +141,7 @@ def test_two_tables_where_layers_have_their_own_are_refused(architecture: str, s
 @pytest.mark.parametrize("lacking", NESTED)
 def test_a_theta_beside_tables_that_lack_one_is_refused(lacking: str) -> None:
     tables = {"rope_parameters": NESTED | {lacking: {"rope_type": "default"}}}
-    with pytest.raises(UnsupportedModel, match=r"rope_theta is 10000\.0: rope_parameters, .*must say of which"):
+    with pytest.raises(UnsupportedModel, match=r"rope_theta is 10000\.0 .*rope_parameters, .*must say of which"):
         ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 1e4})
     assert ropes_of("Olmo3ForCausalLM", tables | {"rope_theta": 5e5}) == {3e5, 5e5}
     assert ropes_of("Olmo3ForCausalLM", {"rope_parameters": NESTED, "rope_theta": 1e4}) == {3e5}

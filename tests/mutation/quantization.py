@@ -80,8 +80,8 @@ MUTANTS = (
     Mutant(
         "gptq-zero-points-lack-one",
         SCHEME,
-        'zeros_less_one=stored == "gptq",',
-        "zeros_less_one=False,",
+        'zeros_less_one=stored == "gptq"',
+        "zeros_less_one=False",
         "Zero points of old GPTQ files are taken as they are stored, one too low.",
         ("tests/quantization/test_scheme.py", TEST_FOLDER),
     ),
