@@ -135,9 +135,8 @@ def _finite(values: Tensor, format: str) -> Tensor:
         InvalidWeights: a number is not finite.
     """
     values = values.float()
-    if (
-        not values.sum().isfinite() and not values.isfinite().all()
-    ):  # the sum is finite nearly always, and quickly found
+    # The sum is finite nearly always, and quickly found.
+    if not values.sum().isfinite() and not values.isfinite().all():
         raise InvalidWeights(
             f"a weight that is to become {format} has numbers that are not finite: no scale holds them. Choose quantization=None "
             "to load it as it is, or repair the checkpoint"
