@@ -42,7 +42,17 @@ WORDS = [
     "▁abcd",
 ]
 TEXTS = st.one_of(st.text(max_size=40), st.text(alphabet="abcd é\n▁<s>你", max_size=40))
-LLAMA_CPPS = ["command-r", "deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "mpt"]
+LLAMA_CPPS = [
+    "command-r",
+    "deepseek-coder",
+    "deepseek-llm",
+    "falcon",
+    "gemma-4",
+    "gpt-2",
+    "llama-bpe",
+    "llama-spm",
+    "mpt",
+]
 LLAMA_CPPS += ["phi-3", "qwen2", "qwen35", "refact", "starcoder"]
 """Vocabularies that llama.cpp has texts and their ids for, of the kinds that this engine knows."""
 

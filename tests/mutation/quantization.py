@@ -63,19 +63,19 @@ MUTANTS = (
     ),
     Mutant(
         "awq-order-is-plain",
-        "nanoengine/quantization/packing.py",
+        LAYOUTS,
         "AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)",
         "AWQ_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)",
         "Outputs in a word of AWQ are taken in their plain order.",
-        ("tests/quantization/test_packing.py", TEST_LAYOUTS),
+        (TEST_LAYOUTS,),
     ),
     Mutant(
         "nibbles-are-swapped",
-        "nanoengine/quantization/packing.py",
+        LAYOUTS,
         "pairs |= pairs << 4",
         "pairs = (pairs << 8) | (pairs >> 4)",
         "Of two numbers of 4 bits in a byte, the upper one comes first.",
-        ("tests/quantization/test_packing.py",),
+        (TEST_LAYOUTS,),
     ),
     Mutant(
         "gptq-zero-points-lack-one",
