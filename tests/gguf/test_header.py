@@ -64,15 +64,9 @@ def open_bytes(content: bytes, folder: Path) -> GGUFFile:
     return GGUFFile.open(path)
 
 
-VALUES = {
-    "uint8": 200,
-    "int8": -100,
-    "uint16": 60000,
-    "int16": -30000,
-    "uint32": 4_000_000_000,
-    "int32": -2_000_000_000,
-}
-VALUES |= {"uint64": 2**64 - 1, "int64": -(2**63), "float32": 1e-5, "float64": 0.1, "bool": True, "string": "grüße 🦙"}
+VALUES = {"uint8": 200, "int8": -100, "uint16": 60000, "int16": -30000, "uint32": 4_000_000_000}
+VALUES |= {"int32": -2_000_000_000, "uint64": 2**64 - 1, "int64": -(2**63), "float32": 1e-5, "float64": 0.1}
+VALUES |= {"bool": True, "string": "grüße 🦙"}
 STRINGS = ["", "ä", "longer than the others", "🦙"]
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import gguf
 import huggingface_hub
 import numpy as np
 import pytest
@@ -20,6 +16,7 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
+from tests.gguf.written import write_file
 
 FETCHABLE = list(DOWNLOADS)
 NUM_PARAMETERS = 300 * 48 + 2 * (2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48 + 2 * 48 + 2 * 16) + 48
@@ -55,29 +52,16 @@ def copy_demo(folder: Path, *names: str, **changes: object) -> Path:
 
 def write_gguf(path: Path) -> Path:
     """A Qwen3 of two layers and NUM_PARAMETERS weights."""
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_context_length(512)
-    writer.add_block_count(2)
-    writer.add_embedding_length(48)
-    writer.add_feed_forward_length(80)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
+    keys = {"context_length": 512, "block_count": 2, "embedding_length": 48, "feed_forward_length": 80}
+    keys |= {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16}
+    keys |= {"attention.value_length": 16, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 10000.0}
     layer = {"attn_norm": (48,), "attn_q": (64, 48), "attn_k": (32, 48), "attn_v": (32, 48), "attn_output": (48, 64)}
     layer |= {"attn_q_norm": (16,), "attn_k_norm": (16,), "ffn_norm": (48,)}
     layer |= {"ffn_gate": (80, 48), "ffn_up": (80, 48), "ffn_down": (48, 80)}
     shapes = {"token_embd": (300, 48), "output_norm": (48,)}
     shapes |= {f"blk.{number}.{name}": shape for number in (0, 1) for name, shape in layer.items()}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tensors = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return write_file(path, "qwen3", {f"qwen3.{key}": value for key, value in keys.items()}, tensors)
 
 
 def found() -> dict[str, Entry]:
@@ -196,13 +180,3 @@ def test_the_table_has_a_line_for_each_and_the_numbers_of_the_demo() -> None:
     assert "3.50 GB" in broken
     assert broken.endswith("...")
     assert len(broken) < 300
-
-
-def test_the_command_lists_models_without_torch(hub: Path, tmp_path: Path) -> None:
-    copy_demo(snapshot(hub, "someone/model"))
-    code = "import sys; from nanoengine.cli import main; print(main(['models']), {'torch', 'transformers'} & set(sys.modules))"
-    environment = os.environ | {"HF_HUB_CACHE": str(hub), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    names = [line.split("  ")[0] for line in result.stdout.splitlines()]
-    assert names[:4] == ["model", "demo", *FETCHABLE, "someone/model"][:4]
-    assert names[-1] == "0 set()"
