@@ -112,27 +112,16 @@ def test_a_template_means_what_it_means_to_transformers(template: str) -> None:
     check_same(template, [THOUGHT, THOUGHT, CALL], TOOLS, add_generation_prompt=False)
 
 
-def test_what_the_template_asks_for_comes_before_special_tokens() -> None:
-    template = "{{ bos_token }}{{ eos_token }}{{ style }}"
-    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x"
+def test_what_is_asked_for_comes_before_special_tokens_and_a_generation_prompt_is_there_unless_refused() -> None:
+    template = "{{ bos_token }}{{ eos_token }}{{ style }}{% if add_generation_prompt %}:{% endif %}"
+    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x:"
+    assert ours(template, [USER], add_generation_prompt=False) == "<s></s>"
 
 
 def test_the_date_is_todays() -> None:
     before = datetime.now().strftime("%Y-%m-%d")
     text = ours("{{ strftime_now('%Y-%m-%d') }}", [USER])
     assert before <= text <= datetime.now().strftime("%Y-%m-%d")
-
-
-def test_the_generation_prompt_is_there_unless_refused() -> None:
-    template = "{{ messages[0].role }}{% if add_generation_prompt %}:{% endif %}"
-    assert ours(template, [USER]) == "user:"
-    assert ours(template, [USER], add_generation_prompt=False) == "user"
-
-
-def test_rendering_leaves_the_messages_as_they_were() -> None:
-    messages = [copy.deepcopy(CALL), copy.deepcopy(THOUGHT)]
-    ours("{% for m in messages %}{{ m.pop('role') if false else m.role }}{% endfor %}", messages)
-    assert messages == [CALL, THOUGHT]
 
 
 def test_a_template_sees_nothing_but_plain_values() -> None:
