@@ -16,13 +16,6 @@ from nanoengine.models.names import DEMO, WEIGHT_FILES, find_model, first_parts
 PARTS = [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model of the usual kind."""
-    touch(tmp_path, "folder/config.json")
-    return tmp_path / "folder"
-
-
 def touch(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -71,19 +64,17 @@ def test_a_fetched_model_is_in_the_cache(name: str, tmp_path: Path, monkeypatch:
 # ---- paths
 
 
-def test_a_folder_is_found_by_its_path_whatever_else_it_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(folder, "small.gguf", "large.gguf")
+def test_a_folder_and_a_gguf_file_are_found_by_their_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "folder"
+    touch(folder, "config.json", "small.gguf", "large.gguf")
     monkeypatch.chdir(folder.parent)
     monkeypatch.setenv("HOME", str(folder.parent))
     for name in (str(folder), folder.name, f"./{folder.name}", f"~/{folder.name}"):
         assert find_model(name).resolve() == folder
-
-
-def test_a_gguf_file_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    touch(tmp_path, "a/b/small.gguf", "a/b/README.md", "a/b/tokenizer.json")
-    monkeypatch.chdir(tmp_path)
-    for name in (str(tmp_path / "a/b/small.gguf"), "a/b/small.gguf", "./a/b/small.gguf", "a/b"):
-        assert find_model(name).resolve() == tmp_path / "a/b/small.gguf"
+    touch(folder.parent, "a/b/small.gguf", "a/b/README.md", "a/b/tokenizer.json")
+    file = folder.parent / "a/b/small.gguf"
+    for name in (str(file), "a/b/small.gguf", "./a/b/small.gguf", "a/b"):
+        assert find_model(name).resolve() == file
 
 
 def test_any_part_of_a_model_stands_for_its_first(tmp_path: Path) -> None:
