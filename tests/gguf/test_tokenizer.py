@@ -127,12 +127,7 @@ def test_a_sentencepiece_bpe_merges_by_score(text: str) -> None:
     scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"].tolist(), strict=True))
     tokens = texts_of(SPM, text, add_special_tokens=False)
     assert tokens == (merged(("▁" + text).replace(" ", "▁"), scores) if text else [])
-
-
-@FAST
-@given(TEXTS.filter(lambda text: "<" not in text and "▁" not in text))
-def test_a_sentencepiece_bpe_gives_the_text_back(text: str) -> None:
-    assert SPM.decode(SPM.encode(text).ids) == text
+    assert SPM.decode(SPM.encode(text).ids) == text.replace("▁", " ")
 
 
 def test_no_space_comes_first_if_the_file_says_so() -> None:

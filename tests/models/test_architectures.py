@@ -16,14 +16,7 @@ from nanoengine.models.architectures import ARCHITECTURES, read_model_config
 from tests import support
 from tests.models.configs import QWEN3_06B, without
 from tests.models.families import SHAPES, engine, family_checkpoint
-from tests.support import (
-    forced_logits,
-    model_runner,
-    num_weights,
-    reference_choices,
-    reference_logits,
-    reference_model,
-)
+from tests.support import forced_logits, model_runner, num_weights, reference_choices, reference_logits, reference_model
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
 

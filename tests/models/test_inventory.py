@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import huggingface_hub
-import numpy as np
 import pytest
 
 from nanoengine.core.model_config import read_json
@@ -16,10 +15,9 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
-from tests.gguf.written import write_file
+from tests.gguf.written import tiny_model, write_gguf
 
 FETCHABLE = list(DOWNLOADS)
-NUM_PARAMETERS = 300 * 48 + 2 * (2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48 + 2 * 48 + 2 * 16) + 48
 
 
 @pytest.fixture(autouse=True)
@@ -50,20 +48,6 @@ def copy_demo(folder: Path, *names: str, **changes: object) -> Path:
     return folder
 
 
-def write_gguf(path: Path) -> Path:
-    """A Qwen3 of two layers and NUM_PARAMETERS weights."""
-    keys = {"context_length": 512, "block_count": 2, "embedding_length": 48, "feed_forward_length": 80}
-    keys |= {"attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 16}
-    keys |= {"attention.value_length": 16, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 10000.0}
-    layer = {"attn_norm": (48,), "attn_q": (64, 48), "attn_k": (32, 48), "attn_v": (32, 48), "attn_output": (48, 64)}
-    layer |= {"attn_q_norm": (16,), "attn_k_norm": (16,), "ffn_norm": (48,)}
-    layer |= {"ffn_gate": (80, 48), "ffn_up": (80, 48), "ffn_down": (48, 80)}
-    shapes = {"token_embd": (300, 48), "output_norm": (48,)}
-    shapes |= {f"blk.{number}.{name}": shape for number in (0, 1) for name, shape in layer.items()}
-    tensors = {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    return write_file(path, "qwen3", {f"qwen3.{key}": value for key, value in keys.items()}, tensors)
-
-
 def found() -> dict[str, Entry]:
     """Entries by name, but those that are everywhere."""
     return {entry.name: entry for entry in inventory() if entry.name not in ("demo", *FETCHABLE)}
@@ -82,28 +66,16 @@ def test_without_any_cache_there_is_the_demo_and_what_can_be_fetched() -> None:
         assert (entry.config, entry.disk_bytes) == (None, 0)
 
 
-def test_repositories_of_the_hub_are_found_by_name(hub: Path) -> None:
+def test_repositories_of_the_hub_are_found_by_name_but_those_that_no_name_leads_to(hub: Path) -> None:
+    copy_demo(snapshot(hub, "someone/data", kind="datasets"))
+    copy_demo(snapshot(hub, "someone/branch", branch="other"))
+    (hub / "stray.txt").touch()
     folder = copy_demo(snapshot(hub, "someone/model"), dtype="float32")
     (entry,) = found().values()
     assert (entry.name, entry.problem) == ("someone/model", "")
     assert entry.disk_bytes == sum(file.stat().st_size for file in folder.iterdir())
     assert entry.config is not None
     assert entry.weight_bytes == 4 * entry.config.num_parameters()
-
-
-def test_repositories_that_no_name_leads_to_are_left_out(hub: Path) -> None:
-    copy_demo(snapshot(hub, "someone/data", kind="datasets"))
-    copy_demo(snapshot(hub, "someone/branch", branch="other"))
-    (hub / "stray.txt").touch()
-    assert found() == {}
-
-
-def test_a_repository_without_its_weights_says_so(hub: Path) -> None:
-    folder = copy_demo(snapshot(hub, "someone/model"), "config.json")
-    (folder / "model.safetensors").symlink_to("../../blobs/not-there")
-    entry = found()["someone/model"]
-    assert "weights are not here" in entry.problem
-    assert entry.config is not None
 
 
 def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
@@ -116,33 +88,30 @@ def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
     main.unlink()
     main.mkdir()
     copy_demo(snapshot(hub, "e/sound"))
+    (copy_demo(snapshot(hub, "f/no-weights"), "config.json") / "model.safetensors").symlink_to("../../blobs/not-there")
     models_folder().mkdir(parents=True)
     for name in FETCHABLE:
         DOWNLOADS[name].path.write_bytes(b"GGUF and no more")
     entries = {entry.name: entry.problem for entry in inventory()}
     assert {name for name, problem in entries.items() if not problem} == {"demo", "e/sound"}
     assert "UnsupportedModel: architectures is ['BertModel']" in entries["a/unsupported"]
-    assert "not valid JSON" in entries["b/json"]
-    assert "noise.gguf" in entries["c/gguf/noise.gguf"]
-    assert "ModelNotFound" in entries["d/no-snapshots"]
-    assert "config.json is missing" in entries["d/empty"]
-    assert "config.json is missing" in entries["d/no-branch"]
-    for name in FETCHABLE:
-        assert DOWNLOADS[name].file in entries[name]
+    told = {"b/json": "not valid JSON", "c/gguf/noise.gguf": "noise.gguf", "d/no-snapshots": "ModelNotFound"}
+    told |= dict.fromkeys(("d/empty", "d/no-branch"), "config.json is missing")
+    told |= {"f/no-weights": "weights are not here"} | {name: DOWNLOADS[name].file for name in FETCHABLE}
+    assert all(words in entries[name] for name, words in told.items())
 
 
-def test_gguf_files_are_described_from_their_metadata(hub: Path) -> None:
+def test_gguf_files_are_described_from_their_metadata(hub: Path, tmp_path: Path) -> None:
     models_folder().mkdir(parents=True)
-    own = write_gguf(models_folder() / "own.gguf")
-    shared = write_gguf(snapshot(hub, "someone/model") / "shared.gguf")
+    model, tensors = tiny_model("qwen3", tmp_path / "folder")
+    own = write_gguf(model, tensors, models_folder() / "own.gguf")
+    shared = shutil.copy(own, snapshot(hub, "someone/model") / "shared.gguf")
     entries = found()
-    assert list(entries) == [str(own), "someone/model/shared.gguf"]
+    assert list(entries) == [str(own), f"someone/model/{shared.name}"]
     for entry in entries.values():
-        assert entry.problem == ""
+        assert (entry.problem, entry.disk_bytes) == ("", own.stat().st_size)
         assert entry.config is not None
-        assert entry.config.architecture == "Qwen3ForCausalLM"
-        assert entry.config.num_parameters() == NUM_PARAMETERS
-        assert entry.disk_bytes == own.stat().st_size == shared.stat().st_size
+        assert entry.config.num_parameters() == model.num_parameters()
 
 
 def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import AutoTokenizer
@@ -208,7 +208,7 @@ TOKENIZERS = cache(
 )
 
 
-@FAST
+@settings(FAST, max_examples=30)
 @given(
     text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
     number=st.integers(0, 2),
