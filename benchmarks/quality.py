@@ -44,9 +44,8 @@ from nanoengine.core.inputs import pack
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.kernels.interface import Kernels
-from nanoengine.models.checkpoint import Checkpoint
+from nanoengine.models.checkpoint import Checkpoint, TensorHeader
 from nanoengine.models.decoder import Decoder, build_model
-from nanoengine.models.headers import TensorHeader
 from nanoengine.models.loader import Quantizer, load_weights, open_checkpoint
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import QUANTIZATIONS

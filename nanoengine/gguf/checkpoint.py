@@ -19,7 +19,7 @@ from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import dequantized
-from nanoengine.models.checkpoint import StoredHeader
+from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.safetensors_folder import release_mapped
 
 
@@ -34,26 +34,23 @@ class GGUFCheckpoint:
         self._file, self.place = GGUFFile.open(path), str(path)
         self.config = hf_config(self._file)
 
-    def headers(self) -> Iterator[StoredHeader]:
+    def headers(self) -> Iterator[TensorHeader]:
         """The dtype is F32, F16 or BF16: numbers of quantized tensors are float32."""
         for record, tensor in self._all():
             dtype = record.type if record.type in FLOATS else "F32"
             shape = _shape(record, tensor)
             whole = math.prod(record.shape)
             stored = None if record.type in FLOATS else record.nbytes * math.prod(shape) // whole
-            yield StoredHeader(tensor.name, dtype, shape, self.place, stored)
+            yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
-    def tensors(self, dtype: torch.dtype, *, native: bool = True) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:
         """Name and numbers of each tensor, or the blocks of a quantized matrix; nearly all lie in the mapped file, and are
         unmapped when the next is asked for.
-
-        Args:
-            native: dequantize matrices by native kernels, if they can run here.
 
         Raises:
             InvalidWeights: rows that are not those of the heads.
         """
-        fast = dequantized if native and unsupported_reason(torch.device("cpu"), dtype) is None else None
+        fast = dequantized if unsupported_reason(torch.device("cpu"), dtype) is None else None
         for record, tensor in self._all():
             data = mapped = torch.from_numpy(self._file.data(record.name))
             if tensor.expert is not None:
@@ -85,9 +82,7 @@ class GGUFCheckpoint:
         """The bytes with the rows of each head in Hugging Face's order; a row of any format is a whole number of bytes."""
         rows = record.shape[0]
         if rows % (2 * heads):
-            raise InvalidWeights(
-                f"{self._file.path} has {rows} rows in {record.name}, no even number for {heads} heads"
-            )
+            raise InvalidWeights(f"{self.place} has {rows} rows in {record.name}, no even number for {heads} heads")
         return data.view(heads, rows // heads // 2, 2, -1).transpose(1, 2).flatten()
 
 

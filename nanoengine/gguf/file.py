@@ -23,10 +23,7 @@ class GGUFFile:
     """A GGUF file, or all parts of one that was split, memory-mapped."""
 
     def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord], parts: list[mmap]):
-        self.path = path
-        self.metadata = metadata
-        self.tensors = tensors
-        self.parts = parts
+        self.path, self.metadata, self.tensors, self.parts = path, metadata, tensors, parts
 
     @staticmethod
     def open(path: Path) -> GGUFFile:

@@ -87,18 +87,11 @@ class TensorRecord:
     """What a file says of a tensor."""
 
     name: str
-    type: str
-    """Name of its format, such as "Q4_1"."""
-
-    shape: tuple[int, ...]
-    """Rows first, as torch has it; files have it the other way round."""
-
+    type: str  # name of its format, such as "Q4_1"
+    shape: tuple[int, ...]  # rows first, as torch has it; files have it the other way round
     nbytes: int
-    part: int
-    """Which file it is in, counted from 0."""
-
-    offset: int
-    """Of its first byte in that file."""
+    part: int  # which file it is in, counted from 0
+    offset: int  # of its first byte in that file
 
 
 def read_header(path: Path, content: mmap, part: int = 0) -> tuple[dict[str, Any], dict[str, TensorRecord]]:
@@ -186,10 +179,7 @@ class _Cursor:
     """Reads one value after the other, and never beyond the end of the file."""
 
     def __init__(self, path: Path, content: mmap):
-        self.path = path
-        self.size = len(content)
-        self.at = 0
-        self._content = content
+        self.path, self.size, self.at, self._content = path, len(content), 0, content
 
     def damaged(self, what: str) -> InvalidWeights:
         return InvalidWeights(f"{self.path} is damaged, it has {what}: fetch it again")

@@ -15,15 +15,8 @@ from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.gguf.file import GGUFFile
 
 REALS = (
-    "epsilon",
-    "scale",
-    "factor",
-    "freq_base",
-    "freq_base_swa",
-    "scale_linear",
-    "softcapping",
-    "beta_fast",
-    "beta_slow",
+    *("epsilon", "scale", "factor", "freq_base", "freq_base_swa", "scale_linear"),
+    *("softcapping", "beta_fast", "beta_slow"),
 )
 """How the keys end whose values need not be whole."""
 
@@ -59,8 +52,7 @@ class Keys:
     """
 
     def __init__(self, file: GGUFFile, known: Collection[str]):
-        self._path = file.path
-        self._metadata = file.metadata
+        self._path, self._metadata = file.path, file.metadata
         architecture = file.metadata.get("general.architecture")
         if not isinstance(architecture, str) or architecture not in known:
             raise UnsupportedModel(
@@ -84,9 +76,8 @@ class Keys:
             value = value[0].item()
         is_number = type(value) is int or (type(value) is float and key.endswith(REALS) and math.isfinite(value))
         if not is_number or value < 0:
-            raise self.unsupported(
-                key, value, f"{'a number' if key.endswith(REALS) else 'a count'}, equal in all layers"
-            )
+            kind = "a number" if key.endswith(REALS) else "a count"
+            raise self.unsupported(key, value, f"{kind}, equal in all layers")
         return value
 
     def text(self, key: str, default: str) -> str:

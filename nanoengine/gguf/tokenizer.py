@@ -104,9 +104,8 @@ def _bpe(metadata: Mapping[str, Any], vocab: dict[str, int], pre: str | None) ->
         raise UnsupportedModel(
             f"tokenizer.ggml.merges has {shown(wrong[0])}: it must be two tokens with a space between"
         )
-    tokenizer = Tokenizer(
-        _bpe_model(vocab, merges, ignore_merges=kind.ignore_merges, byte_fallback=not kind.byte_level)
-    )
+    options = {"ignore_merges": kind.ignore_merges, "byte_fallback": not kind.byte_level}
+    tokenizer = Tokenizer(_bpe_model(vocab, merges, **options))
     if normalizer := kind.normalizer():
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = kind.build()
@@ -143,9 +142,7 @@ def _sentencepiece(metadata: Mapping[str, Any], vocab: dict[str, int], unk: int 
 def _bpe_model(vocab: dict[str, int], merges: list[Any], **options: Any) -> models.BPE:
     try:
         return models.BPE(vocab=vocab, merges=merges, **options)
-    except (
-        Exception
-    ) as error:  # the library raises nothing finer; what is left to go wrong are merges of unknown tokens
+    except Exception as error:  # nothing finer; what is left to go wrong are merges of unknown tokens
         raise UnsupportedModel(f"tokenizer.ggml.merges do not fit tokenizer.ggml.tokens: {error}") from error
 
 
@@ -162,46 +159,33 @@ def _add_special_tokens(
 ) -> None:
     # llama.cpp knows Phi-3 by its name: its special tokens take the spaces that follow them.
     is_phi3 = any(name in _get(metadata, "general.name", str, "").lower() for name in ("phi-3", "phi3"))
-    keeps_spaces = ("<unk>", "<s>", "<|endoftext|>")
-    tokenizer.add_tokens(
-        [
-            AddedToken(
-                tokens[i],
-                normalized=False,
-                special=bool(types[i] != USER_DEFINED),
-                rstrip=is_phi3 and tokens[i] not in keeps_spaces,
-            )
-            for i in np.flatnonzero(np.isin(types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
-        ]
-    )
+    keeps_spaces, added = ("<unk>", "<s>", "<|endoftext|>"), []
+    for i in np.flatnonzero(np.isin(types, (UNKNOWN, CONTROL, USER_DEFINED))).tolist():
+        special, rstrip = bool(types[i] != USER_DEFINED), is_phi3 and tokens[i] not in keeps_spaces
+        added.append(AddedToken(tokens[i], normalized=False, special=special, rstrip=rstrip))
+    tokenizer.add_tokens(added)
 
 
 def _add_ends_of_text(
     tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], add_bos: bool
 ) -> None:
     """Have the tokenizer begin a prompt with the first-of-text token, and end it with the last, if the file says so."""
-    wanted = {
-        "bos": _get(metadata, "tokenizer.ggml.add_bos_token", bool, add_bos),
-        "eos": _get(metadata, "tokenizer.ggml.add_eos_token", bool, False),
-    }
-    used: list[dict[str, Any]] = []
-    for name, is_wanted in wanted.items():
-        if is_wanted:
+    single, used = ["$A"], []
+    for name, default in (("bos", add_bos), ("eos", False)):
+        key = f"tokenizer.ggml.add_{name}_token"
+        if _get(metadata, key, bool, default):
             if (i := ids[name]) is None:
-                raise UnsupportedModel(
-                    f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is missing"
-                )
+                raise UnsupportedModel(f"{key} is true, but tokenizer.ggml.{name}_token_id is missing")
             used.append({"id": name, "ids": [i], "tokens": [tokens[i]]})
+            single.insert(0 if name == "bos" else len(single), name)
     if used:
-        single = [*(["bos"] if wanted["bos"] else []), "$A", *(["eos"] if wanted["eos"] else [])]
         tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
 
 
 def _ends_of_turn(vocab: Mapping[str, int], types: np.ndarray) -> list[int]:
     # What a model was taught as text, such as HTML's </s>, ends no turn (llama.cpp: it does, except in Gemma 4).
-    found = {
-        text for text in ENDS_OF_TURN if text in vocab and (types[vocab[text]] == CONTROL or text.startswith("<|"))
-    }
+    known = [text for text in ENDS_OF_TURN if text in vocab]
+    found = {text for text in known if types[vocab[text]] == CONTROL or text.startswith("<|")}
     if "<|end|>" in found and ({"<|return|>", "<|call|>"} <= found or {"<|flush|>", "<|calls|>"} <= found):
         found.remove("<|end|>")  # there it ends a message, and the turn goes on
     return [vocab[text] for text in found]

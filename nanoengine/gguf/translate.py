@@ -21,21 +21,14 @@ from nanoengine.gguf.tensor_names import EMBEDDING, HEAD, ROPE_FACTORS, ROPE_LON
 class Architecture(NamedTuple):
     """What tells an architecture from the others."""
 
-    name: str
-    """Hugging Face's."""
-
+    name: str  # Hugging Face's
     model_type: str
-    keys: Mapping[str, str] = {}
-    """Its own keys, and what Hugging Face calls them."""
-
-    fixed: Mapping[str, Any] = {}
-    """What its files do not say, because it is always so."""
-
-    activation: Mapping[str, str] = {"hidden_act": "silu"}
-    """The field that names it at Hugging Face's, and its value there."""
-
-    fits_float16: bool = True
-    """Whether what it adds up over its layers stays below 65,504, where float16 ends."""
+    keys: Mapping[str, str] = {}  # its own, and what Hugging Face calls them
+    fixed: Mapping[str, Any] = {}  # what its files do not say, because it is always so
+    activation: Mapping[str, str] = {
+        "hidden_act": "silu"
+    }  # the field that names it at Hugging Face's, and its value there
+    fits_float16: bool = True  # whether what it adds up over its layers stays below 65,504, where float16 ends
 
 
 COMMON_KEYS = {
@@ -73,16 +66,16 @@ ARCHITECTURES = {
     "granite": Architecture("GraniteForCausalLM", "granite", GRANITE_KEYS),
     "olmo2": Architecture("Olmo2ForCausalLM", "olmo2"),
     "gemma2": Architecture(
-        "Gemma2ForCausalLM",
-        "gemma2",
-        GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        *("Gemma2ForCausalLM", "gemma2", GEMMA_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"}),
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
     "gemma3": Architecture(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        GEMMA_KEYS | {"attention.sliding_window_pattern": "sliding_window_pattern"},
+        *(
+            "Gemma3ForCausalLM",
+            "gemma3_text",
+            GEMMA_KEYS | {"attention.sliding_window_pattern": "sliding_window_pattern"},
+        ),
         activation=GEMMA_ACTIVATION,
         fits_float16=False,
     ),
@@ -120,7 +113,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         InvalidWeights: a tensor that says something of the model is missing or misshapen.
     """
     kind = file.metadata.get("general.type", "model")
-    if not isinstance(kind, str) or kind != "model":
+    if kind != "model":
         raise UnsupportedModel(f"{file.path} has general.type {shown(kind)}; only a model can be run")
     keys = Keys(file, [name for name in ARCHITECTURES if name != MIXTRAL])
     mixture = keys.architecture == "llama" and keys.number("expert_count", default=0) > 0
@@ -189,7 +182,7 @@ def _rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> d
     rotated = keys.number("rope.dimension_count", default=size)
     if rotated > size or rotated % 2:
         raise keys.unsupported("rope.dimension_count", rotated, f"an even number up to the size of a head, {size}")
-    rope = {"rope_theta": float(keys.number("rope.freq_base", default=10000.0))}
+    rope: dict[str, Any] = {"rope_theta": float(keys.number("rope.freq_base", default=10000.0))}
     if rotated < size:
         ratio = rotated / size  # rounded, so that times the size it may be a trifle less than before
         rope["partial_rotary_factor"] = ratio if int(size * ratio) == rotated else math.nextafter(ratio, 1.0)
@@ -198,12 +191,12 @@ def _rope_parameters(file: GGUFFile, keys: Keys, config: Mapping[str, Any]) -> d
     original = keys.number("rope.scaling.original_context_length", default=config["max_position_embeddings"])
     attention = keys.number("rope.scaling.attn_factor", default=1.0)
     if {ROPE_LONG, ROPE_SHORT} <= file.tensors.keys() and ROPE_FACTORS not in file.tensors and factor == 1.0:
-        scaling = {"rope_type": "longrope", "original_max_position_embeddings": original}
-        scaling |= {
+        rope |= {"rope_type": "longrope", "original_max_position_embeddings": original}
+        rope |= {
             "long_factor": _divisors(file, ROPE_LONG, rotated),
             "short_factor": _divisors(file, ROPE_SHORT, rotated),
         }
-        return rope | scaling | ({"attention_factor": attention} if "rope.scaling.attn_factor" in keys else {})
+        return rope | ({"attention_factor": attention} if "rope.scaling.attn_factor" in keys else {})
     if attention != 1.0:
         raise keys.unsupported("rope.scaling.attn_factor", attention, "1.0 without long and short factors")
     if ROPE_FACTORS in file.tensors and (factor == 1.0 or kind == "none"):

@@ -7,24 +7,12 @@ from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families import (
-    gemma,
-    gpt_oss,
-    granite,
-    llama,
-    mistral,
-    mixtral,
-    olmo,
-    phi3,
-    qwen2,
-    qwen3,
-    smollm3,
-)
+from nanoengine.models.families import gemma, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
 from nanoengine.models.families.windows import layer_types_of
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.quantization.scheme import QUANTIZATION, read_scheme
 
-FAMILIES = (llama, mistral, mixtral, qwen2, qwen3, smollm3, phi3, granite, olmo, gemma, gpt_oss)
+FAMILIES = (llama, mistral, qwen, smollm3, phi3, granite, olmo, gemma, gpt_oss)
 ARCHITECTURES = {name: family for family in FAMILIES for name in family.ARCHITECTURES}
 
 
@@ -43,10 +31,9 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
         )
     fields = ConfigFields(table)
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
-    for key in ("sliding_window", "max_window_layers"):  # where a family does not read them, they are of no effect
-        fields.get(key)
     layer_types_of(fields)
     read_scheme(table)
-    fields.get(QUANTIZATION)  # it says how files hold the weights, not what the model is
+    # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
+    fields.ignore("sliding_window", "max_window_layers", QUANTIZATION)
     fields.refuse_others()
     return config

@@ -57,10 +57,10 @@ class Models(Capability):
         device, quantization = startup.device.torch_device, self.quantization
         quantize: Quantizer | None = None
         if quantization is not None:
-            missing = (
-                "the native and torch kernels know no products of them" if startup.kernels.name != "triton" else None
-            )
-            quantize = quantizer(quantization, missing or float8_unsupported_reason(device))
+            reason: str | None = "the native and torch kernels know no products of them"
+            if startup.kernels.name == "triton":
+                reason = float8_unsupported_reason(device)
+            quantize = quantizer(quantization, reason)
         if startup.kernels.name == "native":
             num_bytes = weight_bytes(self.checkpoint, startup.dtype, quantization)
         else:  # on a CPU, other kernels compute with dense weights

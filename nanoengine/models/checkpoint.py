@@ -9,14 +9,19 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.models.headers import TensorHeader
 from nanoengine.quantization.tensor import QuantizedTensor
+
+FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredHeader(TensorHeader):
-    """What formats with quantized tensors know besides."""
+class TensorHeader:
+    """What is known of a tensor without reading it."""
 
+    name: str
+    dtype: str  # one of FLOATS, if it can be loaded
+    shape: list[int]
+    file: str  # for messages
     stored_bytes: int | None = None  # of what is quantized, and may stay so
     adds_nothing: bool = False  # it is all zeros, so a model that has no place for it does without
 

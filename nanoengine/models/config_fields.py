@@ -57,13 +57,25 @@ class ConfigFields:
         value = self.table.get(key)
         return default if value is None else value
 
+    def wrong(self, key: str, value: object, why: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{key} is {shown(value)} in {self.where}: {why}")
+
+    def ignore(self, *keys: str) -> None:
+        """Fields that say nothing here, whatever they hold."""
+        self._read.update(keys)
+
+    def refuse(self, key: str, why: str) -> None:
+        """A field that must be off."""
+        if (value := self.get(key)) not in OFF:
+            raise self.wrong(key, value, why)
+
     def integer(self, key: str, default: Any = REQUIRED, most: int = MAX_INT32) -> int:
         """A positive integer."""
         value = self.get(key, default if default is not REQUIRED else None)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive integer")
+            raise self.wrong(key, value, "it must be a positive integer")
         if value > most:
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be at most {most}")
+            raise self.wrong(key, value, f"it must be at most {most}")
         return value
 
     def number(self, key: str, default: Any = REQUIRED, least: float = 0.0, most: float = sys.float_info.max) -> float:
@@ -71,29 +83,29 @@ class ConfigFields:
         self._read.add(key)
         value = self.table.get(key, None if default is REQUIRED else default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a positive number")
+            raise self.wrong(key, value, "it must be a positive number")
         if not least <= value <= most:
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be from {least:g} to {most:g}")
+            raise self.wrong(key, value, f"it must be from {least:g} to {most:g}")
         return float(value)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """A list of so many positive numbers."""
         values = self.get(key)
         if not isinstance(values, list) or len(values) != count:
-            raise UnsupportedModel(f"{key} is {shown(values)} in {self.where}: it must be a list of {count} numbers")
+            raise self.wrong(key, values, f"it must be a list of {count} numbers")
         return tuple(ConfigFields({key: value}, self.where).number(key, REQUIRED, least, most) for value in values)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.get(key, default)
         if value not in (False, True):
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be true or false")
+            raise self.wrong(key, value, "it must be true or false")
         return bool(value)
 
     def table_of(self, key: str) -> Mapping[str, Any]:
         """A table; an empty one if there is none."""
         value = self.get(key) or {}
         if not isinstance(value, Mapping):
-            raise UnsupportedModel(f"{key} is {shown(value)} in {self.where}: it must be a table")
+            raise self.wrong(key, value, "it must be a table")
         return value
 
     def expect(self, key: str, *supported: object) -> None:
@@ -105,11 +117,7 @@ class ConfigFields:
     def refuse_others(self) -> None:
         """Refuse what nobody read, unless it changes nothing, or says that something is off."""
         for key, value in self.table.items():
-            if (
-                key not in self._read
-                and not WITHOUT_EFFECT.fullmatch(key)
-                and not any(value is off or value == off for off in OFF)
-            ):
+            if key not in self._read and not WITHOUT_EFFECT.fullmatch(key) and value not in OFF:
                 raise UnsupportedModel(
                     f"{shown(key)} is {shown(value)} in {self.where}: this field is not known, and might change what the model "
                     "computes; take it out if it does not"

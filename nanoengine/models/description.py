@@ -16,14 +16,8 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer, ModelTokenizer
 
-SAMPLING = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "max_tokens": "max_new_tokens",
-}
+SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")}
+SAMPLING |= {"max_tokens": "max_new_tokens"}
 """Fields of `SamplingParams`, and what generation_config.json calls them."""
 
 
@@ -54,22 +48,17 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
     if path.is_dir() and os.path.lexists(path / "generation_config.json"):
         generation = read_json(path, "generation_config.json")
         stated.append(generation.get("eos_token_id"))
-    own = None if tokenizer is not None or file is None else GGUFTokenizer(file.metadata)
-    read = own or _open_tokenizer(path if tokenizer is None else tokenizer)
+    if file is None or tokenizer is not None:
+        own = path if tokenizer is None else tokenizer
+        read = HFTokenizer(own) if own.is_dir() else GGUFTokenizer(GGUFFile.open(own).metadata)
+    else:
+        read = GGUFTokenizer(file.metadata)
     ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
-    return Description(config, read, ends, _default_sampling(generation))
+    values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
+    advice = {name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return Description(config, read, ends, advice)
 
 
 def config_table(path: Path) -> Mapping[str, Any]:
     """The content of a model's config.json, or what a GGUF file says in its place."""
     return read_json(path, "config.json") if path.is_dir() else hf_config(GGUFFile.open(path))
-
-
-def _open_tokenizer(path: Path) -> ModelTokenizer:
-    return HFTokenizer(path) if path.is_dir() else GGUFTokenizer(GGUFFile.open(path).metadata)
-
-
-def _default_sampling(generation: Mapping[str, Any]) -> dict[str, int | float]:
-    """What a model's makers advise: what is a number. Nobody has checked its range."""
-    values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
-    return {name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}

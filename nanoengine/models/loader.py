@@ -16,9 +16,8 @@ from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
-from nanoengine.models.checkpoint import Checkpoint, StoredHeader
+from nanoengine.models.checkpoint import FLOATS, Checkpoint
 from nanoengine.models.decoder import build_model
-from nanoengine.models.headers import check_headers
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
@@ -100,7 +99,7 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str |
     total = 0.0
     for header in checkpoint.headers():
         count = math.prod(header.shape)
-        if isinstance(header, StoredHeader) and header.stored_bytes is not None:
+        if header.stored_bytes is not None:
             total += header.stored_bytes
         elif quantization is not None and len(header.shape) == 2:
             total += count * BITS[quantization] / 8
@@ -124,10 +123,29 @@ def _numbers(source: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
 
 
 def _compare(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
-    """Raise InvalidWeights unless the headers of the files have exactly these tensors, of some float dtype."""
-    headers = (
-        header
-        for header in checkpoint.headers()
-        if header.name in slots or not (isinstance(header, StoredHeader) and header.adds_nothing)
-    )
-    check_headers({name: slot.shape for name, slot in slots.items()}, headers, checkpoint.place)
+    """InvalidWeights unless the files have exactly these tensors, each once, of some float dtype; and perhaps a tied head."""
+    missing = dict.fromkeys(slots)
+    unexpected: list[str] = []
+    repeated: list[str] = []
+    misshapen: list[str] = []
+    for header in checkpoint.headers():
+        name = header.name
+        slot = slots.get(EMBEDDING if name == HEAD and HEAD not in slots else name)
+        if slot is None:
+            if not header.adds_nothing:
+                unexpected.append(name)
+        elif name in slots and name not in missing:
+            repeated.append(f"{name} in {header.file}")
+        elif tuple(header.shape) != tuple(slot.shape) or header.dtype not in FLOATS:
+            misshapen.append(f"{name} is {header.dtype} {header.shape}, not a float {list(slot.shape)}")
+        missing.pop(name, None)
+    problems = {"missing": list(missing), "unexpected": unexpected, "repeated": repeated, "misshapen": misshapen}
+    lines = [f"{kind} ({len(names)}): {_some(names)}" for kind, names in problems.items() if names]
+    if lines:
+        raise InvalidWeights(
+            f"the weights in {checkpoint.place} do not match the config beside them: " + "; ".join(lines)
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(name[:500] for name in names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

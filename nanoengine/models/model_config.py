@@ -58,11 +58,8 @@ class TensorNames:
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     experts: str = "mlp"
     router: str = "gate"
-    expert_gate_up_down: tuple[str, ...] = (
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )  # or two names: gate and up in turn, down
+    # Of each expert; with two names, one tensor has all gates and ups in turn, the other what goes down.
+    expert_gate_up_down: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +88,8 @@ class ModelConfig(core.ModelConfig):
     @property
     def longest(self) -> int:
         """Positions that may be asked for: some rotations stretch as far as they are asked to."""
-        stretch = max(
-            (layer.rope.factor for layer in self.layers if layer.rope and layer.rope.kind == "dynamic"), default=1.0
-        )
-        return int(self.max_position_embeddings * stretch)
+        stretches = [layer.rope.factor for layer in self.layers if layer.rope and layer.rope.kind == "dynamic"]
+        return int(self.max_position_embeddings * max(stretches, default=1.0))
 
     def angles_of(self, max_len: int) -> tuple[int, ...]:
         """What angles depend on beside the model, if `max_len` is the longest sequence that there will be."""

@@ -16,7 +16,7 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.core.weights import open_file, weight_files
-from nanoengine.models.headers import TensorHeader
+from nanoengine.models.checkpoint import TensorHeader
 
 
 class SafetensorsFolder:

@@ -6,7 +6,6 @@ folders whose tokenizer needs more than its tokenizer.json.
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,18 +16,14 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.core import tokenizer as core
-from nanoengine.errors import InvalidPrompt, ModelNotFound
+from nanoengine.core.model_config import read_json
+from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
 
 Message = Mapping[str, Any]
 """One turn of a chat: {"role": "user", "content": "..."}."""
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
+FILES = tuple(f"{name}.json" for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens"))
+FILES += ("chat_template.jinja",)
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
@@ -44,25 +39,21 @@ class ModelTokenizer(core.Tokenizer, ABC):
     """The core's tokenizer, with chats, whichever files it comes from.
 
     Attributes:
+        fast: None: transformers' own code encodes and decodes.
+        hf: the same tokenizer as an object of transformers, made when it is first asked for.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens that the tokenizer's files name as an end of text or of a turn.
     """
 
+    fast: Tokenizer | None
+    hf: Any
     eos_token_id: int | None
     eos_token_ids: list[int]
-    fast: Tokenizer | None  # None: transformers' own code encodes and decodes
 
-    @cached_property
-    def hf(self) -> Any:
-        """The same tokenizer as an object of transformers."""
-        return self._load_hf()
-
+    @property
     @abstractmethod
-    def _load_hf(self) -> Any: ...
-
-    @abstractmethod
-    def _chat_templates(self) -> Mapping[str, str]:
-        """Templates by name; "default" is the one for all occasions."""
+    def chat_templates(self) -> Mapping[str, str]:
+        """By name; "default" is the one for all occasions."""
 
     @abstractmethod
     def _special_tokens(self, template: str) -> Mapping[str, str]:
@@ -75,12 +66,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
         return list(self.hf.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        if self.fast is not None and len(token_ids) > LONG:  # as in `_ids`, others may run
-            return str(self.fast.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
-        if self.fast is not None:
-            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
-        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-        return str(self.hf.decode(token_ids, **options))
+        options = {"skip_special_tokens": skip_special_tokens}
+        if self.fast is None:
+            return str(self.hf.decode(token_ids, **options, clean_up_tokenization_spaces=False))
+        if len(token_ids) > LONG:  # as in `_ids`, others may run
+            return str(self.fast.decode_batch([token_ids], **options)[0])
+        return super().decode(token_ids, **options)
 
     def added_tokens(self) -> list[AddedToken]:
         """Tokens that are looked for before a text is normalized or split into words; none if that is not known."""
@@ -96,13 +87,9 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
     def info(self) -> dict[str, Any]:
         """What tokenizer_config.json would say: special tokens and the chat template."""
-        templates = self._chat_templates()
-        template = templates.get("default", "")
-        return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **self._special_tokens(template),
-            **({"chat_template": template} if template else {}),
-        }
+        template = self.chat_templates.get("default", "")
+        info = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special_tokens(template)}
+        return info | ({"chat_template": template} if template else {})
 
     def token_ids(self) -> dict[str, int]:
         """All tokens, as the vocabulary writes them."""
@@ -145,8 +132,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
         template = self._choose_template(tools)
         return render(
-            template,
-            messages,
+            *(template, messages),
             special_tokens=self._special_tokens(template),
             tools=tools,
             add_generation_prompt=add_generation_prompt,
@@ -156,7 +142,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
     def _choose_template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         # Who asked for transformers' object may have given it another template.
-        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self._chat_templates()
+        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
         if tools is not None and "tool_use" in templates:
             return templates["tool_use"]
         if "default" not in templates:
@@ -174,23 +160,21 @@ class GGUFTokenizer(ModelTokenizer):
     def __init__(self, metadata: Mapping[str, Any]):
         from nanoengine.gguf.tokenizer import read_vocabulary
 
-        self._vocabulary = read_vocabulary(metadata)
-        super().__init__(self._vocabulary.tokenizer, "the tokenizer in the GGUF file")
-        self.eos_token_id = self._vocabulary.eos_token_id
-        self.eos_token_ids = self._vocabulary.end_token_ids
+        self._vocabulary = found = read_vocabulary(metadata)
+        super().__init__(found.tokenizer, "the tokenizer in the GGUF file")
+        self.eos_token_id, self.eos_token_ids = found.eos_token_id, found.end_token_ids
 
-    def _load_hf(self) -> Any:
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        return self._vocabulary.chat_templates
+
+    @cached_property
+    def hf(self) -> Any:
         from transformers import PreTrainedTokenizerFast
 
-        templates = dict(self._chat_templates())
-        return PreTrainedTokenizerFast(
-            tokenizer_object=self.fast,
-            chat_template=templates.get("default") if len(templates) < 2 else templates,
-            **self._vocabulary.special_tokens,
-        )
-
-    def _chat_templates(self) -> Mapping[str, str]:
-        return self._vocabulary.chat_templates
+        templates, special_tokens = self.chat_templates, self._vocabulary.special_tokens
+        template = templates.get("default") if len(templates) < 2 else templates
+        return PreTrainedTokenizerFast(tokenizer_object=self.fast, chat_template=template, **special_tokens)
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         return self._vocabulary.special_tokens
@@ -216,7 +200,8 @@ class HFTokenizer(ModelTokenizer):
             self.eos_token_id = self.hf.eos_token_id
         self.eos_token_ids = [] if self.eos_token_id is None else [self.eos_token_id]
 
-    def _load_hf(self) -> Any:
+    @cached_property
+    def hf(self) -> Any:
         from transformers import AutoTokenizer
 
         try:
@@ -224,22 +209,15 @@ class HFTokenizer(ModelTokenizer):
         except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
             raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
 
-    def _chat_templates(self) -> Mapping[str, str]:
-        return self._templates
-
     @cached_property
-    def _templates(self) -> Mapping[str, str]:
+    def chat_templates(self) -> Mapping[str, str]:
         return _template_files(self.folder) or _by_name(self._config.get("chat_template"))
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         # Classes of transformers have special tokens of their own for those that the files say nothing of.
         if not self._is_plain or any(name in template and name not in self._config for name in SPECIAL_TOKENS):
-            special_tokens: Mapping[str, str] = self.hf.special_tokens_map
-            return special_tokens
+            return dict(self.hf.special_tokens_map)
         return {name: text for name in SPECIAL_TOKENS if isinstance(text := _text(self._config.get(name)), str)}
-
-
-# ---- files of a folder
 
 
 def _check_sizes(folder: Path) -> None:
@@ -253,16 +231,15 @@ def _check_sizes(folder: Path) -> None:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     """tokenizer_config.json, and what special_tokens_map.json adds to an old one."""
-    config = _read_table(folder / "tokenizer_config.json")
-    return config if "added_tokens_decoder" in config else config | _read_table(folder / "special_tokens_map.json")
+    config = _read_table(folder, "tokenizer_config.json")
+    return config if "added_tokens_decoder" in config else config | _read_table(folder, "special_tokens_map.json")
 
 
-def _read_table(path: Path) -> dict[str, Any]:
+def _read_table(folder: Path, name: str) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # transformers will say what is wrong, or do without the file
+        return read_json(folder, name)
+    except (ModelNotFound, UnsupportedModel):  # transformers will say what is wrong, or do without the file
         return {}
-    return table if isinstance(table, dict) else {}
 
 
 def _fast_tokenizer(folder: Path, config: Mapping[str, Any]) -> Tokenizer | None:
@@ -284,12 +261,8 @@ def _adds_what_is_asked(tokenizer: Tokenizer, config: Mapping[str, Any]) -> bool
     asked = {name for name in ("bos_token", "eos_token") if config.get(f"add_{name}")}
     if not asked:
         return True
-    ids = tokenizer.encode("").ids
-    added = {
-        name
-        for name, at in (("bos_token", 0), ("eos_token", -1))
-        if ids and ids[at] == _token_id(tokenizer, config.get(name))
-    }
+    ids, ends = tokenizer.encode("").ids, {"bos_token": 0, "eos_token": -1}
+    added = {name for name, at in ends.items() if ids and ids[at] == _token_id(tokenizer, config.get(name))}
     return config.get("tokenizer_class") in PLAIN_CLASSES and asked <= added
 
 

@@ -38,12 +38,12 @@ def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callab
     divide becomes int8.
 
     Args:
-        name: that of the format.
+        name: one of `options.QUANTIZATIONS`.
         float8_unsupported_reason: the reason that nothing here multiplies floats of 8 bits, if there is one.
 
     Raises:
-        InvalidConfig: there is none of that name, or it makes floats of 8 bits for nothing. A quantizer itself raises
-            InvalidWeights if a number is not finite, or too large for a scale in float16.
+        InvalidConfig: it makes floats of 8 bits for nothing. A quantizer itself raises InvalidWeights if a number is not
+            finite, or too large for a scale in float16.
     """
     known: dict[str, Callable[[Tensor], QuantizedTensor]] = {
         "int8": _int8,
@@ -51,8 +51,6 @@ def quantizer(name: str, float8_unsupported_reason: str | None = None) -> Callab
         "int4-128": partial(_int4, group=128),
         "fp8": _fp8,
     }
-    if name not in known:
-        raise InvalidConfig(f"quantization is {name!r}: it must be one of {', '.join(known)}, or None")
     if name == "fp8" and float8_unsupported_reason is not None:
         raise InvalidConfig(
             f"quantization is 'fp8', but it cannot run here: {float8_unsupported_reason}; "
@@ -135,9 +133,8 @@ def _finite(values: Tensor, format: str) -> Tensor:
         InvalidWeights: a number is not finite.
     """
     values = values.float()
-    if (
-        not values.sum().isfinite() and not values.isfinite().all()
-    ):  # the sum is finite nearly always, and quickly found
+    # The sum is finite nearly always, and quickly found.
+    if not values.sum().isfinite() and not values.isfinite().all():
         raise InvalidWeights(
             f"a weight that is to become {format} has numbers that are not finite: no scale holds them. Choose quantization=None "
             "to load it as it is, or repair the checkpoint"

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
-from nanoengine.quantization.packing import unpack, unpack_awq
 from nanoengine.quantization.scheme import Scheme
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 
 SCALES = ("F16", "BF16", "F32")
 INDICES = ("I32", "I64")
 
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Which of eight neighbours lies in each 4 bits of a word, the lowest first (AutoAWQ, awq/utils/packing_utils.py)."""
 
 Shape = tuple[int, ...]
 
@@ -29,23 +31,23 @@ class Part(NamedTuple):
     needed: bool = True
 
 
-class Layout(Protocol):
-    """Of a layer `prefix`, the tensors `prefix.suffix`; those that `parts` does not name change nothing here."""
+class Layout(ABC):
+    """Of a layer `prefix`, the tensors `prefix.suffix`; those that `parts` does not name change nothing here.
 
-    @property
-    def body(self) -> str:
-        """Suffix of the tensor with the numbers: what has one is a quantized layer, unless it is a weight of floats."""
-        ...
+    Most are whole numbers, with scales for groups of inputs.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """Of all the others."""
-        ...
+    body: str
+    """Suffix of the tensor with the numbers: what has one is a quantized layer, unless it is a weight of floats."""
 
-    @property
-    def early(self) -> Set[str]:
-        """Suffixes of small tensors, to be looked at before anything is loaded."""
-        ...
+    suffixes: tuple[str, ...]
+    """Of all the others."""
+
+    early: Set[str] = frozenset(("g_idx", "weight_g_idx", "weight_shape"))
+    """Suffixes of small tensors, to be looked at before anything is loaded."""
+
+    def __init__(self, scheme: Scheme):
+        self.scheme, self.per_word = scheme, 32 // scheme.bits
 
     def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
         """Look at those of them that there are.
@@ -53,36 +55,6 @@ class Layout(Protocol):
         Raises:
             InvalidWeights: they say what is not computed, or contradict the config; the message names one.
         """
-        ...
-
-    def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        """Outputs and inputs of the layer whose body has this shape of two dimensions."""
-        ...
-
-    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        """What the headers of its tensors must say, by suffix, the body among them."""
-        ...
-
-    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor | Tensor:
-        """The layer's matrix, of tensors that are as `parts` says; numbers, where no quantized tensor could hold them."""
-        ...
-
-
-def layout_of(scheme: Scheme) -> Layout:
-    return LAYOUTS[scheme.layout](scheme)
-
-
-class WholeNumbers:
-    """What layouts of whole numbers, with scales for groups of inputs, have in common."""
-
-    def __init__(self, scheme: Scheme):
-        self.scheme, self.per_word = scheme, 32 // scheme.bits
-
-    @property
-    def early(self) -> Set[str]:
-        return {"g_idx", "weight_g_idx", "weight_shape"}
-
-    def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
         group = self.scheme.group or shape[1]
         for suffix, tensor in early.items():
             if suffix.endswith("g_idx") and not torch.equal(tensor.long(), torch.arange(shape[1]) // group):
@@ -95,6 +67,18 @@ class WholeNumbers:
                     f"{suffix} of {name} is {tensor.tolist()}, but its words hold {list(shape)} numbers"
                 )
 
+    def shape(self, body: Sequence[int]) -> tuple[int, int]:
+        """Outputs and inputs of the layer whose body has this shape of two dimensions."""
+        return body[0], body[1]
+
+    @abstractmethod
+    def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
+        """What the headers of its tensors must say, by suffix, the body among them."""
+
+    @abstractmethod
+    def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> QuantizedTensor | Tensor:
+        """The layer's matrix, of tensors that are as `parts` says; numbers, where no quantized tensor could hold them."""
+
     def groups(self, inputs: int) -> int:
         return 1 if self.scheme.group is None else -(-inputs // self.scheme.group)
 
@@ -103,13 +87,12 @@ class WholeNumbers:
 
     def grouped(self, numbers: Tensor, scales: Tensor, zeros: Tensor | None) -> Grouped:
         bits = self.scheme.bits
-        if zeros is not None and bool((zeros == 1 << bits - 1).all()):
-            zeros = None
-        zeros = None if zeros is None else zeros.contiguous()
+        if zeros is not None:
+            zeros = None if bool((zeros == 1 << bits - 1).all()) else zeros.contiguous()
         return Grouped(numbers, scales.contiguous(), zeros, bits)
 
 
-class AWQ(WholeNumbers):
+class AWQ(Layout):
     """Eight outputs in a word, in an order of its own (AutoAWQ, awq/modules/linear/gemm.py)."""
 
     body = "qweight"
@@ -131,7 +114,7 @@ class AWQ(WholeNumbers):
         return self.grouped(unpack_awq(tensors["qweight"]), tensors["scales"].t(), zeros)
 
 
-class GPTQ(WholeNumbers):
+class GPTQ(Layout):
     """Several inputs in a word, and of zero points several outputs (GPTQModel, gptqmodel/nn_modules/qlinear/torch.py)."""
 
     body = "qweight"
@@ -149,9 +132,9 @@ class GPTQ(WholeNumbers):
             "g_idx": Part(dict.fromkeys(INDICES, ((inputs,),)), needed=False),
         }
 
-    @property
-    def early(self) -> Set[str]:
-        return super().early | ({"qzeros"} if self.scheme.symmetric else set())
+    def __init__(self, scheme: Scheme):
+        super().__init__(scheme)
+        self.early = Layout.early | ({"qzeros"} if scheme.symmetric else set())
 
     def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
         super().check(name, shape, early)
@@ -168,14 +151,12 @@ class GPTQ(WholeNumbers):
 
     def _zeros(self, words: Tensor, outputs: int) -> Tensor:
         bits = self.scheme.bits
-        if (
-            self.scheme.zeros_less_one
-        ):  # in whole words, as GPTQModel takes it away: a zero point of 0 borrows from the next
+        if self.scheme.zeros_less_one:  # of whole words, as GPTQModel does it: a zero point of 0 borrows from the next
             words = words + (0x11111111 if bits == 4 else 0x01010101)
         return unpack(words, bits)[:, :outputs].t()
 
 
-class Packed(WholeNumbers):
+class Packed(Layout):
     """compressed-tensors' pack-quantized: inputs in words, of zero points outputs; all that is signed is shifted to begin at 0
     (compressed_tensors/compressors/pack_quantized). Old files have zero points in bytes, as they are.
     """
@@ -208,14 +189,11 @@ class Packed(WholeNumbers):
         return self.grouped(numbers, scales, zeros)
 
 
-class Bytes(WholeNumbers):
+class Bytes(Layout):
     """compressed-tensors' int-quantized: signed bytes (compressed_tensors/compressors/naive_quantized)."""
 
     body = "weight"
     suffixes = ("weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
-
-    def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        return body[0], body[1]
 
     def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
         shapes = scale_shapes(outputs, self.groups(inputs))
@@ -231,7 +209,7 @@ class Bytes(WholeNumbers):
         return self.grouped(numbers, a_row_each(tensors["weight_scale"], len(numbers)), zeros)
 
 
-class EightBitFloats:
+class EightBitFloats(Layout):
     """Floats of 8 bits with a scale for a tensor, for each output, or for each block; of the last, numbers are computed at once,
     since kernels have scales of outputs only.
     """
@@ -239,17 +217,10 @@ class EightBitFloats:
     body = "weight"
     suffixes = ("weight_scale", "weight_scale_inv", "weight_zero_point", "input_scale")
 
-    early: Set[str] = frozenset()
-
     def __init__(self, scheme: Scheme):
+        super().__init__(scheme)
         self.block = scheme.block
         self.scales = "weight_scale" if scheme.block is None else scheme.block_scales
-
-    def check(self, name: str, shape: tuple[int, int], early: Mapping[str, Tensor]) -> None:
-        """There is nothing to look at."""
-
-    def shape(self, body: Sequence[int]) -> tuple[int, int]:
-        return body[0], body[1]
 
     def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
         shapes = scale_shapes(outputs, 1)
@@ -266,13 +237,17 @@ class EightBitFloats:
         return (numbers.float() * whole.repeat_interleave(columns, 1)[:, : numbers.shape[1]]).to(dtype)
 
 
-LAYOUTS: dict[str, Callable[[Scheme], Layout]] = {
+LAYOUTS: dict[str, type[Layout]] = {
     "awq": AWQ,
     "gptq": GPTQ,
     "packed": Packed,
     "bytes": Bytes,
     "float8": EightBitFloats,
 }
+
+
+def layout_of(scheme: Scheme) -> Layout:
+    return LAYOUTS[scheme.layout](scheme)
 
 
 def scale_shapes(outputs: int, groups: int) -> tuple[Shape, ...]:
@@ -290,3 +265,23 @@ def a_row_each(values: Tensor, outputs: int) -> Tensor:
 def from_zero(numbers: Tensor, bits: int) -> Tensor:
     """Signed numbers, shifted to begin at 0: as many bits, unsigned."""
     return numbers.view(torch.uint8) + (1 << bits - 1)
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """[rows, n] int32 -> [rows, n * 32 / bits] uint8, the first number in the lowest bits; the host is little-endian."""
+    octets = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return octets
+    pairs = octets.to(torch.int16)
+    pairs |= pairs << 4
+    pairs &= 0x0F0F
+    return pairs.view(torch.uint8)
+
+
+def unpack_awq(words: Tensor) -> Tensor:
+    """[rows, n] int32 -> [n * 8, rows] uint8: transposed, which is cheaper before there are eight numbers for each word."""
+    columns = words.t().contiguous()
+    numbers = torch.empty(len(columns), 8, len(words), dtype=torch.uint8)
+    for place, number in enumerate(AWQ_ORDER):
+        numbers[:, number] = columns >> 4 * place & 15
+    return numbers.flatten(0, 1)

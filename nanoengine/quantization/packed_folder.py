@@ -13,8 +13,7 @@ import xxhash
 from torch import Tensor
 
 from nanoengine.errors import InvalidWeights
-from nanoengine.models.checkpoint import StoredHeader
-from nanoengine.models.headers import FLOATS, TensorHeader
+from nanoengine.models.checkpoint import FLOATS, TensorHeader
 from nanoengine.models.safetensors_folder import SafetensorsFolder, release_mapped
 from nanoengine.quantization.layouts import layout_of
 from nanoengine.quantization.scheme import Scheme
@@ -69,13 +68,13 @@ class PackedFolder:
                     stays = self._scheme.layout != "float8" and (self._scheme.group or CELL) % CELL == 0
                     stored = sum(map(_stored_bytes, entry.headers.values())) if stays else None
                     shape = list(entry.shape)
-                    yield StoredHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
+                    yield TensorHeader(f"{entry.prefix}.weight", "F32", shape, entry.file, stored)
                     layers.add(entry.prefix)
                 else:
                     prefix, _, suffix = entry.name.rpartition(".")
                     is_bias = suffix == "bias" and prefix in layers
                     is_zero = is_bias and not bool(read(entry).any())
-                    yield StoredHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_zero)
+                    yield TensorHeader(entry.name, entry.dtype, entry.shape, entry.file, adds_nothing=is_zero)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
         with self._folder.reader() as read:
@@ -96,19 +95,16 @@ class PackedFolder:
         """All quantized layers, and all other tensors."""
         layers: dict[str, dict[str, TensorHeader]] = {}
         others: list[TensorHeader] = []
-        headers = list(self._folder.headers())
-        for header in headers:
-            prefix, _, suffix = header.name.rpartition(".")
+        headers = [(header, *header.name.rpartition(".")[::2]) for header in self._folder.headers()]
+        for header, prefix, suffix in headers:
             if suffix == self._layout.body and not (suffix == "weight" and header.dtype in FLOATS):
                 layers[prefix] = {}
-        for header in headers:
-            prefix, _, suffix = header.name.rpartition(".")
+        for header, prefix, suffix in headers:
             if prefix not in layers or suffix not in (self._layout.body, *self._layout.suffixes):
                 others.append(header)
             elif suffix in layers[prefix]:
-                raise InvalidWeights(
-                    f"{self.place} has {header.name} twice, in {layers[prefix][suffix].file} and {header.file}"
-                )
+                files = f"{layers[prefix][suffix].file} and {header.file}"
+                raise InvalidWeights(f"{self.place} has {header.name} twice, in {files}")
             else:
                 layers[prefix][suffix] = header
         for prefix, parts in layers.items():
@@ -117,18 +113,15 @@ class PackedFolder:
 
     def _layer(self, prefix: str, found: dict[str, TensorHeader]) -> Layer:
         """Its tensors that matter, if they are there and as they must be."""
-        body = found[self._layout.body]
+        body, group = found[self._layout.body], self._scheme.group
         if len(body.shape) != 2:
             raise InvalidWeights(
                 f"{body.name} in {self.place} is {body.dtype} {body.shape}: it must have two dimensions"
             )
         shape = self._layout.shape(body.shape)
-        group = self._scheme.group
         if group is not None and shape[1] % group:
-            raise InvalidWeights(
-                f"{prefix} in {self.place} has {shape[1]} inputs: they must be whole groups of {group}, the group_size of the "
-                "quantization_config"
-            )
+            why = f"they must be whole groups of {group}, the group_size of the quantization_config"
+            raise InvalidWeights(f"{prefix} in {self.place} has {shape[1]} inputs: {why}")
         headers = {}
         for suffix, part in self._layout.parts(*shape).items():
             header = found.get(suffix)
@@ -138,10 +131,8 @@ class PackedFolder:
                 continue
             if tuple(header.shape) not in part.allowed.get(header.dtype, ()):
                 allowed = " or ".join(f"{dtype} {list(s)}" for dtype, shapes in part.allowed.items() for s in shapes)
-                raise InvalidWeights(
-                    f"{header.name} in {self.place} is {header.dtype} {header.shape}: beside {body.name} {body.shape}, and by "
-                    f"the quantization_config, it must be {allowed}"
-                )
+                why = f"beside {body.name} {body.shape}, and by the quantization_config, it must be {allowed}"
+                raise InvalidWeights(f"{header.name} in {self.place} is {header.dtype} {header.shape}: {why}")
             headers[suffix] = header
         return Layer(prefix, shape, headers, body.file)
 

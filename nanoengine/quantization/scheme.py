@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import OFF, ConfigFields
+from nanoengine.models.config_fields import ConfigFields
 
 QUANTIZATION = "quantization_config"
 WHERE = f"the {QUANTIZATION} of the model's config.json"
@@ -47,10 +47,8 @@ def read_scheme(table: Mapping[str, Any]) -> Scheme | None:
     fields = ConfigFields(ConfigFields(table).table_of(QUANTIZATION), WHERE)
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
-        raise UnsupportedModel(
-            f"quant_method is {shown(method)} in {WHERE}: supported are {', '.join(METHODS)}; give one of those, a checkpoint "
-            "in bfloat16, float16 or float32, or a GGUF file"
-        )
+        others = "a checkpoint in bfloat16, float16 or float32, or a GGUF file"
+        raise fields.wrong("quant_method", method, f"supported are {', '.join(METHODS)}; give one of those, {others}")
     scheme = METHODS[method](fields)
     fields.refuse_others()
     return scheme
@@ -60,14 +58,14 @@ def _awq(fields: ConfigFields) -> Scheme:
     """AutoAWQ (https://github.com/casper-hansen/AutoAWQ, awq/models/_config.py), under its own names and transformers'."""
     for key in ("version", "format", "checkpoint_format"):
         if str(fields.get(key, "gemm")).lower() != "gemm":
-            raise UnsupportedModel(f"{key} is {shown(fields.get(key))} in {WHERE}: of AWQ, only 'gemm' is supported")
+            raise fields.wrong(key, fields.get(key), "of AWQ, only 'gemm' is supported")
     if fields.get("backend") == "llm-awq":
-        raise UnsupportedModel(f"backend is 'llm-awq' in {WHERE}: its packing is not read; convert it with AutoAWQ")
+        raise fields.wrong("backend", "llm-awq", "its packing is not read; convert it with AutoAWQ")
     for key in ("w_bit", "bits"):
         fields.expect(key, 4)
     fields.expect("method", "awq")
     fields.expect("pack_dtype", "int32")
-    _ignore(fields, *OF_GPTQ, "sym", "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len")
+    fields.ignore(*OF_GPTQ, "sym", "modules_to_not_convert", "do_fuse", "modules_to_fuse", "fuse_max_seq_len")
     group = _group(fields, "q_group_size" if "q_group_size" in fields else "group_size", 128)
     return Scheme(layout="awq", bits=4, group=group, symmetric=not fields.flag("zero_point", True))
 
@@ -96,37 +94,29 @@ def _gptq(fields: ConfigFields) -> Scheme:
     fields.expect("method", "gptq")
     fields.expect("pack_dtype", "int32")
     fields.expect("data_type", "int")
-    _refuse(fields, "dynamic", "rules for single modules are not computed")
-    _refuse(fields, "is_marlin_format", "only the layout of GPTQ itself is read")
+    fields.refuse("dynamic", "rules for single modules are not computed")
+    fields.refuse("is_marlin_format", "only the layout of GPTQ itself is read")
     for key in ("checkpoint_format", "format"):
         fields.expect(key, "gptq", "gptq_v2")
     stored = fields.get("checkpoint_format", fields.get("format", "gptq"))
-    _ignore(fields, *OF_GPTQ)
-    group = _group(fields, "group_size", 128)
-    return Scheme(
-        layout="gptq",
-        bits=bits,
-        group=group,
-        symmetric=fields.flag("sym", True),
-        zeros_less_one=stored == "gptq",
-    )
+    fields.ignore(*OF_GPTQ)
+    group, symmetric = _group(fields, "group_size", 128), fields.flag("sym", True)
+    return Scheme(layout="gptq", bits=bits, group=group, symmetric=symmetric, zeros_less_one=stored == "gptq")
 
 
 def _compressed_tensors(fields: ConfigFields) -> Scheme:
     """https://github.com/vllm-project/compressed-tensors, compressed_tensors/quantization/quant_config.py and quant_scheme.py."""
-    _refuse(fields, "kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
-    _refuse(fields, "transform_config", "rotated weights are not computed")
+    fields.refuse("kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
+    fields.refuse("transform_config", "rotated weights are not computed")
     sparsity = ConfigFields(fields.table_of("sparsity_config"), f"the sparsity_config of {WHERE}")
     sparsity.expect("format", "dense")
     # Informative, or of no effect on weights that are stored: the names of their tensors say which layers are quantized.
-    _ignore(fields, "ignore", "quantization_status", "global_compression_ratio", "version")
+    fields.ignore("ignore", "quantization_status", "global_compression_ratio", "version")
     form = fields.get("format")
     groups = fields.table_of("config_groups")
     schemes = {_group_of_modules(name, group, form) for name, group in groups.items()}
     if len(schemes) != 1:
-        raise UnsupportedModel(
-            f"config_groups is {shown(groups)} in {WHERE}: it must say one thing of the weights of all its modules"
-        )
+        raise fields.wrong("config_groups", groups, "it must say one thing of the weights of all its modules")
     return schemes.pop()
 
 
@@ -135,8 +125,8 @@ def _group_of_modules(name: str, content: object, form: object) -> Scheme:
         raise UnsupportedModel(f"{shown(name)} of config_groups is {shown(content)} in {WHERE}: it must be a table")
     group = ConfigFields(content, f"{shown(name)} of the config_groups in {WHERE}")
     # Activations are what the kernels make of them. Static scales of inputs, too, would only make them coarser.
-    _ignore(group, "targets", "input_activations")
-    _refuse(group, "output_activations", "outputs are not rounded")
+    group.ignore("targets", "input_activations")
+    group.refuse("output_activations", "outputs are not rounded")
     form = group.get("format", form)
     weights = ConfigFields(group.table_of("weights"), f"the weights of {group.where}")
     group.refuse_others()
@@ -158,9 +148,7 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     if form == "naive-quantized":
         form = f"{kind}-quantized"
     if form not in FORMATS:
-        raise UnsupportedModel(
-            f"format is {shown(form)} in {WHERE}: supported are {', '.join(FORMATS)}, naive-quantized"
-        )
+        raise weights.wrong("format", form, f"supported are {', '.join(FORMATS)}, naive-quantized")
     expected, bits, layout = FORMATS[str(form)]
     weights.expect("type", expected)
     weights.expect("num_bits", *bits)
@@ -168,17 +156,17 @@ def _weights(weights: ConfigFields, form: object) -> Scheme:
     strategies = ("tensor", "channel", "block") if layout == "float8" else ("tensor", "channel", "group")
     weights.expect("strategy", *strategies)
     # How the numbers were found; in which order inputs are grouped, weight_g_idx says.
-    _ignore(weights, "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+    weights.ignore("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
     group = _group(weights, "group_size", -1)
     strategy = weights.get("strategy", "tensor" if group is None else "group")
     symmetric = weights.flag("symmetric", True)
     if layout == "float8" and not symmetric:
-        raise UnsupportedModel(f"symmetric is False in {weights.where}: floats have no zero points")
+        raise weights.wrong("symmetric", symmetric, "floats have no zero points")
     if (strategy == "group") != (group is not None):
-        raise UnsupportedModel(f"strategy is {shown(strategy)} in {weights.where}, and group_size is {group}")
+        raise weights.wrong("strategy", strategy, f"group_size is {group}")
     blocks = _block(weights, "block_structure")
     if (strategy == "block") != (blocks is not None):
-        raise UnsupportedModel(f"strategy is {shown(strategy)} in {weights.where}, and block_structure is {blocks}")
+        raise weights.wrong("strategy", strategy, f"block_structure is {blocks}")
     return Scheme(layout=layout, bits=weights.integer("num_bits", 8), group=group, symmetric=symmetric, block=blocks)
 
 
@@ -186,8 +174,8 @@ def _fp8(fields: ConfigFields) -> Scheme:
     """vLLM's and AutoFP8's (https://github.com/neuralmagic/AutoFP8), and with blocks DeepSeek-V3's."""
     fields.expect("activation_scheme", "dynamic", "static")
     fields.expect("fmt", "e4m3")
-    _refuse(fields, "kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
-    _ignore(fields, "ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert", "scale_fmt")
+    fields.refuse("kv_cache_scheme", "K/V is kept in the dtype of the model; take it out to compute without it")
+    fields.ignore("ignored_layers", "ignore_patterns", "modules_to_not_convert", "modules_to_convert", "scale_fmt")
     fields.expect("dequantize", False)
     block = _block(fields, "weight_block_size")
     return Scheme(layout="float8", bits=8, block=block, block_scales="weight_scale_inv")
@@ -207,15 +195,4 @@ def _block(fields: ConfigFields, key: str) -> tuple[int, int] | None:
     if isinstance(sizes, list) and len(sizes) == 2:
         rows, columns = (ConfigFields({key: size}, fields.where).integer(key) for size in sizes)
         return rows, columns
-    raise UnsupportedModel(f"{key} is {shown(sizes)} in {fields.where}: it must be a list of two sizes")
-
-
-def _refuse(fields: ConfigFields, key: str, why: str) -> None:
-    value = fields.get(key)
-    if not any(value is off or value == off for off in OFF):
-        raise UnsupportedModel(f"{key} is {shown(value)} in {fields.where}: {why}")
-
-
-def _ignore(fields: ConfigFields, *keys: str) -> None:
-    for key in keys:
-        fields.get(key)
+    raise fields.wrong(key, sizes, "it must be a list of two sizes")

@@ -91,7 +91,6 @@ class Float8:
         return (self.numbers.float() * self.scales).to(dtype)
 
     def __getitem__(self, rows: Tensor) -> Float8:
-        numbers = self.numbers.view(torch.uint8)[rows].view(
-            self.numbers.dtype
-        )  # not all devices gather floats of 8 bits
+        # As bytes: not all devices gather floats of 8 bits.
+        numbers = self.numbers.view(torch.uint8)[rows].view(self.numbers.dtype)
         return Float8(numbers, self.scales[rows])

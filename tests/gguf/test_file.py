@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
 
 from nanoengine.errors import InvalidWeights, ModelNotFound
 from nanoengine.gguf.file import GGUFFile
+from tests.gguf.written import write_file
 
 COUNT = 3
 
 
 def write(path: Path, tensors: dict[str, float], **metadata: int | str) -> Path:
     """A file with metadata (`split_no` is `split.no`) and tensors of four equal values."""
-    writer = GGUFWriter(path, str(metadata.pop("architecture", "llama")))
-    for key, value in metadata.items():
-        add = writer.add_string if isinstance(value, str) else writer.add_uint16
-        add(key.replace("_", "."), value)  # type: ignore[arg-type]
-    for name, value in tensors.items():
-        writer.add_tensor(name, np.full(4, value, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    architecture = str(metadata.pop("architecture", "llama"))
+    keys = {key.replace("_", "."): value for key, value in metadata.items()}
+    return write_file(
+        path, architecture, keys, {name: np.full(4, value, np.float32) for name, value in tensors.items()}
+    )
 
 
 def part(folder: Path, number: int, **changes: int | str) -> Path:
@@ -72,33 +67,27 @@ def test_a_first_part_under_another_name_is_an_error(first: Path) -> None:
         GGUFFile.open(renamed)
 
 
-def test_parts_in_the_wrong_order_are_an_error(first: Path) -> None:
-    part(first.parent, 1, split_no=2)
-    with pytest.raises(InvalidWeights, match="does not say that it is part 2 of 3"):
-        GGUFFile.open(first)
-
-
-def test_parts_of_different_models_are_an_error(first: Path) -> None:
-    part(first.parent, 2, architecture="qwen2")
-    with pytest.raises(InvalidWeights, match=r"disagree about general\.architecture"):
+@pytest.mark.parametrize(
+    ("number", "changes", "message"),
+    [
+        (1, {"split_no": 2}, "does not say that it is part 2 of 3"),
+        (2, {"architecture": "qwen2"}, r"disagree about general\.architecture"),
+        (0, {"split_count": "three"}, r"split\.count 'three', not a count"),
+        (0, {"split_tensors_count": 4}, "hold 3 tensors, not 4"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_an_error(
+    first: Path, number: int, changes: dict[str, Any], message: str
+) -> None:
+    for other in range(COUNT) if "split_tensors_count" in changes else [number]:
+        part(first.parent, other, **changes)
+    with pytest.raises(InvalidWeights, match=message):
         GGUFFile.open(first)
 
 
 def test_a_tensor_in_two_parts_is_an_error(first: Path) -> None:
     part(first.parent, 1).write_bytes(part(first.parent, 1).read_bytes().replace(b"tensor1", b"tensor0"))
     with pytest.raises(InvalidWeights, match="'tensor0' again"):
-        GGUFFile.open(first)
-
-
-def test_tensors_that_are_in_no_part_are_an_error(tmp_path: Path) -> None:
-    paths = [part(tmp_path, number, split_tensors_count=4) for number in range(COUNT)]
-    with pytest.raises(InvalidWeights, match="hold 3 tensors, not 4"):
-        GGUFFile.open(paths[0])
-
-
-def test_a_count_of_parts_that_is_no_count_is_an_error(first: Path) -> None:
-    part(first.parent, 0, split_count="three")
-    with pytest.raises(InvalidWeights, match=r"split\.count 'three', not a count"):
         GGUFFile.open(first)
 
 

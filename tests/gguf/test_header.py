@@ -64,23 +64,19 @@ def open_bytes(content: bytes, folder: Path) -> GGUFFile:
     return GGUFFile.open(path)
 
 
+VALUES = {"uint8": 200, "int8": -100, "uint16": 60000, "int16": -30000, "uint32": 4_000_000_000}
+VALUES |= {"int32": -2_000_000_000, "uint64": 2**64 - 1, "int64": -(2**63), "float32": 1e-5, "float64": 0.1}
+VALUES |= {"bool": True, "string": "grüße 🦙"}
+STRINGS = ["", "ä", "longer than the others", "🦙"]
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     path = tmp_path_factory.mktemp("sound") / "sound.gguf"
     writer = GGUFWriter(path, "llama")
-    writer.add_uint8("a.uint8", 200)
-    writer.add_int8("a.int8", -100)
-    writer.add_uint16("a.uint16", 60000)
-    writer.add_int16("a.int16", -30000)
-    writer.add_uint32("a.uint32", 4_000_000_000)
-    writer.add_int32("a.int32", -2_000_000_000)
-    writer.add_uint64("a.uint64", 2**64 - 1)
-    writer.add_int64("a.int64", -(2**63))
-    writer.add_float32("a.float32", 1e-5)
-    writer.add_float64("a.float64", 0.1)
-    writer.add_bool("a.bool", True)
-    writer.add_string("a.string", "grüße 🦙")
-    writer.add_array("strings", ["", "ä", "longer than the others", "🦙"])
+    for kind, value in VALUES.items():
+        getattr(writer, f"add_{kind}")(f"a.{kind}", value)
+    writer.add_array("strings", STRINGS)
     writer.add_array("numbers", [1, 2, 300_000])
     writer.add_array("floats", [0.5, -1e-5])
     writer.add_array("truths", [True, False])
@@ -98,22 +94,9 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_every_type_of_value_is_read_as_it_was_written(sound: bytes, tmp_path: Path) -> None:
     metadata = dict(open_bytes(sound, tmp_path).metadata)
     arrays = {key: value for key, value in metadata.items() if isinstance(value, np.ndarray)}
-    assert {key: value for key, value in metadata.items() if key not in arrays} == {
-        "general.architecture": "llama",
-        "a.uint8": 200,
-        "a.int8": -100,
-        "a.uint16": 60000,
-        "a.int16": -30000,
-        "a.uint32": 4_000_000_000,
-        "a.int32": -2_000_000_000,
-        "a.uint64": 2**64 - 1,
-        "a.int64": -(2**63),
-        "a.float32": 1e-5,
-        "a.float64": 0.1,
-        "a.bool": True,
-        "a.string": "grüße 🦙",
-        "strings": ["", "ä", "longer than the others", "🦙"],
-    }
+    plain = {f"a.{kind}": value for kind, value in VALUES.items()}
+    assert metadata == arrays | plain | {"general.architecture": "llama", "strings": STRINGS}
+    assert {type(value) for key, value in metadata.items() if key in plain} == {int, float, bool, str}
     assert arrays.keys() == {"numbers", "floats", "truths"}
     np.testing.assert_array_equal(arrays["numbers"], [1, 2, 300_000])
     np.testing.assert_array_equal(arrays["floats"], np.float32([0.5, -1e-5]))
@@ -194,16 +177,8 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize(("message", "content"), DAMAGED.items(), ids=DAMAGED)
-def test_a_damaged_or_hostile_file_is_a_named_error(message: str, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(InvalidWeights, match=message):
-        open_bytes(content, tmp_path)
-
-
 UNSUPPORTED = {
-    "is of version 1": header(version=b"\1\0\0\0"),
-    "is of version 2": header(version=b"\2\0\0\0"),
-    "is of version 4": header(version=b"\4\0\0\0"),
+    **{f"is of version {number}": header(version=bytes([number, 0, 0, 0])) for number in (1, 2, 4)},
     "is big-endian": header(version=b"\0\0\0\3"),
     "in type IQ4_XS": padded(header(records=[record(shape=(256,), kind=23)])),
     "in type number 4096": padded(header(records=[record(kind=4096)])),
@@ -211,9 +186,18 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize(("message", "content"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_is_sound_but_not_read_is_named(message: str, content: bytes, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match=message):
+@pytest.mark.parametrize(
+    ("error", "message", "content"),
+    [
+        *((InvalidWeights, message, content) for message, content in DAMAGED.items()),
+        *((UnsupportedModel, message, content) for message, content in UNSUPPORTED.items()),
+    ],
+    ids=[*DAMAGED, *UNSUPPORTED],
+)
+def test_a_file_that_is_damaged_hostile_or_not_read_is_a_named_error(
+    error: type[Exception], message: str, content: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
         open_bytes(content, tmp_path)
 
 

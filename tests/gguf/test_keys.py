@@ -26,27 +26,27 @@ def test_another_architecture_is_named_with_those_that_are_known(architecture: A
         Keys(GGUFFile(Path("m.gguf"), metadata, {}, []), ["llama", "qwen2"])
 
 
-@pytest.mark.parametrize(("value", "expected"), [(7, 7), (np.array([7, 7], np.uint32), 7), (2**40, 2**40)])
-def test_a_count(value: Any, expected: int) -> None:
-    found = keys(block_count=value).number("block_count")
-    assert found == expected
-    assert type(found) is int
+def test_a_number_is_read_whole_or_not_and_equal_in_all_layers() -> None:
+    for value, expected in ((7, 7), (np.array([7, 7], np.uint32), 7), (2**40, 2**40)):
+        found = keys(block_count=value).number("block_count")
+        assert (found, type(found)) == (expected, int)
+    assert keys(rope__freq_base=0.5).number("rope.freq_base") == 0.5
+    assert keys(rope__freq_base=5).number("rope.freq_base") == 5
+
+
+NO_COUNTS = [-1, 7.0, True, "7", ["7"], np.array([7, 8]), np.array([], np.uint32), np.array([True, True])]
 
 
 @pytest.mark.parametrize(
-    "value", [-1, 7.0, True, "7", ["7"], np.array([7, 8]), np.array([], np.uint32), np.array([True, True])], ids=repr
+    ("key", "value"),
+    [*(("block_count", value) for value in NO_COUNTS)]
+    + [("rope.freq_base", value) for value in (float("nan"), float("inf"), -1.0, "1.0")],
+    ids=repr,
 )
-def test_what_is_no_count_is_refused_by_name(value: Any) -> None:
-    with pytest.raises(UnsupportedModel, match=r"llama\.block_count .*; supported is a count"):
-        keys(block_count=value).number("block_count")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, "1.0"])
-def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
-    assert keys(rope__freq_base=0.5).number("rope.freq_base") == 0.5
-    assert keys(rope__freq_base=5).number("rope.freq_base") == 5
-    with pytest.raises(UnsupportedModel, match=r"llama\.rope\.freq_base .*; supported is a number"):
-        keys(rope__freq_base=value).number("rope.freq_base")
+def test_what_is_no_number_is_refused_by_name(key: str, value: Any) -> None:
+    kind = "count" if key == "block_count" else "number"
+    with pytest.raises(UnsupportedModel, match=rf"llama\.{key} .*; supported is a {kind}"):
+        keys(**{key: value}).number(key)
 
 
 def test_a_missing_key_is_its_default_or_an_error() -> None:
@@ -74,10 +74,7 @@ def test_a_key_is_refused_only_with_a_value_that_has_an_effect(key: str) -> None
             keys(**{key: value}).check_rest()
 
 
-def test_keys_that_are_not_of_the_model_have_any_value() -> None:
+def test_keys_of_others_and_of_the_making_of_a_model_have_any_value() -> None:
     keys(**dict.fromkeys(NOT_OF_THE_MODEL, "anything")).check_rest()
-
-
-def test_keys_of_others_are_theirs() -> None:
     file = GGUFFile(Path("m.gguf"), {"general.architecture": "llama", "qwen2.x": 1, "general.name": "x"}, {}, [])
     Keys(file, ["llama"]).check_rest()

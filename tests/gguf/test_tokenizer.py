@@ -127,12 +127,7 @@ def test_a_sentencepiece_bpe_merges_by_score(text: str) -> None:
     scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"].tolist(), strict=True))
     tokens = texts_of(SPM, text, add_special_tokens=False)
     assert tokens == (merged(("▁" + text).replace(" ", "▁"), scores) if text else [])
-
-
-@FAST
-@given(TEXTS.filter(lambda text: "<" not in text and "▁" not in text))
-def test_a_sentencepiece_bpe_gives_the_text_back(text: str) -> None:
-    assert SPM.decode(SPM.encode(text).ids) == text
+    assert SPM.decode(SPM.encode(text).ids) == text.replace("▁", " ")
 
 
 def test_no_space_comes_first_if_the_file_says_so() -> None:
@@ -142,14 +137,11 @@ def test_no_space_comes_first_if_the_file_says_so() -> None:
 
 
 def test_words_that_are_tokens_need_no_merges_where_the_name_says_so() -> None:
+    own = {"tokens": [*"ab", "ba"], "merges": [], "bos_token_id": 0, "token_type": [NORMAL] * 3}
+
     def tokens(pre: str) -> list[str]:
-        changes = {
-            "tokenizer.ggml.tokens": [*"ab", "ba"],
-            "tokenizer.ggml.merges": [],
-            "tokenizer.ggml.bos_token_id": 0,
-        }
-        types = {"tokenizer.ggml.token_type": [NORMAL] * 3}
-        return texts_of(read_vocabulary(bpe(**changes, **types, **{"tokenizer.ggml.pre": pre})).tokenizer, "ba")
+        metadata = bpe(**{f"tokenizer.ggml.{key}": value for key, value in (own | {"pre": pre}).items()})
+        return texts_of(read_vocabulary(metadata).tokenizer, "ba")
 
     assert tokens("gpt-2") == ["b", "a"]
     assert tokens("llama-bpe") == ["a", "ba"], "and a prompt begins with the first-of-text token"
@@ -199,8 +191,7 @@ def test_prompts_begin_and_end_as_the_file_says(first: bool, last: bool) -> None
     assert texts_of(tokenizer, "a", add_special_tokens=False) == ["▁a"]
 
 
-def test_where_the_file_says_nothing_a_sentencepiece_prompt_begins_with_its_token_and_a_bpes_does_not() -> None:
-    assert texts_of(read_vocabulary(sentencepiece()).tokenizer, "a") == ["<s>", "▁a"]
+def test_where_the_file_says_nothing_a_bpe_begins_with_nothing() -> None:
     assert texts_of(read_vocabulary(bpe(**{"tokenizer.ggml.bos_token_id": 0})).tokenizer, "a") == ["a"]
 
 
@@ -213,11 +204,7 @@ def test_where_the_file_says_nothing_a_sentencepiece_prompt_begins_with_its_toke
         ([("<end_of_turn>", CONTROL), ("<eos>", NORMAL)], {}, ["</s>", "<end_of_turn>"]),
         ([("<bye>", CONTROL), ("<later>", CONTROL)], {"eot": "<bye>", "eom": "<later>"}, ["</s>", "<bye>", "<later>"]),
         ([("<|end|>", CONTROL), ("<|return|>", CONTROL)], {}, ["</s>", "<|end|>", "<|return|>"]),
-        (
-            [("<|end|>", CONTROL), ("<|return|>", CONTROL), ("<|call|>", CONTROL)],
-            {},
-            ["</s>", "<|return|>", "<|call|>"],
-        ),
+        ([(text, CONTROL) for text in ("<|end|>", "<|return|>", "<|call|>")], {}, ["</s>", "<|return|>", "<|call|>"]),
     ],
 )
 def test_all_ends_of_a_turn_are_found(more: list[tuple[str, int]], ids: dict[str, str], expected: list[str]) -> None:
@@ -233,9 +220,13 @@ def test_all_ends_of_a_turn_are_found(more: list[tuple[str, int]], ids: dict[str
 
 def test_a_tag_that_is_text_ends_nothing() -> None:
     """Qwen's vocabulary has HTML's </s> as a word."""
-    tokens = ["x", "</s>", "<|im_end|>"]
-    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": [], "tokenizer.ggml.eos_token_id": 2}
-    vocabulary = read_vocabulary(bpe(**changes, **{"tokenizer.ggml.token_type": [NORMAL, NORMAL, CONTROL]}))
+    own = {
+        "tokens": ["x", "</s>", "<|im_end|>"],
+        "merges": [],
+        "eos_token_id": 2,
+        "token_type": [NORMAL, NORMAL, CONTROL],
+    }
+    vocabulary = read_vocabulary(bpe(**{f"tokenizer.ggml.{key}": value for key, value in own.items()}))
     assert vocabulary.end_token_ids == [2]
     assert vocabulary.tokenizer.decode([0, 1, 2]) == "x</s>"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
+from tests.gguf.written import write_file
 
 NEEDED = {
     "block_count": 2,
@@ -43,19 +42,11 @@ def config(tmp_path: Path) -> Config:
         **general: Any,
     ) -> dict[str, Any]:
         """The config of a file with all that is needed, and changes: keys of the architecture (None: without that key)."""
-        writer = GGUFWriter(tmp_path / "model.gguf", architecture)
         keys = {f"{architecture}.{key}": value for key, value in (NEEDED | (changes or {})).items()}
-        for key, value in (keys | {key.replace("__", "."): value for key, value in general.items()}).items():
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-            if value is not None:
-                add.get(type(value), writer.add_array)(key, value)
-        for name, data in ({"token_embd.weight": np.zeros((10, 8), np.float32)} | (tensors or {})).items():
-            writer.add_tensor(name, data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return hf_config(GGUFFile.open(tmp_path / "model.gguf"))
+        keys |= {key.replace("__", "."): value for key, value in general.items()}
+        keys = {key: value for key, value in keys.items() if value is not None}
+        tensors = {"token_embd.weight": np.zeros((10, 8), np.float32)} | (tensors or {})
+        return hf_config(GGUFFile.open(write_file(tmp_path / "model.gguf", architecture, keys, tensors)))
 
     return config
 
@@ -86,11 +77,6 @@ def test_defaults_are_those_of_llama_cpp(config: Config) -> None:
     }
 
 
-def test_a_config_can_be_written_as_json(config: Config) -> None:
-    written = config("phi3", {"attention.sliding_window": 0}, LONG_AND_SHORT, tokenizer__ggml__eos_token_id=7)
-    assert json.loads(json.dumps(written)) == written
-
-
 def test_tokens_and_tensors_say_the_rest(config: Config) -> None:
     tensors = {
         "output.weight": np.zeros((10, 8), np.float32),
@@ -103,13 +89,9 @@ def test_tokens_and_tensors_say_the_rest(config: Config) -> None:
     assert (found["bos_token_id"], found["eos_token_id"]) == (3, 4)
 
 
-def test_numbers_of_all_layers_are_one_if_they_are_equal(config: Config) -> None:
-    assert config(changes={"attention.head_count_kv": [2, 2]})["num_key_value_heads"] == 2
-    with pytest.raises(UnsupportedModel, match=r"llama\.feed_forward_length .*equal in all layers"):
-        config(changes={"feed_forward_length": [2, 4]})
-
-
 # ---- rotation
+
+YARN = {"beta_fast": 16.0, "beta_slow": 2.0, "ext_factor": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -125,14 +107,8 @@ def test_numbers_of_all_layers_are_one_if_they_are_equal(config: Config) -> None
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
         ),
         (
-            {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.yarn_attn_factor": 1.5,
-                "rope.scaling.yarn_beta_fast": 16.0,
-                "rope.scaling.yarn_beta_slow": 2.0,
-                "rope.scaling.yarn_ext_factor": 1.0,
-            },
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_attn_factor": 1.5}
+            | {f"rope.scaling.yarn_{key}": value for key, value in YARN.items()},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
             | {"attention_factor": 1.5, "beta_fast": 16.0, "beta_slow": 2.0},
         ),
@@ -152,14 +128,9 @@ def test_a_part_of_a_head_is_what_transformers_makes_of_the_factor(config: Confi
 
 def test_long_and_short_factors(config: Config) -> None:
     keys = {"rope.scaling.original_context_length": 1024, "rope.scaling.attn_factor": 1.25}
-    assert config("phi3", keys, LONG_AND_SHORT)["rope_parameters"] == {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "original_max_position_embeddings": 1024,
-        "long_factor": FACTORS.tolist(),
-        "short_factor": (FACTORS / 2).tolist(),
-        "attention_factor": 1.25,
-    }
+    expected = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 1024}
+    expected |= {"long_factor": FACTORS.tolist(), "short_factor": (FACTORS / 2).tolist(), "attention_factor": 1.25}
+    assert config("phi3", keys, LONG_AND_SHORT)["rope_parameters"] == expected
     keys["rope.scaling.attn_factor"] = None
     assert "attention_factor" not in config("phi3", keys, LONG_AND_SHORT)["rope_parameters"]
 
@@ -215,22 +186,27 @@ def test_factors_that_cannot_be_are_damage(config: Config, factors: np.ndarray) 
 # ---- architectures
 
 
-def test_granite_without_scales_is_what_llama_cpp_makes_of_it(config: Config) -> None:
-    assert config("granite", {"attention.scale": 0.0})["attention_multiplier"] == 64**-0.5
-    assert config("granite", {"attention.scale": 0.5})["attention_multiplier"] == 0.5
-    assert "attention_multiplier" not in config("llama", {"attention.scale": 0.0})
-
-
-def test_granite_that_does_not_rotate_is_refused(config: Config) -> None:
-    config("granite", {"rope.scaling.finetuned": True})
-    config("llama", {"rope.scaling.finetuned": False})
-    with pytest.raises(UnsupportedModel, match=r"granite\.rope\.scaling\.finetuned False"):
-        config("granite", {"rope.scaling.finetuned": False})
-
-
-def test_a_window_of_0_is_none(config: Config) -> None:
-    assert config("phi3", {"attention.sliding_window": 0})["sliding_window"] is None
-    assert config("phi3", {"attention.sliding_window": 9})["sliding_window"] == 9
+@pytest.mark.parametrize(
+    ("architecture", "keys", "expected"),
+    [
+        ("granite", {"attention.scale": 0.0}, {"attention_multiplier": 64**-0.5}),
+        ("granite", {"attention.scale": 0.5}, {"attention_multiplier": 0.5}),
+        ("granite", {"rope.scaling.finetuned": True}, {}),
+        ("llama", {"rope.scaling.finetuned": False, "attention.scale": 0.0}, {}),
+        ("phi3", {"attention.sliding_window": 0}, {"sliding_window": None}),
+        ("phi3", {"attention.sliding_window": 9}, {"sliding_window": 9}),
+        ("gemma2", {"attn_logit_softcapping": 50.0}, {"attn_logit_softcapping": 50.0}),
+        ("gemma2", {"final_logit_softcapping": 0.0}, {"final_logit_softcapping": None}),
+        ("llama", {"attention.head_count_kv": [2, 2]}, {"num_key_value_heads": 2}),
+    ],
+    ids=str,
+)
+def test_what_is_off_or_left_out_is_what_llama_cpp_makes_of_it(
+    config: Config, architecture: str, keys: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = config(architecture, keys)
+    assert expected.items() <= found.items()
+    assert ("attention_multiplier" in found) == (architecture == "granite")
 
 
 GEMMA = {"attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 9}
@@ -267,18 +243,6 @@ def test_the_largest_gemmas_scale_scores_by_the_hidden_size(config: Config, arch
     assert config(architecture, GEMMA | {"block_count": layers})["query_pre_attn_scalar"] == 256 // 4
 
 
-def test_a_soft_cap_of_0_is_none(config: Config) -> None:
-    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 0.0}
-    found = config("gemma2", GEMMA | caps)
-    assert (found["attn_logit_softcapping"], found["final_logit_softcapping"]) == (50.0, None)
-
-
-@pytest.mark.parametrize("window", [None, 0])
-def test_a_gemma3_without_a_window_is_refused(config: Config, window: int | None) -> None:
-    with pytest.raises(UnsupportedModel, match=r"gemma3\.attention\.sliding_window"):
-        config("gemma3", GEMMA | {"attention.sliding_window": window})
-
-
 def test_experts_must_be_as_many_as_the_tensors_have(config: Config) -> None:
     keys = {"expert_count": 4, "expert_used_count": 2}
     experts = {"blk.1.ffn_up_exps.weight": np.zeros((4, 2, 8), np.float32)}
@@ -288,18 +252,25 @@ def test_experts_must_be_as_many_as_the_tensors_have(config: Config) -> None:
 
 
 @pytest.mark.parametrize(
-    ("general", "message"),
+    ("architecture", "changes", "message"),
     [
-        ({"general__architecture": "gpt2"}, "'gpt2'; supported are llama, qwen2, .*gemma3$"),
-        ({"general__architecture": "llama with experts"}, "'llama with experts'; supported"),
-        ({"general__type": "adapter"}, "'adapter'; only a model"),
-        ({"tokenizer__ggml__eos_token_id": "</s>"}, "eos_token_id '</s>'"),
+        ("gpt2", {}, "'gpt2'; supported are llama, qwen2, .*gemma3$"),
+        ("llama with experts", {}, "'llama with experts'; supported"),
+        ("llama", {"general.type": "adapter"}, "'adapter'; only a model"),
+        ("llama", {"tokenizer.ggml.eos_token_id": "</s>"}, "eos_token_id '</s>'"),
+        ("llama", {"feed_forward_length": [2, 4]}, r"llama\.feed_forward_length .*equal in all layers"),
+        ("granite", {"rope.scaling.finetuned": False}, r"granite\.rope\.scaling\.finetuned False"),
+        ("gemma3", GEMMA | {"attention.sliding_window": 0}, r"gemma3\.attention\.sliding_window"),
+        ("gemma3", GEMMA | {"attention.sliding_window": None}, r"gemma3\.attention\.sliding_window"),
     ],
+    ids=str,
 )
-def test_what_is_no_model_of_ours_is_refused(config: Config, general: dict[str, Any], message: str) -> None:
-    architecture = general.pop("general__architecture", "llama")
+def test_what_is_no_model_of_ours_is_refused(
+    config: Config, architecture: str, changes: dict[str, Any], message: str
+) -> None:
+    general = {key: value for key, value in changes.items() if key.startswith(("general", "tokenizer"))}
     with pytest.raises(UnsupportedModel, match=message):
-        config(architecture, **general)
+        config(architecture, {key: value for key, value in changes.items() if key not in general}, **general)
 
 
 def test_a_file_without_an_embedding_is_no_model(tmp_path: Path) -> None:

@@ -30,18 +30,9 @@ ARCHITECTURES = {
 }
 """Hugging Face's model types, and llama.cpp's architecture of each."""
 
-SHAPE = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+SHAPE = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128}
+SHAPE |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 OWN: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -51,13 +42,8 @@ OWN: dict[str, dict[str, Any]] = {
     "phi3": {"sliding_window": 20},
     "granite": {"attention_multiplier": 0.22, "embedding_multiplier": 12.0, "residual_multiplier": 0.3}
     | {"logits_scaling": 8.0},
-    "gemma2": {
-        "tie_word_embeddings": True,
-        "head_dim": 32,
-        "query_pre_attn_scalar": 32,
-        "sliding_window": 20,
-        "attn_logit_softcapping": 5.0,
-    },
+    "gemma2": {"tie_word_embeddings": True, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20}
+    | {"attn_logit_softcapping": 5.0},
     "gemma3_text": {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 20},
 }
 """What the types have besides."""
@@ -95,22 +81,37 @@ def write_gguf(
     """
     config = model.config
     arch = ARCHITECTURES[config.model_type]
-    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
+    name_of_arch = MODEL_ARCH_NAMES[arch]
     values = _metadata(config) | {key.replace("__", "."): value for key, value in keys.items()}
-    for key, value in values.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        add.get(type(value), writer.add_array)(f"{MODEL_ARCH_NAMES[arch]}.{key}", value)
-    writer.add_bos_token_id(config.bos_token_id)
-    writer.add_eos_token_id(config.eos_token_id)
+    values = {f"{name_of_arch}.{key}": value for key, value in values.items()}
+    values |= {f"tokenizer.ggml.{name}_token_id": getattr(config, f"{name}_token_id") for name in ("bos", "eos")}
     names = get_tensor_name_map(arch, config.num_hidden_layers)
+    stored: dict[str, Tensor] = {}
     for name, tensor in _paired(_stacked(tensors), config).items():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
-        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
-            tensor = tensor + 1
-        _add(writer, found, tensor, kind if tensor.ndim > 1 else F32)
-    for name, tensor in (more_tensors or {}).items():
-        _add(writer, name, tensor, F32)
+        stored[found] = tensor + 1 if config.model_type.startswith("gemma") and name.endswith("norm.weight") else tensor
+    stored |= more_tensors or {}
+    return write_file(
+        path, name_of_arch, values, {name: tensor.float().numpy() for name, tensor in stored.items()}, kind
+    )
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    kind: GGMLQuantizationType | None = None,
+) -> Path:
+    """A file of these keys and tensors, its matrices in the format `kind`; None: as they are."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add.get(type(value), writer.add_array)(key, value)
+    for name, data in tensors.items():
+        form = None if kind is None else kind if data.ndim > 1 else F32
+        writer.add_tensor(name, data if form is None else quantize(np.ascontiguousarray(data), form), raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -179,8 +180,3 @@ def _paired(tensors: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
                 halves = tensor.reshape(count, 2, -1, *tensor.shape[1:])
                 result[name] = torch.stack([halves[:, 0], halves[:, 1]], 2).reshape(tensor.shape)
     return result
-
-
-def _add(writer: GGUFWriter, name: str, tensor: Tensor, kind: GGMLQuantizationType) -> None:
-    data = quantize(np.ascontiguousarray(tensor.float().numpy()), kind)
-    writer.add_tensor(name, data, raw_dtype=kind)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.support import TINY, save_random
+from nanoengine import LLM
+from tests.support import TINY, fill_kv_with_nan, save_random
 
 LONGROPE = {"rope_type": "longrope"}
 LONGROPE |= {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.7], "long_factor": [1.0, 1.5, 2.5, 4.0, 7.0, 9.0]}
@@ -145,6 +146,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "OLMo3, yarn where all is seen": of("Olmo3", num_hidden_layers=5, sliding_window=600, rope_parameters=BY_TYPE),
 }
+
+
+def engine(folder: Path, **options: Any) -> LLM:
+    """An engine whose KV pool is full of NaN."""
+    llm = LLM(str(folder), use_tqdm=False, **{"num_kv_blocks": 100, "device": "cpu", "dtype": "float32"} | options)
+    fill_kv_with_nan(llm)
+    return llm
 
 
 def family_checkpoint(folder: Path, shape: str, seed: int = 0, **overrides: Any) -> Path:

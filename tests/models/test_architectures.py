@@ -10,30 +10,15 @@ import pytest
 import torch
 import transformers
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import SamplingParams
 from nanoengine.errors import UnsupportedModel
 from nanoengine.models.architectures import ARCHITECTURES, read_model_config
 from tests import support
 from tests.models.configs import QWEN3_06B, without
-from tests.models.families import SHAPES, family_checkpoint
-from tests.support import (
-    fill_kv_with_nan,
-    forced_logits,
-    model_runner,
-    num_weights,
-    reference_choices,
-    reference_logits,
-    reference_model,
-)
+from tests.models.families import SHAPES, engine, family_checkpoint
+from tests.support import forced_logits, model_runner, num_weights, reference_choices, reference_logits, reference_model
 
 TOKENS = torch.randint(0, 250, (75,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def engine(folder: Path, **options: Any) -> LLM:
-    """An engine whose KV pool is full of NaN."""
-    llm = LLM(str(folder), use_tqdm=False, **{"num_kv_blocks": 100, "device": "cpu", "dtype": "float32"} | options)
-    fill_kv_with_nan(llm)
-    return llm
 
 
 @pytest.mark.parametrize("shape", SHAPES)

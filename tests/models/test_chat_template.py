@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,14 @@ def outcome(rendering: Callable[[], Any]) -> tuple[str, str]:
         return "refused", str(error)
 
 
-def check_same(template: str, messages: Sequence[Mapping[str, Any]], tools: Any, **options: Any) -> None:
-    kind, text = outcome(
-        lambda: TRANSFORMERS.apply_chat_template(
-            copy.deepcopy(messages), tools, chat_template=template, tokenize=False, **options
-        )
-    )
-    own_kind, own_text = outcome(lambda: ours(template, messages, tools=tools, template_kwargs=options))
+def check_same(template: str, messages: Any, tools: Any, words: bool = True, **options: Any) -> None:
+    """Both give the same text, or refuse, in the same `words`."""
+    theirs = {"chat_template": template, "tokenize": False} | options
+    kind, text = outcome(lambda: TRANSFORMERS.apply_chat_template(copy.deepcopy(messages), tools, **theirs))
+    kwargs = {name: options.pop(name) for name in [*options] if name == "enable_thinking"}
+    own_kind, own_text = outcome(lambda: ours(template, messages, tools=tools, template_kwargs=kwargs, **options))
     assert own_kind == kind
-    assert text in own_text if kind == "refused" else text == own_text
+    assert (not words or text in own_text) if kind == "refused" else text == own_text
 
 
 # ---- the same text
@@ -112,27 +111,16 @@ def test_a_template_means_what_it_means_to_transformers(template: str) -> None:
     check_same(template, [THOUGHT, THOUGHT, CALL], TOOLS, add_generation_prompt=False)
 
 
-def test_what_the_template_asks_for_comes_before_special_tokens() -> None:
-    template = "{{ bos_token }}{{ eos_token }}{{ style }}"
-    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x"
+def test_what_is_asked_for_comes_before_special_tokens_and_a_generation_prompt_is_there_unless_refused() -> None:
+    template = "{{ bos_token }}{{ eos_token }}{{ style }}{% if add_generation_prompt %}:{% endif %}"
+    assert ours(template, [USER], template_kwargs={"bos_token": "!", "style": "x"}) == "!</s>x:"
+    assert ours(template, [USER], add_generation_prompt=False) == "<s></s>"
 
 
 def test_the_date_is_todays() -> None:
     before = datetime.now().strftime("%Y-%m-%d")
     text = ours("{{ strftime_now('%Y-%m-%d') }}", [USER])
     assert before <= text <= datetime.now().strftime("%Y-%m-%d")
-
-
-def test_the_generation_prompt_is_there_unless_refused() -> None:
-    template = "{{ messages[0].role }}{% if add_generation_prompt %}:{% endif %}"
-    assert ours(template, [USER]) == "user:"
-    assert ours(template, [USER], add_generation_prompt=False) == "user"
-
-
-def test_rendering_leaves_the_messages_as_they_were() -> None:
-    messages = [copy.deepcopy(CALL), copy.deepcopy(THOUGHT)]
-    ours("{% for m in messages %}{{ m.pop('role') if false else m.role }}{% endfor %}", messages)
-    assert messages == [CALL, THOUGHT]
 
 
 def test_a_template_sees_nothing_but_plain_values() -> None:
@@ -199,6 +187,7 @@ def test_messages_too_deep_for_a_template_are_refused() -> None:
 
 # ---- going on with the last message
 
+GOING_ON = {"add_generation_prompt": False, "continue_final_message": True}
 ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}", "Warm" * 3, "wird's <morgen>"]
 
 
@@ -206,31 +195,19 @@ ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}",
 @pytest.mark.parametrize("content", ENDINGS)
 def test_a_message_is_gone_on_with_where_transformers_does(template: str, content: str) -> None:
     messages = [USER, {"role": "assistant", "content": content}]
-    options = {"add_generation_prompt": False, "continue_final_message": True}
-    text = ours(template, messages, **options)
-    assert text == TRANSFORMERS.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+    check_same(template, messages, None, **GOING_ON)
+    text = ours(template, messages, **GOING_ON)
     assert text.endswith(content if template is KEEPING else content.strip())
-    assert "\ue000" not in text
 
 
 def test_llama_cpps_templates_go_on_with_a_message_as_in_transformers() -> None:
-    options = {"add_generation_prompt": False, "continue_final_message": True}
     for path in vectors("templates/*.jinja"):
-        template = path.read_text(encoding="utf-8")
         for messages in ([USER, ASSISTANT], [SYSTEM, USER, {"role": "assistant", "content": "Well, it"}]):
-            kind, text = outcome(
-                lambda template=template, messages=messages: TRANSFORMERS.apply_chat_template(
-                    copy.deepcopy(messages), chat_template=template, tokenize=False, **options
-                )
-            )
-            own_kind, own_text = outcome(
-                lambda template=template, messages=messages: ours(template, messages, **options)
-            )
-            assert (own_kind, own_text if kind == "text" else "") == (kind, text if kind == "text" else ""), path.name
+            check_same(path.read_text(encoding="utf-8"), messages, None, words=False, **GOING_ON)
 
 
 def test_the_messages_before_the_last_are_whole_and_left_as_they_were() -> None:
     messages = [ASSISTANT, USER, dict(ASSISTANT)]
-    text = ours(KEEPING, messages, add_generation_prompt=False, continue_final_message=True)
+    text = ours(KEEPING, messages, **GOING_ON)
     assert text == f"<assistant>Warm.\n</s>\n<user>{USER['content']}</s>\n<assistant>Warm.\n"
     assert messages == [ASSISTANT, USER, ASSISTANT]

@@ -15,16 +15,7 @@ NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
 NEEDED += ("max_position_embeddings",)
 SIZES = (*NEEDED, "num_key_value_heads", "head_dim")
 UNKNOWN = ("attn_logit_softcapping", "embedding_multiplier", "mlp_bias", "some_feature")
-ARCHITECTURES = (
-    ["GPT2LMHeadModel"],
-    ["Gemma3ForConditionalGeneration", 7],
-    [],
-    None,
-    "Qwen3Model",
-    "Qwen3ForCausalLM",
-    7,
-)
-ARCHITECTURES += {"Qwen3ForCausalLM": 1}, [["Qwen3ForCausalLM"]], True  # type: ignore[assignment]
+ARCHITECTURES: list[Any] = [["GPT2LMHeadModel"], ["Gemma3ForConditionalGeneration", 7], [], None, "Qwen3ForCausalLM"]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     *(({key: value}, key) for key in SIZES for value in (0, -1, 1.5, "8", True, [8])),
@@ -55,12 +46,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize("named", sorted({message for _, message in REFUSED}))
-def test_what_is_wrong_or_not_computed_is_refused_by_name(named: str) -> None:
+def test_what_is_wrong_or_not_computed_is_refused_by_name() -> None:
     for changes, message in REFUSED:
-        if message == named:
-            with pytest.raises(UnsupportedModel, match=message):
-                read_model_config(QWEN3_06B | changes)
+        with pytest.raises(UnsupportedModel, match=message):
+            read_model_config(QWEN3_06B | changes)
 
 
 @pytest.mark.parametrize("key", NEEDED)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import gguf
 import huggingface_hub
-import numpy as np
 import pytest
 
 from nanoengine.core.model_config import read_json
@@ -20,9 +15,9 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
+from tests.gguf.written import tiny_model, write_gguf
 
 FETCHABLE = list(DOWNLOADS)
-NUM_PARAMETERS = 300 * 48 + 2 * (2 * 64 * 48 + 2 * 32 * 48 + 3 * 80 * 48 + 2 * 48 + 2 * 16) + 48
 
 
 @pytest.fixture(autouse=True)
@@ -53,33 +48,6 @@ def copy_demo(folder: Path, *names: str, **changes: object) -> Path:
     return folder
 
 
-def write_gguf(path: Path) -> Path:
-    """A Qwen3 of two layers and NUM_PARAMETERS weights."""
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_context_length(512)
-    writer.add_block_count(2)
-    writer.add_embedding_length(48)
-    writer.add_feed_forward_length(80)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_key_length(16)
-    writer.add_value_length(16)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    layer = {"attn_norm": (48,), "attn_q": (64, 48), "attn_k": (32, 48), "attn_v": (32, 48), "attn_output": (48, 64)}
-    layer |= {"attn_q_norm": (16,), "attn_k_norm": (16,), "ffn_norm": (48,)}
-    layer |= {"ffn_gate": (80, 48), "ffn_up": (80, 48), "ffn_down": (48, 80)}
-    shapes = {"token_embd": (300, 48), "output_norm": (48,)}
-    shapes |= {f"blk.{number}.{name}": shape for number in (0, 1) for name, shape in layer.items()}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def found() -> dict[str, Entry]:
     """Entries by name, but those that are everywhere."""
     return {entry.name: entry for entry in inventory() if entry.name not in ("demo", *FETCHABLE)}
@@ -98,28 +66,16 @@ def test_without_any_cache_there_is_the_demo_and_what_can_be_fetched() -> None:
         assert (entry.config, entry.disk_bytes) == (None, 0)
 
 
-def test_repositories_of_the_hub_are_found_by_name(hub: Path) -> None:
+def test_repositories_of_the_hub_are_found_by_name_but_those_that_no_name_leads_to(hub: Path) -> None:
+    copy_demo(snapshot(hub, "someone/data", kind="datasets"))
+    copy_demo(snapshot(hub, "someone/branch", branch="other"))
+    (hub / "stray.txt").touch()
     folder = copy_demo(snapshot(hub, "someone/model"), dtype="float32")
     (entry,) = found().values()
     assert (entry.name, entry.problem) == ("someone/model", "")
     assert entry.disk_bytes == sum(file.stat().st_size for file in folder.iterdir())
     assert entry.config is not None
     assert entry.weight_bytes == 4 * entry.config.num_parameters()
-
-
-def test_repositories_that_no_name_leads_to_are_left_out(hub: Path) -> None:
-    copy_demo(snapshot(hub, "someone/data", kind="datasets"))
-    copy_demo(snapshot(hub, "someone/branch", branch="other"))
-    (hub / "stray.txt").touch()
-    assert found() == {}
-
-
-def test_a_repository_without_its_weights_says_so(hub: Path) -> None:
-    folder = copy_demo(snapshot(hub, "someone/model"), "config.json")
-    (folder / "model.safetensors").symlink_to("../../blobs/not-there")
-    entry = found()["someone/model"]
-    assert "weights are not here" in entry.problem
-    assert entry.config is not None
 
 
 def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
@@ -132,33 +88,30 @@ def test_what_is_broken_is_told_and_hides_nothing(hub: Path) -> None:
     main.unlink()
     main.mkdir()
     copy_demo(snapshot(hub, "e/sound"))
+    (copy_demo(snapshot(hub, "f/no-weights"), "config.json") / "model.safetensors").symlink_to("../../blobs/not-there")
     models_folder().mkdir(parents=True)
     for name in FETCHABLE:
         DOWNLOADS[name].path.write_bytes(b"GGUF and no more")
     entries = {entry.name: entry.problem for entry in inventory()}
     assert {name for name, problem in entries.items() if not problem} == {"demo", "e/sound"}
     assert "UnsupportedModel: architectures is ['BertModel']" in entries["a/unsupported"]
-    assert "not valid JSON" in entries["b/json"]
-    assert "noise.gguf" in entries["c/gguf/noise.gguf"]
-    assert "ModelNotFound" in entries["d/no-snapshots"]
-    assert "config.json is missing" in entries["d/empty"]
-    assert "config.json is missing" in entries["d/no-branch"]
-    for name in FETCHABLE:
-        assert DOWNLOADS[name].file in entries[name]
+    told = {"b/json": "not valid JSON", "c/gguf/noise.gguf": "noise.gguf", "d/no-snapshots": "ModelNotFound"}
+    told |= dict.fromkeys(("d/empty", "d/no-branch"), "config.json is missing")
+    told |= {"f/no-weights": "weights are not here"} | {name: DOWNLOADS[name].file for name in FETCHABLE}
+    assert all(words in entries[name] for name, words in told.items())
 
 
-def test_gguf_files_are_described_from_their_metadata(hub: Path) -> None:
+def test_gguf_files_are_described_from_their_metadata(hub: Path, tmp_path: Path) -> None:
     models_folder().mkdir(parents=True)
-    own = write_gguf(models_folder() / "own.gguf")
-    shared = write_gguf(snapshot(hub, "someone/model") / "shared.gguf")
+    model, tensors = tiny_model("qwen3", tmp_path / "folder")
+    own = write_gguf(model, tensors, models_folder() / "own.gguf")
+    shared = shutil.copy(own, snapshot(hub, "someone/model") / "shared.gguf")
     entries = found()
-    assert list(entries) == [str(own), "someone/model/shared.gguf"]
+    assert list(entries) == [str(own), f"someone/model/{shared.name}"]
     for entry in entries.values():
-        assert entry.problem == ""
+        assert (entry.problem, entry.disk_bytes) == ("", own.stat().st_size)
         assert entry.config is not None
-        assert entry.config.architecture == "Qwen3ForCausalLM"
-        assert entry.config.num_parameters() == NUM_PARAMETERS
-        assert entry.disk_bytes == own.stat().st_size == shared.stat().st_size
+        assert entry.config.num_parameters() == model.num_parameters()
 
 
 def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:
@@ -196,13 +149,3 @@ def test_the_table_has_a_line_for_each_and_the_numbers_of_the_demo() -> None:
     assert "3.50 GB" in broken
     assert broken.endswith("...")
     assert len(broken) < 300
-
-
-def test_the_command_lists_models_without_torch(hub: Path, tmp_path: Path) -> None:
-    copy_demo(snapshot(hub, "someone/model"))
-    code = "import sys; from nanoengine.cli import main; print(main(['models']), {'torch', 'transformers'} & set(sys.modules))"
-    environment = os.environ | {"HF_HUB_CACHE": str(hub), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    names = [line.split("  ")[0] for line in result.stdout.splitlines()]
-    assert names[:4] == ["model", "demo", *FETCHABLE, "someone/model"][:4]
-    assert names[-1] == "0 set()"

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
-from tokenizers.models import WordLevel
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from nanoengine.core.detokenizer import Detokenizer
 from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
@@ -69,19 +68,6 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return HFTokenizer(save(tmp_path_factory.mktemp("chatting"), TEMPLATE))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "hé", " two  spaces ", "Grüße, 你好 🎉", "a\nb\tc\x00d", "'s n't .", "def f(x) :\n\treturn x ,"]
-)
-def test_decode_gives_the_encoded_text_back(plain: HFTokenizer, text: str) -> None:
-    ids = plain.encode(text)
-    assert plain.decode(ids) == text
-    assert isinstance(ids, list)
-    assert len(ids) == len(text.encode())
-    assert all(type(token) is int for token in ids)
-    for cut in range(len(ids)):
-        assert plain.decode(ids[:cut]) == text.encode()[:cut].decode(errors="replace"), "what is cut in two is marked"
-
-
 def test_special_tokens_have_no_text_or_their_own(plain: HFTokenizer) -> None:
     assert plain.eos_token_id == END_OF_TEXT
     for text in ("<|endoftext|>", "<|endoftext|>a<|endoftext|>b<|endoftext|>", "<|endoftext|><|endoftext|>"):
@@ -92,10 +78,13 @@ def test_special_tokens_have_no_text_or_their_own(plain: HFTokenizer) -> None:
     assert plain.decode([*plain.encode("ab"), 299]) == "ab", "models pad their vocabularies: such an id can be sampled"
 
 
-def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenizer) -> None:
+def test_a_slow_tokenizer_does_the_same(plain_folder: Path, plain: HFTokenizer) -> None:
     """One without a Rust backend, whose wrapper would tidy spaces if it were let."""
 
     class Wrapper:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(plain.hf, name)
+
         def decode(self, token_ids: Any, *, clean_up_tokenization_spaces: bool = True, **options: Any) -> str:
             text = str(plain.hf.decode(token_ids, **options))
             return text.replace(" ,", ",").replace(" .", ".") if clean_up_tokenization_spaces else text
@@ -103,28 +92,19 @@ def test_a_slow_tokenizer_decodes_the_same(plain_folder: Path, plain: HFTokenize
     slow = HFTokenizer(plain_folder)
     slow.hf, slow.fast = Wrapper(), None
     ids = [*plain.encode("x , y ."), END_OF_TEXT]
+    assert slow.encode("x , y .") == ids[:-1]
     assert slow.decode(ids) == plain.decode(ids) == "x , y ."
     assert slow.decode(ids, skip_special_tokens=False) == plain.decode(ids, skip_special_tokens=False)
     assert slow.decode(ids, skip_special_tokens=False) == "x , y .<|endoftext|>"
+    assert slow.pieces(ids) == plain.pieces(ids)
+    assert slow.token_ids() == plain.token_ids()
+    assert slow.added_tokens() == []
 
 
-def test_text_that_a_tokenizer_has_no_tokens_for_is_a_named_error(tmp_path: Path) -> None:
-    """This one knows a single word, and none that stands for the others."""
-    tokenizer = Tokenizer(WordLevel(vocab={"hello": 0}, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="hello").save_pretrained(tmp_path)
-    loaded = HFTokenizer(tmp_path)
-    assert loaded.encode("hello") == [0]
-    with pytest.raises(InvalidPrompt, match=r"cannot encode the prompt: .*Missing"):
-        loaded.encode("goodbye")
-
-
-@pytest.mark.parametrize(
-    "name", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "chat_template.jinja"]
-)
-def test_a_file_too_large_to_be_sound_is_never_read(copy: Path, name: str) -> None:
-    with open(copy / name, "wb") as file:
+def test_a_file_too_large_to_be_sound_is_never_read(copy: Path) -> None:
+    with open(copy / "added_tokens.json", "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ModelNotFound, match=f"no tokenizer that can be read: {name} has {2**40} bytes"):
+    with pytest.raises(ModelNotFound, match=f"no tokenizer that can be read: added_tokens.json has {2**40} bytes"):
         HFTokenizer(copy)
 
 
@@ -143,44 +123,30 @@ def test_a_chat_is_encoded_by_the_models_template(chatting: HFTokenizer) -> None
     assert chatting.encode_chat([USER]) == chatting.encode(chatting.render_chat([USER]), add_special_tokens=False)
 
 
-NO_MESSAGES: list[Any] = [["hello"], [{"content": "hello"}], [{"role": "user"}], [None], [USER, 3], [["user", "hello"]]]
-
-
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
         (None, [USER], "no chat template: use generate"),
         (TEMPLATE, [USER, {"role": "villain", "content": "ha"}], "no villains here"),
-        ("{% for message in messages %}{{ message.content }", [USER], "chat template"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", [USER], "chat template"),
-        *((TEMPLATE, messages, "role and a content") for messages in (*NO_MESSAGES, "hello")),
+        (TEMPLATE, "hello", "role and a content"),
         *((TEMPLATE, [{"role": "user", "content": text}], "not valid Unicode") for text in ("\ud800", "a\udc80b")),
     ],
 )
 def test_what_is_no_chat_is_a_named_error(tmp_path: Path, template: str | None, messages: Any, message: str) -> None:
-    tokenizer = HFTokenizer(save(tmp_path, template))
     with pytest.raises(InvalidPrompt, match=message):
-        tokenizer.encode_chat(messages)
-    with pytest.raises(InvalidPrompt, match="not valid Unicode"):
-        tokenizer.encode("\ud800")
+        HFTokenizer(save(tmp_path, template)).encode_chat(messages)
 
 
-def test_what_a_template_asks_for_is_passed_to_it(tmp_path: Path) -> None:
-    loaded = HFTokenizer(save(tmp_path, "{% if thinking %}think: {% endif %}{{ messages[0].content }}"))
-    assert loaded.decode(loaded.encode_chat([USER])) == "hello"
-    assert loaded.decode(loaded.encode_chat([USER], {"thinking": True})) == "think: hello"
-
-
-def test_tools_are_passed_to_the_template_made_for_them(tmp_path: Path) -> None:
-    loaded = HFTokenizer(save(tmp_path, {"default": "plain", "tool_use": "{{ tools[0].name }}"}))
-    assert loaded.decode(loaded.encode_chat([USER])) == "plain"
+def test_a_template_gets_what_it_asks_for_and_tools_have_their_own(tmp_path: Path) -> None:
+    loaded = HFTokenizer(save(tmp_path, {"default": "{{ thinking }}", "tool_use": "{{ tools[0].name }}"}))
+    assert loaded.decode(loaded.encode_chat([USER], {"thinking": "yes"})) == "yes"
     assert loaded.decode(loaded.encode_chat([USER], tools=[{"name": "weather"}])) == "weather"
-    assert loaded.decode(loaded.encode_chat([USER], {"tools": [{"name": "sun"}]})) == "plain"
+    assert loaded.decode(loaded.encode_chat([USER], {"tools": [{"name": "sun"}]})) == ""
 
 
 @pytest.mark.parametrize("form", ["text", "list", "chat_template.jinja", "additional_chat_templates/default.jinja"])
 def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: str) -> None:
-    template: Any = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ messages[0].content }}"
+    template: Any = "{{ bos_token }}|{{ eos_token }}|{{ pad_token }}|{{ unk_token }}|{{ messages[0].content }}"
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>", "pad_token": "<pad>"})
     tokenizer.save_pretrained(tmp_path)
@@ -194,13 +160,7 @@ def test_a_template_is_found_where_transformers_finds_it(tmp_path: Path, form: s
     loaded = HFTokenizer(tmp_path)
     ids = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], add_generation_prompt=True)["input_ids"]
     assert loaded.encode_chat([USER]) == ids
-    assert loaded.decode(ids) == "|||hello", "special tokens became their ids"
-
-
-def test_special_tokens_that_only_the_class_has_are_those_of_transformers(tmp_path: Path) -> None:
-    loaded = HFTokenizer(save(tmp_path, "{{ bos_token }}{{ unk_token }}{{ cls_token is defined }}"))
-    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER], tokenize=False)
-    assert loaded.decode(loaded.encode_chat([USER])) == expected
+    assert loaded.decode(ids) == "||||hello", "special tokens became their ids; the class has none for what is unknown"
 
 
 # ---- GGUF files
@@ -248,7 +208,7 @@ TOKENIZERS = cache(
 )
 
 
-@FAST
+@settings(FAST, max_examples=30)
 @given(
     text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
     number=st.integers(0, 2),
@@ -299,18 +259,6 @@ def test_a_first_token_that_the_config_asks_for_is_there_as_in_transformers(
     assert HFTokenizer(copy).encode("hello") == AutoTokenizer.from_pretrained(copy)("hello")["input_ids"]
 
 
-@pytest.mark.parametrize("content", [None, "", "{", '{"version": "1.0"}', "[]", "nothing at all"])
-def test_a_tokenizer_that_cannot_be_read_is_a_named_error(copy: Path, content: str | None) -> None:
-    if content is None:
-        (copy / "tokenizer.json").unlink()
-    else:
-        (copy / "tokenizer.json").write_text(content)
-    for folder in (copy, copy / "empty"):
-        folder.mkdir(exist_ok=True)
-        with pytest.raises(ModelNotFound, match="no tokenizer that can be read"):
-            HFTokenizer(folder)
-
-
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_code_in_the_folder_is_never_run(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
@@ -342,15 +290,6 @@ def test_pieces_are_tokens_as_the_vocabulary_writes_them(source: str, request: p
     assert tokenizer.pieces(tokens) == [table[token] for token in tokens] == tokenizer.hf.convert_ids_to_tokens(tokens)
     assert tokenizer.pieces([]) == []
     assert tokenizer.pieces([10**6]) == [None]
-
-
-def test_a_slow_tokenizer_has_pieces_and_tells_no_added_tokens(plain_folder: Path, plain: HFTokenizer) -> None:
-    slow = HFTokenizer(plain_folder)
-    assert slow.hf is not None
-    slow.fast = None
-    assert slow.pieces([3, END_OF_TEXT]) == plain.pieces([3, END_OF_TEXT])
-    assert slow.added_tokens() == []
-    assert slow.decode([END_OF_TEXT], skip_special_tokens=False) == "<|endoftext|>"
 
 
 def test_info_is_what_a_client_needs_to_do_the_same(chatting: HFTokenizer, plain: HFTokenizer) -> None:

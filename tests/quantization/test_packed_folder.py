@@ -19,7 +19,6 @@ from nanoengine.models.architectures import read_model_config
 from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import check_weights, load_weights, open_checkpoint
 from nanoengine.models.safetensors_folder import SafetensorsFolder
-from nanoengine.quantization.packed_folder import PackedFolder
 from tests.quantization.packed_models import (
     FORMS,
     Form,
@@ -58,6 +57,13 @@ def build(folder: Path) -> Decoder:
     return model
 
 
+def load(folder: Path) -> Decoder:
+    model, checkpoint = build(folder), open_checkpoint(folder)
+    check_weights(model.config, checkpoint)
+    load_weights(model.checkpoint_tensors(), checkpoint, torch.float32, use_tqdm=False)
+    return model
+
+
 def refused(folder: Path, message: str) -> None:
     """Nothing may have been copied when it is."""
     model = build(folder)
@@ -74,36 +80,18 @@ def test_what_is_loaded_are_the_numbers_that_were_packed(
     packed_in: Callable[..., Path], form: Form, files: int
 ) -> None:
     folder = packed_in(form, files=files)
-    model, expected = build(folder), load_file(folder / "dense" / "model.safetensors")
-    check_weights(model.config, open_checkpoint(folder))
-    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
+    model, expected = load(folder), load_file(folder / "dense" / "model.safetensors")
     assert tensors_of(model).keys() == expected.keys()
     for name, tensor in tensors_of(model).items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_headers_are_those_of_the_matrices(packed_in: Callable[..., Path], form: Form) -> None:
-    folder = packed_in(form, files=2)
-    expected = {
-        name: ("F32", list(tensor.shape)) for name, tensor in load_file(folder / "dense" / "model.safetensors").items()
-    }
-    checkpoint = open_checkpoint(folder)
-    assert isinstance(checkpoint, PackedFolder)
-    assert {header.name: (header.dtype, header.shape) for header in checkpoint.headers()} == expected
-    assert {name for name, _ in checkpoint.tensors(torch.float32)} == expected.keys()
-
-
-def test_a_folder_that_is_not_quantized_is_read_as_it_is(original: Path) -> None:
+def test_how_a_folder_is_read_is_known_when_it_is_opened(
+    original: Path, tmp_path: Path, packed_in: Callable[..., Path]
+) -> None:
     assert isinstance(open_checkpoint(original), SafetensorsFolder)
-
-
-def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
         open_checkpoint(tmp_path)
-
-
-def test_a_quantization_that_is_not_read_is_named_when_it_is_opened(packed_in: Callable[..., Path]) -> None:
     folder = packed_in(awq_form())
     edit_config(folder, quantization_config={"quant_method": "aqlm"})
     with pytest.raises(UnsupportedModel, match="quant_method is 'aqlm'"):
@@ -120,18 +108,14 @@ def test_layers_that_were_left_as_they_are_are_read_as_they_are(packed_in: Calla
         tensors[f"{Q}.weight"] = dense
 
     edit_weights(folder, leave)
-    model = build(folder)
-    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
-    assert torch.equal(tensors_of(model)[f"{Q}.weight"], dense)
+    assert torch.equal(tensors_of(load(folder))[f"{Q}.weight"], dense)
 
 
 def test_biases_of_zeros_need_no_place_and_others_do(packed_in: Callable[..., Path]) -> None:
     """AutoGPTQ stores one beside every layer."""
     folder = packed_in(gptq_form())
     edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.zeros(32), f"{DOWN}.bias": torch.zeros(32)}))
-    model = build(folder)
-    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
-    assert all(bool((tensor != 7.0).any()) for tensor in tensors_of(model).values())
+    assert all(bool((tensor != 7.0).any()) for tensor in tensors_of(load(folder)).values())
     edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.ones(32)}))
     refused(folder, rf"unexpected \(1\): {Q}\.bias")
 
@@ -140,9 +124,7 @@ def test_biases_of_zeros_go_where_there_is_a_place(tmp_path: Path) -> None:
     original = tiny_checkpoint(tmp_path / "original", **SHAPE, attention_bias=True)
     folder = pack_folder(original, tmp_path / "packed", gptq_form())
     edit_weights(folder, lambda t: t.update({f"{Q}.bias": torch.zeros(32)}))
-    model = build(folder)
-    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
-    assert torch.equal(tensors_of(model)[f"{Q}.bias"], torch.zeros(32))
+    assert torch.equal(tensors_of(load(folder))[f"{Q}.bias"], torch.zeros(32))
 
 
 def test_a_quantized_head_is_a_head(tmp_path: Path) -> None:
@@ -156,9 +138,7 @@ def test_a_quantized_head_is_a_head(tmp_path: Path) -> None:
         tensors.update({f"lm_head.{suffix}": part for suffix, part in parts.items()})
 
     edit_weights(folder, pack_head)
-    model = build(folder)
-    load_weights(model.checkpoint_tensors(), open_checkpoint(folder), torch.float32, use_tqdm=False)
-    torch.testing.assert_close(tensors_of(model)["lm_head.weight"], dense, rtol=1e-6, atol=0)
+    torch.testing.assert_close(tensors_of(load(folder))["lm_head.weight"], dense, rtol=1e-6, atol=0)
 
 
 def test_the_fingerprint_is_that_of_bytes_and_scheme(packed_in: Callable[..., Path]) -> None:
@@ -180,16 +160,23 @@ def change(name: str, to: Callable[[Tensor], Tensor]) -> Edit:
     return lambda tensors: tensors.update({name: to(tensors[name])})
 
 
+def drop(suffix: str) -> Edit:
+    return lambda tensors: tensors.pop(f"{Q}.{suffix}")
+
+
+BACKWARDS = torch.arange(31, -1, -1, dtype=torch.int32) // 16
+NEEDED = [("GPTQ", "scales"), ("GPTQ", "qzeros"), ("AWQ", "qzeros"), ("packed", "weight_scale")]
+NEEDED += [
+    ("packed, zeros", "weight_zero_point"),
+    ("floats, a scale", "weight_scale"),
+    ("fp8, blocks", "weight_scale_inv"),
+]
+
+
 @pytest.mark.parametrize(
     ("form", "edit", "message"),
     [
-        ("GPTQ", lambda t: t.pop(f"{Q}.scales"), rf"{Q}\.scales is missing"),
-        ("GPTQ", lambda t: t.pop(f"{Q}.qzeros"), rf"{Q}\.qzeros is missing"),
-        ("AWQ", lambda t: t.pop(f"{Q}.qzeros"), rf"{Q}\.qzeros is missing"),
-        ("packed", lambda t: t.pop(f"{Q}.weight_scale"), rf"{Q}\.weight_scale is missing"),
-        ("packed, zeros", lambda t: t.pop(f"{Q}.weight_zero_point"), rf"{Q}\.weight_zero_point is missing"),
-        ("floats, a scale", lambda t: t.pop(f"{Q}.weight_scale"), rf"{Q}\.weight_scale is missing"),
-        ("fp8, blocks", lambda t: t.pop(f"{Q}.weight_scale_inv"), rf"{Q}\.weight_scale_inv is missing"),
+        *((form, drop(suffix), rf"{Q}\.{suffix} is missing") for form, suffix in NEEDED),
         ("GPTQ", lambda t: t.pop(f"{Q}.qweight"), rf"missing \(1\): {Q}\.weight; unexpected \(3\): .*{Q}\.scales"),
         ("GPTQ", change(f"{Q}.scales", lambda t: t[:-1]), rf"{Q}\.scales .*is F16 \[1, 32\].*must be F16 \[2, 32\]"),
         ("GPTQ", change(f"{Q}.scales", Tensor.int), rf"{Q}\.scales .*is I32 .*must be F16"),
@@ -201,23 +188,15 @@ def change(name: str, to: Callable[[Tensor], Tensor]) -> Edit:
         (
             "GPTQ",
             change(f"{Q}.qzeros", lambda t: t + 1),
-            rf"qzeros of {Q} in .*other zero points than 8, but sym is true.*gptq_v2",
+            rf"qzeros of {Q} in .*other .*than 8, but sym is true.*gptq_v2",
         ),
         (
             "packed",
             change(f"{Q}.weight_shape", lambda t: t + 1),
             rf"weight_shape of {Q} in .*is \[33, 33\].*\[32, 32\]",
         ),
-        (
-            "packed",
-            lambda t: t.update({f"{Q}.weight_g_idx": torch.arange(31, -1, -1, dtype=torch.int32) // 16}),
-            rf"weight_g_idx of {Q} in .*order of its own",
-        ),
-        (
-            "packed, zeros",
-            change(f"{Q}.weight_zero_point", Tensor.char),
-            rf"{Q}\.weight_zero_point .*I8 \[4, 2\].*I32 \[4, 2\] or I8 \[32, 2\]",
-        ),
+        ("packed", lambda t: t.update({f"{Q}.weight_g_idx": BACKWARDS}), rf"weight_g_idx of {Q} in .*order of its own"),
+        ("packed, zeros", change(f"{Q}.weight_zero_point", Tensor.char), r"I8 \[4, 2\].*I32 \[4, 2\] or I8 \[32, 2\]"),
         ("bytes", change(f"{Q}.weight", Tensor.byte), rf"{Q}\.weight .*is U8.*must be I8"),
         ("floats, a scale", change(f"{Q}.weight", lambda t: t.to(torch.float8_e5m2)), rf"{Q}\.weight .*is F8_E5M2"),
         ("floats, a scale", change(f"{Q}.weight_scale", lambda t: t.expand(3)), rf"{Q}\.weight_scale .*is F32 \[3\]"),

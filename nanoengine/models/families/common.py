@@ -41,7 +41,7 @@ def read_decoder(
         head_dim, eps, theta, tied: what holds where the file says nothing; without a head_dim, heads share the hidden size.
         windows: tokens that each layer sees; they repeat.
         may_be_partial: whether a part of each head may be rotated alone.
-        layers: in place of layers that are all the same.
+        layers: in place of layers that differ by their windows alone; all of those have experts, if there are any.
         facts: other fields of `ModelConfig`, in which the family differs from Llama.
 
     Raises:
@@ -52,7 +52,7 @@ def read_decoder(
     size = head_dim_of(fields, head_dim)
     if layers is None:
         rope = read_rope(fields, size, theta, may_be_partial=may_be_partial)
-        layers = tuple(LayerConfig(rope=rope, window=window) for window in windows)
+        layers = tuple(LayerConfig(rope=rope, window=window, has_experts="experts" in facts) for window in windows)
     if len(set(layers)) == 1:
         layers = layers[:1]
     config = ModelConfig(
@@ -72,18 +72,13 @@ def read_decoder(
         **facts,
     )
     if config.experts is not None and config.num_layers * config.experts.num_experts > MAX_EXPERTS:
-        raise UnsupportedModel(
-            f"{config.num_layers} layers of {config.experts.num_experts} experts in {fields.where}: there must be at most "
-            f"{MAX_EXPERTS} experts"
-        )
+        count = f"{config.num_layers} layers of {config.experts.num_experts} experts"
+        raise UnsupportedModel(f"{count} in {fields.where}: there must be at most {MAX_EXPERTS} experts")
     if config.num_heads % config.num_kv_heads:
-        raise UnsupportedModel(
-            f"num_attention_heads is {config.num_heads}: it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
-        )
+        why = f"it must be a multiple of num_key_value_heads ({config.num_kv_heads})"
+        raise fields.wrong("num_attention_heads", config.num_heads, why)
     if (total := config.num_parameters()) > MAX_PARAMETERS:
-        raise UnsupportedModel(
-            f"the sizes in {fields.where} make {total} weights: they must be at most {MAX_PARAMETERS}"
-        )
+        raise UnsupportedModel(f"sizes in {fields.where} make {total} weights: they must be at most {MAX_PARAMETERS}")
     return config
 
 
@@ -97,19 +92,25 @@ def activation_of(fields: ConfigFields, key: str, *supported: str) -> str:
     return ACTIVATIONS[fields.get(key, supported[0])]
 
 
+def biases_of(fields: ConfigFields, default: bool = False) -> dict[str, Any]:
+    """All products around attention have one, or none has."""
+    bias = fields.flag("attention_bias", default)
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
 def head_dim_of(fields: ConfigFields, default: int | None = None) -> int:
     """Dimensions of a head, as stated, or the family's default, or a share of the hidden size."""
     if default is None:
         default = max(fields.integer("hidden_size") // fields.integer("num_attention_heads"), 1)
     size = fields.integer("head_dim", default, MAX_HEAD_DIM)
     if size % 2:
-        raise UnsupportedModel(f"head_dim is {size}: rotary embeddings need an even one")
+        raise fields.wrong("head_dim", size, "rotary embeddings need an even one")
     return size
 
 
 def _dtype(fields: ConfigFields) -> str:
+    fields.ignore("torch_dtype")
     stated = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    fields.get("torch_dtype")
     dtype = stated.removeprefix("torch.") if isinstance(stated, str) else None
     if dtype not in DTYPES:
         raise UnsupportedModel(f"the checkpoint's dtype is {shown(stated)}: supported are {', '.join(DTYPES)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import activation_of, head_dim_of, read_decoder
+from nanoengine.models.families.common import activation_of, biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
 from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import LAYER_TYPES, read_rope, read_ropes
@@ -21,11 +21,11 @@ NAMES = TensorNames(
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     fields.expect("use_bidirectional_attention", False)
-    fields.get("hidden_act")  # stands beside the other in files of Gemma 2, and counts nowhere
-    bias, size = fields.flag("attention_bias"), head_dim_of(fields, HEAD_DIM)
+    fields.ignore("hidden_act")  # stands beside the other in files of Gemma 2, and counts nowhere
+    size = head_dim_of(fields, HEAD_DIM)
     facts: dict[str, Any]
     if architecture == "Gemma3ForCausalLM":
-        fields.get("_sliding_window_pattern")  # what layer_types were made of
+        fields.ignore("_sliding_window_pattern")  # what layer_types were made of
         types = types_by_pattern(fields, fields.integer("sliding_window_pattern", 6))
         ropes = read_ropes(fields, size, 1e6, local_theta=1e4)
         facts = {"qk_norm": "head", "logits_soft_cap": _cap(fields, "final_logit_softcapping", None)}
@@ -43,8 +43,7 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
         layers=tuple(LayerConfig(rope=ropes[kind], window=window) for kind, window in zip(types, windows, strict=True)),
         activation=activation_of(fields, "hidden_activation", "gelu_pytorch_tanh"),
         norm_offset=1.0,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases_of(fields),
         attention_scale=fields.number("query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         embedding_scale_is_rounded=True,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import activation_of, head_dim_of, read_decoder
+from nanoengine.models.families.common import activation_of, biases_of, read_decoder
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
-from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig, TensorNames
-from nanoengine.models.rope_config import read_rope
+from nanoengine.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 
 ARCHITECTURES = ("GptOssForCausalLM",)
-HEAD_DIM = 64
 NAMES = TensorNames(router="router", expert_gate_up_down=("gate_up_proj", "down_proj"))
 ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096}
 """How heads are rotated where the file says nothing."""
@@ -18,23 +15,14 @@ ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_po
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     if (quantization := fields.get("quantization_config")) is not None:
-        raise UnsupportedModel(
-            f"quantization_config is {shown(quantization)}: MXFP4 experts are not read; load the model in transformers with "
-            "Mxfp4Config(dequantize=True), and save it in bfloat16"
-        )
+        how = "load the model in transformers with Mxfp4Config(dequantize=True), and save it in bfloat16"
+        raise fields.wrong("quantization_config", quantization, f"MXFP4 experts are not read; {how}")
     activation_of(fields, "hidden_act", "silu")
     fields.expect("swiglu_alpha", 1.702)
     fields.expect("swiglu_limit", 7.0)
-    for repeated in ("experts_per_token", "initial_context_length"):  # beside the names that count
-        fields.get(repeated)
+    fields.ignore("experts_per_token", "initial_context_length")  # beside the names that count
     if not fields.get("rope_scaling"):
         fields.default("rope_parameters", ROPE)
-    bias, types = fields.flag("attention_bias", True), types_by_pattern(fields, 2)
-    rope = read_rope(fields, head_dim_of(fields, HEAD_DIM), 150_000.0)
-    layers = tuple(
-        LayerConfig(rope=rope, window=window, has_experts=True)
-        for window in windows_by_types(types, window_of(fields, 128))
-    )
     count = fields.integer("num_local_experts", 128)
     experts = ExpertsConfig(
         num_experts=count,
@@ -46,13 +34,13 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     return read_decoder(
         fields,
         architecture,
-        head_dim=HEAD_DIM,
+        head_dim=64,
         eps=1e-5,
-        layers=layers,
+        theta=150_000.0,
+        windows=windows_by_types(types_by_pattern(fields, 2), window_of(fields, 128)),
         experts=experts,
         activation="clamped",
         has_sinks=True,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases_of(fields, True),
         names=NAMES,
     )

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.common import biases_of, read_decoder
 from nanoengine.models.model_config import ModelConfig
 
 ARCHITECTURES = ("GraniteForCausalLM",)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    bias = fields.flag("attention_bias")
     return read_decoder(
         fields,
         architecture,
-        qkv_bias=bias,
-        o_bias=bias,
+        **biases_of(fields),
         mlp_bias=fields.flag("mlp_bias"),
         attention_scale=fields.number("attention_multiplier", 1.0),
         embedding_scale=fields.number("embedding_multiplier", 1.0),

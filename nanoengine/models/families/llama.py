@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import read_decoder
+from nanoengine.models.families.common import biases_of, read_decoder
 from nanoengine.models.model_config import ModelConfig
 
 ARCHITECTURES = ("LlamaForCausalLM",)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    bias = fields.flag("attention_bias")
     fields.expect("rope_interleaved", False)
-    return read_decoder(fields, architecture, qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+    return read_decoder(fields, architecture, **biases_of(fields), mlp_bias=fields.flag("mlp_bias"))

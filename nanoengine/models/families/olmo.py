@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import types_by_pattern, window_of, windows_by_types
 from nanoengine.models.model_config import LayerConfig, ModelConfig, TensorNames
 from nanoengine.models.rope_config import read_ropes
@@ -18,11 +18,8 @@ NAMES = TensorNames(
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    bias = fields.flag("attention_bias")
     layers = _layers_of_olmo3(fields) if architecture == "Olmo3ForCausalLM" else None
-    return read_decoder(
-        fields, architecture, eps=1e-5, layers=layers, qkv_bias=bias, o_bias=bias, qk_norm="full", names=NAMES
-    )
+    return read_decoder(fields, architecture, eps=1e-5, layers=layers, **biases_of(fields), qk_norm="full", names=NAMES)
 
 
 def _layers_of_olmo3(fields: ConfigFields) -> tuple[LayerConfig, ...]:

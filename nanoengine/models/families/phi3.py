@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from nanoengine.errors import UnsupportedModel
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.families.common import read_decoder
 from nanoengine.models.families.windows import window_of
@@ -21,7 +20,5 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     )
     rope = config.layers[0].rope
     if rope is not None and rope.kind not in ("default", "longrope"):
-        raise UnsupportedModel(
-            f"rope_type is {rope.kind!r}: of this architecture, supported are 'default' and 'longrope'"
-        )
+        raise fields.wrong("rope_type", rope.kind, "of this architecture, supported are 'default' and 'longrope'")
     return config

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.families.common import head_dim_of, read_decoder
+from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import FULL, SLIDING, layer_types_of, window_of, windows_by_types
 from nanoengine.models.limits import MAX_LAYERS
 from nanoengine.models.model_config import LayerConfig, ModelConfig
@@ -14,14 +13,11 @@ ARCHITECTURES = ("SmolLM3ForCausalLM",)
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    bias = fields.flag("attention_bias")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     interval = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.get("no_rope_layers", [int((i + 1) % interval != 0) for i in range(count)])
     if not isinstance(rotates, list) or len(rotates) < count or not all(one in (0, 1) for one in rotates):
-        raise UnsupportedModel(
-            f"no_rope_layers is {shown(rotates)}: it must be a list of {count} of 0 (no rotation) and 1"
-        )
+        raise fields.wrong("no_rope_layers", rotates, f"it must be a list of {count} of 0 (no rotation) and 1")
     is_used, types = fields.flag("use_sliding_window"), layer_types_of(fields)
     window = window_of(fields) if is_used or types else None
     types = types or [FULL if rotates[i] else SLIDING for i in range(count)]
@@ -29,5 +25,5 @@ def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
     rope = read_rope(fields, head_dim_of(fields), 2e6)
     layers = tuple(LayerConfig(rope=rope if rotates[i] else None, window=windows[i]) for i in range(count))
     return read_decoder(
-        fields, architecture, tied=True, layers=layers, qkv_bias=bias, o_bias=bias, mlp_bias=fields.flag("mlp_bias")
+        fields, architecture, tied=True, layers=layers, **biases_of(fields), mlp_bias=fields.flag("mlp_bias")
     )

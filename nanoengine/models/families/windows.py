@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoengine.errors import UnsupportedModel, shown
 from nanoengine.models.config_fields import ConfigFields
 from nanoengine.models.limits import MAX_LAYERS
 from nanoengine.models.rope_config import LAYER_TYPES
@@ -25,9 +24,7 @@ def layer_types_of(fields: ConfigFields) -> list[str] | None:
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != count or not all(kind in LAYER_TYPES for kind in types):
-        raise UnsupportedModel(
-            f"layer_types is {shown(types)}: it must be a list of {count} of {', '.join(LAYER_TYPES)}"
-        )
+        raise fields.wrong("layer_types", types, f"it must be a list of {count} of {', '.join(LAYER_TYPES)}")
     return types
 
 
@@ -47,6 +44,6 @@ def windows_of_qwen(fields: ConfigFields) -> list[int | None]:
     types, first = layer_types_of(fields), fields.get("max_window_layers", 28)
     window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
     if isinstance(first, bool) or not isinstance(first, int):
-        raise UnsupportedModel(f"max_window_layers is {shown(first)}: it must be a number of layers")
+        raise fields.wrong("max_window_layers", first, "it must be a number of layers")
     count = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     return windows_by_types(types or [SLIDING if i >= first else FULL for i in range(count)], window)
