@@ -37,7 +37,6 @@ from nanoengine.fairness.fair_share import FairShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
-from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.observability.observer import Observer
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
@@ -173,12 +172,12 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     blocks = BlockManager(num_blocks, block_size, stores=parts.stores)
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
-    shares, observer, events = FairShare(0.5, len(workload)), Observer(longest(workload)), KVEventPublisher()
+    shares, observer = FairShare(0.5, len(workload)), Observer(longest(workload))
     parts.gates.append(shares)
     parts.drafter = speculation
     parts.extras += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), observer]
-    parts.stores += [offload, events]
-    parts.listeners += [speculation, offload, collector, shares, observer, events]
+    parts.stores += [offload, observer.events]
+    parts.listeners += [speculation, offload, collector, shares, observer]
     return blocks, parts
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.observability.metrics import Metrics
+from nanoengine.observability.observer import Observer
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
 """Most sequences of each kind in a view: the first in order."""
@@ -98,10 +98,10 @@ class EngineView:
     totals: Totals
 
 
-def take_view(engine: LLMEngine, metrics: Metrics) -> EngineView:
+def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
     """A picture of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
     scheduler = engine.scheduler
-    fetching = metrics.fetching()
+    fetching = observer.fetching()
     waiting: Iterable[Sequence] = scheduler.waiting
     if fetching:
         waiting = (seq for seq in scheduler.waiting if seq not in fetching)
@@ -113,13 +113,13 @@ def take_view(engine: LLMEngine, metrics: Metrics) -> EngineView:
     most_blocks = MAX_TABLE_ENTRIES // max(len(shown), 1)
     num_fetching = len(fetching)
     return EngineView(
-        time=metrics.observer.clock(),
+        time=observer.clock(),
         num_running=len(scheduler.running),
         num_fetching=num_fetching,
         num_waiting=len(scheduler.waiting) - num_fetching,
         sequences=[_sequence(seq, fetching, most_blocks) for seq in shown],
         pool=_pool(scheduler.blocks),
-        totals=_totals(engine, metrics),
+        totals=_totals(engine, observer),
     )
 
 
@@ -176,10 +176,9 @@ def _cells(blocks: BlockManager) -> str:
     return _CELL_OF[2 * np.minimum(references, 2) + can_be_hit].tobytes().decode().rstrip(FREE)
 
 
-def _totals(engine: LLMEngine, metrics: Metrics) -> Totals:
-    observer = metrics.observer
+def _totals(engine: LLMEngine, observer: Observer) -> Totals:
     steps, cache = observer.steps, observer.cache
-    speculation = metrics.sources.get("speculation")
+    speculation = observer.sources.get("speculation")
     drafts = None if speculation is None else speculation()
     return Totals(
         prefill_tokens=steps.prefill_tokens,
@@ -189,7 +188,7 @@ def _totals(engine: LLMEngine, metrics: Metrics) -> Totals:
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
         num_preemptions=engine.scheduler.num_preemptions,
-        num_evicted_blocks=metrics.events.num_evicted,
+        num_evicted_blocks=observer.events.num_evicted,
         num_drafts=None if drafts is None else drafts.num_drafts,
         num_accepted=None if drafts is None else drafts.num_accepted,
     )

@@ -55,7 +55,7 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    look = partial(take_view, metrics=serving.metrics)
+    look = partial(take_view, observer=serving.metrics)
     routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(look)) if config.page else ())]
     middleware = [
         Middleware(

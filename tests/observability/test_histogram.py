@@ -29,15 +29,6 @@ def test_a_bucket_holds_values_up_to_its_bound(bounds: list[int], values: list[f
     assert (histogram.count, histogram.sum) == (len(values), pytest.approx(sum(values)))
 
 
-def test_a_copy_of_a_histogram_does_not_change() -> None:
-    histogram = Histogram((1, 2))
-    histogram.observe(1)
-    before = histogram.copy()
-    histogram.observe(5)
-    assert (before.counts, before.sum) == ([1, 0, 0], 1)
-    assert (histogram.counts, histogram.sum) == ([1, 0, 1], 6)
-
-
 @pytest.mark.parametrize(
     ("longest", "bounds"),
     [

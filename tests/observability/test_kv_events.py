@@ -23,7 +23,7 @@ class Router:
         self.observed = observed
         self.heard: list[KVEvent] = []
         self.known: dict[tuple[int, bytes], list[int]] = {}
-        observed.events.attach(self.hear, observed.engine.scheduler.blocks)
+        observed.observer.events.attach(self.hear, observed.engine)
 
     def hear(self, event: KVEvent) -> None:
         self.heard.append(event)
@@ -135,10 +135,11 @@ def test_a_late_listener_is_told_what_is_cached_parents_first(num_groups: int) -
 def test_nothing_is_collected_for_nobody() -> None:
     observed = Observed()
     router = Router(observed)
-    observed.events.attach(None, observed.engine.scheduler.blocks)
+    observed.observer.events.attach(None, observed.engine)
     observed.add([1] * 9, 3)
     run(observed.engine, [])
-    assert router.heard == observed.events._events == []
+    assert router.heard == observed.observer.events._events == []
+    assert observed.engine.listeners == [observed.observer], "it is not even asked"
 
 
 def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +149,7 @@ def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogC
         heard.append(event)
         raise ValueError("no")
 
-    observed.events.attach(listener, observed.engine.scheduler.blocks)
+    observed.observer.events.attach(listener, observed.engine)
     with caplog.at_level(logging.WARNING, "nanoengine"):
         observed.add([1] * 9, 1)
         run(observed.engine, [])

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from nanoengine.core.messages import StepPlan
-from nanoengine.observability.metrics import kv_usage
-from nanoengine.observability.request_times import RequestMetrics
+from nanoengine.observability.metrics import RequestMetrics
+from nanoengine.observability.observer import kv_usage
 from tests.core.toys import EOS, VOCAB, Done, ToyDrafter, ToyModel, check, make_engine, run
 
 from .toys import Observed, SlowModel
@@ -369,7 +369,7 @@ def test_progress_says_rates_since_a_moment() -> None:
     observed.engine.step()
     usage = kv_usage(observed.engine.scheduler.blocks)
     expected = f"prefill 200 tok/s, decode 4 tok/s, KV {usage:.0%}, running 1, waiting 0"
-    assert observed.metrics.progress(observed.engine, before) == expected
+    assert observed.observer.progress(observed.engine, before) == expected
 
 
 def test_the_time_of_steps_that_overlap_is_counted_once() -> None:

@@ -6,8 +6,7 @@ from copy import copy
 
 import pytest
 
-from nanoengine.observability.cache_stats import WINDOW, CacheStats
-from nanoengine.observability.step_stats import EngineStats
+from nanoengine.observability.metrics import WINDOW, CacheStats, EngineStats
 
 
 def test_rates_of_an_idle_engine_are_zero() -> None:

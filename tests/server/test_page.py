@@ -16,7 +16,7 @@ OBSERVED = Observed()
 
 
 async def view() -> EngineView:
-    return take_view(OBSERVED.engine, OBSERVED.metrics)
+    return take_view(OBSERVED.engine, OBSERVED.observer)
 
 
 def get(path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
