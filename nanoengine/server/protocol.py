@@ -163,6 +163,7 @@ class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, ca
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     cache_salt: str | None = None
+    echo: bool | None = False
     stream_interval: Positive | None = None
 
     def check(self) -> None:
@@ -184,9 +185,13 @@ class CompletionRequest(_with(Generation, OF_COMPLETIONS), kw_only=True):  # typ
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)] | None = None
-    echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = 16
+
+    @property
+    def is_echo_only(self) -> bool:
+        """The prompt is all that is wanted; one token is computed, and thrown away."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
@@ -200,7 +205,6 @@ class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[mi
     tools: list[Table] | None = None
     tool_choice: str | Table | None = None
     reasoning_effort: str | None = None
-    echo: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Table | None = None

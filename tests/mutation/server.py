@@ -170,15 +170,15 @@ MUTANTS = (
     ),
     Mutant(
         "chat-stream-says-no-role",
-        SERVER + "chat.py",
-        "            parts = [] if begun else self._beginning(job, chunks, n, each)\n",
-        "            parts: list[bytes] = []\n",
+        SERVER + "answers.py",
+        "            if not has_begun:\n",
+        "            if False:\n",
         "A chat stream does not begin with the role.",
         (TESTS + "test_chat.py",),
     ),
     Mutant(
         "chat-usage-counts-one-choice",
-        SERVER + "chat.py",
+        SERVER + "answers.py",
         "num_new = sum(progress.num_tokens for progress in choices)",
         "num_new = choices[0].num_tokens",
         "The usage of a stream with several choices counts the tokens of the first.",
@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     Mutant(
         "stream-has-no-end",
-        SERVER + "sse.py",
+        SERVER + "answers.py",
         'DONE = b"data: [DONE]\\n\\n"',
         'DONE = b"data: [END]\\n\\n"',
         "A stream does not end with the mark that clients wait for.",

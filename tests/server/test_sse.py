@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nanoengine.server.sse import Chunks, usage_json
+from nanoengine.server.answers import Chunks, usage_json
 from tests.server.events import DONE, EventReader, read_events
 from tests.server.running import Server, body_of, post_bytes, read_all
 
@@ -39,9 +39,9 @@ def test_every_event_is_one_line_of_json() -> None:
     chunks = Chunks({"id": 'a"\n', "model": "ü"}, "print")
     for data in (
         chunks.chunk(b'{"x":1}'),
-        chunks.chunk(b'{"x":1}', b',"usage":' + usage_json(3, 4)),
+        chunks.chunk(b'{"x":1}', usage_json(3, 4)),
         chunks.last(b'{"x":1}', b""),
-        chunks.usage(usage_json(3, 4)),
+        chunks.usage({"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}),
     ):
         assert data.startswith(b"data: ")
         assert data.endswith(b"\n\n")
