@@ -7,25 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.gpu import clock as gpu_clock
 from benchmarks.gpu import engine as gpu_engine
 from benchmarks.gpu import kernels as gpu_kernels
-from benchmarks.gpu.clock import Clock, Rates, measure_rates
-from benchmarks.gpu.kernel_bench import Bench, lens_of_workload
+from benchmarks.gpu.clock import Rates
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import kept_going
 from benchmarks.gpu.targets import TARGETS
 from benchmarks.report import Report
 from benchmarks.session import runner_of
-from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent.parent
 CPU = ["--device", "cpu", "--dtype", "float32"]
-SMALL_KERNELS = ["--shape", "tiny", "--batch", "1", "2", "--context", "16", "40", "--prompt", "8", "--rows", "1", "3"]
-RAGGED = ["--ragged", "2", "--scale", "100"]
 SMALL_ENGINE = [
     *["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6", "--stream-len", "16", "5"],
     *["--decode-len", "8", "--decode-steps", "3", "--repeat", "1", "--workload-repeat", "1"],
@@ -49,52 +43,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "kernels.json"
-    assert gpu_kernels.main([*CPU, *SMALL_KERNELS, *RAGGED, "--repeat", "2", "--save", str(path)]) == 0
-    found = [row["case"] for row in rows(path)]
-    kernels = {case["kernel"].split(":")[0] for case in found}
-    assert kernels >= {"decode attention", "prefill attention", "rotate_and_write", "add_rms_norm"}
-    assert kernels >= {"product", "compute_slot_mapping", "choose_tokens"}
-    assert sum(case["kernel"] == "decode attention" and case["backend"] == "torch" for case in found) == 4
-    assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
-    assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5
-    assert sum(case["kernel"].startswith("quantized") for case in found) == 5 * 4 * 2
-    assert any(case["kernel"] == "ragged decode attention" and case["batch"] == 2 for case in found)
-    assert "left out: gate_and_multiply" in capsys.readouterr().out
-
-
-def test_shares_are_of_what_the_device_can_do() -> None:
-    report, work = Report("some"), torch.zeros(1 << 20)
-    bench = Bench(*[None] * 2, *[None] * 4, Clock(torch.device("cpu"), 3), Rates(1e9, 2e9, 3e9))  # type: ignore[arg-type]
-    bench.report = report
-    bench.add({"kernel": "sum"}, work.sum, num_bytes=4 << 20, flop=1 << 20)
-    figures = {name: figure["median"] for name, figure in report.rows[0].figures.items()}
-    seconds = figures["us"] / 1e6
-    assert figures["gb_s"] == pytest.approx((4 << 20) / seconds / 1e9, rel=0.5)
-    assert figures["bandwidth_share"] == pytest.approx(figures["gb_s"] / 2, rel=0.5), "of the faster of read and copy"
-    assert figures["limit_share"] == pytest.approx(figures["bandwidth_share"]), "there is more to move than to multiply"
-
-
-def test_steps_of_the_workload() -> None:
-    work = random_workload(*NANO_VLLM, vocab_size=1 << 16, seed=0)
-    assert lens_of_workload(256) == [len(prompt) + min(work.output_lens) - 1 for prompt in work.prompts]
-    for count in (131, 40, 8):
-        lens = lens_of_workload(count)
-        assert len(lens) == count
-        assert max(lens) <= 2048
-        assert sum(lens) / count > 900
-    assert lens_of_workload(8, scale=10_000) == [1] * 8
-
-
-def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_clock.SIZES, "cpu", (1 << 16, 32))
-    monkeypatch.setitem(gpu_clock.FLUSH_BYTES, "cpu", 1 << 12)
-    rates = measure_rates(Clock(torch.device("cpu"), 2), torch.float32)
-    assert all(value > 0 for value in rates.figures.values())
-    assert rates.ceiling.read_bytes_s == max(rates.read_bytes_s, rates.copy_bytes_s)
-
-
 def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "engine.json"
     parts = ["--parts", *(part for part in gpu_engine.PARTS if part != "quantized")]
@@ -114,19 +62,6 @@ def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     shown = capsys.readouterr().out
     for missing in ("CUDA graphs", "how busy the device is"):
         assert f"left out: {missing}" in shown
-
-
-def test_quantized_weights_are_measured_beside_those_that_are_not(tiny: Path, tmp_path: Path) -> None:
-    """Those that this device does not compute with are left out, and nothing fails."""
-    path = tmp_path / "engine.json"
-    small = ["--decode-len", "4", "--decode-steps", "1", "--parts", "quantized", "--option", "num_kv_blocks=100"]
-    assert gpu_engine.main([*CPU, *SMALL_ENGINE, *small, "--model", str(tiny), "--save", str(path)]) == 0
-    found = {
-        (row["case"]["quantization"], row["case"]["num_seqs"]): row["figures"]["step_ms"]
-        for row in rows(path)
-        if row["case"]["work"] == "quantized decode"
-    }
-    assert found.keys() >= {(name, streams) for name in ("none", "int8", "int4") for streams in (1, 16)}
 
 
 def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:

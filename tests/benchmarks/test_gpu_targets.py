@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -39,13 +38,3 @@ def test_what_was_not_measured_is_not_run_and_what_has_no_goal_is_only_shown() -
     assert len(gpu_targets.lines([])) == 1 + len(TARGETS)
     [_, line] = gpu_targets.lines(reports(0.5, 7.0), [replace(TIME, goal=None)])
     assert line.split() == ["time", "-", "8", "ms"]
-
-
-def test_a_file_may_be_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved, report = tmp_path / "engine.json", Report("gpu_engine")
-    report.add({"work": "overlap"}, {"times_as_fast": 1.5})
-    report.save(saved)
-    gpu_targets.main([str(tmp_path / "kernels.json"), str(saved)])
-    shown = capsys.readouterr().out
-    assert shown.count("not run") == len(TARGETS) - 1
-    assert "1.5 x" in shown

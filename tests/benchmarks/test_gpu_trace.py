@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from torch.profiler import ProfilerActivity
 
-from benchmarks.gpu.trace import Activity, Busy, busy, by_kernel, read_trace, record
+from benchmarks.gpu.trace import Activity, Busy, busy, read_trace
 
 
 def test_kernels_side_by_side_count_once() -> None:
@@ -16,11 +14,6 @@ def test_kernels_side_by_side_count_once() -> None:
     spent = busy(activities, long_gap=5)
     assert spent == pytest.approx(Busy(100e-6, 0.88, 0.02, 0.1))
     assert sum(spent[1:]) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("activities", [[], [Activity("a", 5, 5)]], ids=["none", "of no length"])
-def test_nothing_to_be_busy_with(activities: list[Activity]) -> None:
-    assert busy(activities) == Busy(0, 0, 0, 0)
 
 
 def test_what_is_read_of_a_trace() -> None:
@@ -38,12 +31,3 @@ def test_what_is_read_of_a_trace() -> None:
     ]
     found = read_trace({"traceEvents": events})
     assert found == [Activity("copy", 3, 4), Activity("zero", 6, 7), Activity("decode", 9, 11.5)]
-
-
-def test_kernels_are_listed_by_their_time() -> None:
-    b, a = by_kernel([Activity("a", 0, 10), Activity("b", 10, 40), Activity("a", 50, 60)])
-    assert (b.name, b.calls, a.name, a.calls) == ("b", 1, "a", 2)
-    assert (b.seconds, a.seconds) == pytest.approx((30e-6, 20e-6))
-    done = []  # what a CPU does is no work of a GPU
-    assert record(lambda: done.append(torch.ones(3).sum()), ProfilerActivity.CPU) == []
-    assert done == [3]
