@@ -30,6 +30,17 @@ DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows,
     "try:\n    import readline\nexcept",
 ]
 
+SAMPLING = {
+    "temperature": (0.8, "0 is greedy"),
+    "top_k": (0, "0 keeps all tokens"),
+    "top_p": (0.95, "1 keeps all tokens"),
+    "min_p": (0.0, "0 keeps all tokens"),
+    "presence_penalty": (0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
+    "frequency_penalty": (0.0, "the same, times how often the answer has them; 0 does nothing"),
+    "repetition_penalty": (1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
+}
+"""Options of sampling: their defaults here, and their help."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit status: 0, 1 for an error of the user's, 130 after Ctrl-C."""
@@ -159,19 +170,7 @@ def _open(args: argparse.Namespace) -> LLM:
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
 
-    return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-        stop=args.stop,
-        n=args.n,
-    )
+    return SamplingParams(**{name: getattr(args, name) for name in (*SAMPLING, "seed", "max_tokens", "stop", "n")})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -187,19 +186,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
         command.add_argument("--scheduling-policy", default=None, help=" or ".join(POLICIES))
         command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
-        command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
         command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+        for name, (default, text) in SAMPLING.items():
+            if run is not demo or name == "temperature":
+                command.add_argument("--" + name.replace("_", "-"), type=type(default), default=default, help=text)
         if run is demo:
             continue
-        command.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
-        command.add_argument("--top-p", type=float, default=0.95, help="1 keeps all tokens")
-        command.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
-        for kind, neutral, text in (
-            ("presence", 0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
-            ("frequency", 0.0, "the same, times how often the answer has them; 0 does nothing"),
-            ("repetition", 1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
-        ):
-            command.add_argument(f"--{kind}-penalty", type=float, default=neutral, help=text)
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt")

@@ -5,17 +5,16 @@
     python -m nanoengine.demo.train join --work WORK                the model folder, beside this file
 
 `fit` ends itself: `--minutes` counts from its start, and the learning rate falls with the share of the time used,
-so it always completes.  It leaves its weights in small pieces in `WORK/fit` (`--out`).  On a CPU, which sees the
-corpus only a few times, use `--dropout 0 --batch-tokens 8192 --short-share 0.8`: the rows of 4096 come last.
+so it always completes.  On a CPU, which sees the corpus only a few times, use `--dropout 0 --batch-tokens 8192
+--short-share 0.8`: the rows of 4096 come last.
 """
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from nanoengine.demo.folder import HERE, join, model_config, save_pieces
+from nanoengine.demo.folder import HERE, join, model_config, save_weights
 
 LIBRARY_WEIGHT = 2  # the held-out files are library modules, and tests are two thirds of the corpus
 MUON_RATE, MUON_DECAY = 4e-3, 0.1
@@ -44,8 +43,6 @@ class Recipe:
     dropout: float
     short_length: int
     short_share: float
-    tiny: bool
-    compiled: bool
 
 
 def prepare(corpus_folder: Path | None, work: Path) -> None:
@@ -130,14 +127,13 @@ def dev_bits_per_byte(model: Qwen3ForCausalLM, data: dict[str, np.ndarray]) -> f
     return bits / float(data["dev_bytes"].sum())
 
 
-def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
-    """Train for `recipe.minutes` and leave the best averaged weights by dev loss, a log and a summary in `out`."""
+def fit(data: dict[str, np.ndarray], work: Path, recipe: Recipe) -> None:
+    """Train for `recipe.minutes` and leave the best averaged weights by dev loss, and a log, in `work`."""
     began = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Qwen3ForCausalLM(model_config(recipe.tiny)).to(device)
+    model = Qwen3ForCausalLM(model_config()).to(device)
     average = copy.deepcopy(model).eval()
     add_dropout(model, recipe.dropout)
     full = model.config.max_position_embeddings
@@ -146,10 +142,9 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
     parameters, averaged = list(model.parameters()), list(average.parameters())
     steppers = optimizers(model, device == "cuda")
     rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
-    compiled = recipe.compiled
-    loss_of = torch.compile(loss_function(model)) if compiled else loss_function(model)
+    loss_of = torch.compile(loss_function(model))
     per_epoch = len(data["train"]) * (1 + (LIBRARY_WEIGHT - 1) * _library_share(data))
-    log = (out / "log.txt").open("w")
+    log = (work / "log.txt").open("w")
 
     def report(line: str) -> None:
         for stream in (sys.stdout, log):
@@ -164,21 +159,12 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
     interval = max(LOG_SECONDS, 60 * recipe.minutes / 6)
     report(f"untrained: dev {best:.4f} bits/byte")
     step, tokens, first, next_log = 0, 0, 0.0, time.monotonic() + interval
-    summary: dict[str, float] = {}
     share = 0.0
     while share < 1:
         rows = next(source)
-        try:
-            with torch.autocast(device, torch.bfloat16):
-                loss = loss_of(rows)
-            loss.backward()
-        except Exception as error:
-            if step or not compiled:
-                raise
-            report(f"not compiled: {error!r}")  # slower, but it trains
-            model.zero_grad()
-            compiled, loss_of = False, loss_function(model)
-            continue
+        with torch.autocast(device, torch.bfloat16):
+            loss = loss_of(rows)
+        loss.backward()
         now = time.monotonic()
         first = first or now  # compiling is over: the schedule starts here
         share = min(1.0, (now - first) / max(1.0, deadline - first))
@@ -206,11 +192,9 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
         )
         if dev < best:
             best = dev
-            save_pieces(average, out)
-            summary = {"dev_bits_per_byte": best, "step": step, "tokens": tokens, "epochs": tokens / per_epoch}
-            (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            save_weights(average, work / "model.safetensors")
         next_log = time.monotonic() + interval
-    report(f"best {summary}; {time.monotonic() - began:.0f} s in all")
+    report(f"best dev {best:.4f} bits/byte; {time.monotonic() - began:.0f} s in all")
     log.close()
 
 
@@ -226,32 +210,21 @@ def main() -> None:
     parser.add_argument("step", choices=["prepare", "fit", "join"])
     parser.add_argument("--work", type=Path, required=True, help="folder for what one step leaves to the next")
     parser.add_argument("--corpus", type=Path, help="folder of sources; by default the running Python's library")
-    parser.add_argument("--out", type=Path, help="where fit writes (WORK/fit), or the model folder that join writes")
-    parser.add_argument("--pieces", type=Path, help="where join finds the weights (WORK/fit)")
+    parser.add_argument("--out", type=Path, default=HERE, help="the model folder that join writes")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--batch-tokens", type=int, default=98304)
     parser.add_argument("--dropout", type=float, default=0.1, help="0 where the corpus is seen only a few times")
     parser.add_argument("--short-length", type=int, default=1024, help="tokens in a row in the first phase")
     parser.add_argument("--short-share", type=float, default=0.0, help="share of the time that phase takes")
-    parser.add_argument("--tiny", action="store_true", help="a toy model, to try the code out")
-    parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
     if options.step == "prepare":
         prepare(options.corpus, options.work)
     elif options.step == "fit":
-        recipe = Recipe(
-            minutes=options.minutes,
-            batch_tokens=options.batch_tokens,
-            dropout=options.dropout,
-            short_length=options.short_length,
-            short_share=options.short_share,
-            tiny=options.tiny,
-            compiled=not options.no_compile,
-        )
+        names = [field.name for field in fields(Recipe)]
         with np.load(options.work / "tokens.npz") as archive:
-            fit(dict(archive), options.out or options.work / "fit", recipe)
+            fit(dict(archive), options.work, Recipe(**{name: getattr(options, name) for name in names}))
     else:
-        join(options.work, options.pieces or options.work / "fit", options.out or HERE, options.tiny)
+        join(options.work, options.out)
 
 
 if __name__ == "__main__":

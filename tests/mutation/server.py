@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "foreign-pages-may-post",
         SERVER + "middleware.py",
-        'return not own and origin not in self._origins and "*" not in self._origins',
-        "return False",
+        'if not own and origin not in self._origins and "*" not in self._origins:',
+        "if False:",
         "A page of another site can have the server compute.",
         (TESTS + "test_middleware.py",),
     ),
