@@ -16,6 +16,7 @@ from benchmarks.quality import Comparison, Way, opened
 from benchmarks.session import weight_bytes
 from tests.support import tiny_checkpoint
 
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows that blocks of 32 fill, and in one matrix of each layer blocks of 256."""

@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoengine.observability.histogram import (
-    FIRST_TOKEN_BOUNDS,
-    LATENCY_BOUNDS,
-    NUM_PREEMPTIONS_BOUNDS,
-    TOKEN_BOUNDS,
     Histogram,
     length_bounds,
 )
@@ -41,8 +35,3 @@ def test_a_bucket_holds_values_up_to_its_bound(bounds: list[int], values: list[f
 )
 def test_lengths_are_told_apart_up_to_the_longest(longest: int, bounds: tuple[int, ...]) -> None:
     assert length_bounds(longest) == bounds
-
-
-@pytest.mark.parametrize("bounds", [LATENCY_BOUNDS, FIRST_TOKEN_BOUNDS, TOKEN_BOUNDS, NUM_PREEMPTIONS_BOUNDS])
-def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
-    assert all(a < b for a, b in pairwise(bounds))

@@ -58,17 +58,6 @@ def test_each_full_block_is_stored_once_behind_its_parent_when_its_step_is_done(
     assert len(router.heard) == 2, "nothing is stored again"
 
 
-def test_an_evicted_block_is_removed() -> None:
-    observed = Observed(num_blocks=3, max_model_len=12)
-    router = Router(observed)
-    for token in (1, 2, 3):
-        observed.add([token] * 5, 2)
-        run(observed.engine, [])
-        router.check()
-    assert any(isinstance(event, BlockRemoved) for event in router.heard)
-    assert observed.snapshot().cache.num_evicted_blocks > 0
-
-
 def test_events_are_told_after_an_abort_and_after_an_interrupt() -> None:
     """Without another step, since there may be none for a long time."""
 

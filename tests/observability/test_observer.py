@@ -11,7 +11,7 @@ import pytest
 from nanoengine.core.messages import StepPlan
 from nanoengine.observability.metrics import RequestMetrics
 from nanoengine.observability.observer import kv_usage
-from tests.core.toys import EOS, VOCAB, Done, ToyDrafter, ToyModel, check, make_engine, run
+from tests.core.toys import VOCAB, Done, ToyDrafter, ToyModel, check, make_engine, run
 
 from .toys import Observed, SlowModel
 
@@ -51,18 +51,6 @@ def test_the_times_of_a_request_are_those_between_its_events() -> None:
     }
     assert (observed.times.num_prompt_tokens, observed.times.num_generated_tokens) == (3, 5)
     assert request.output().metrics == RequestMetrics(ttft=3.25, tpot=0.25, latency=4.25, num_preemptions=0)
-
-
-def test_time_between_steps_is_waiting_for_tokens() -> None:
-    observed = Observed()
-    observed.add([1], 3)
-    for _ in range(3):
-        observed.clock.now += 1.0
-        observed.engine.step()
-    assert observed.shown("queue_time", "inter_token_latency") == {
-        "queue_time": (1, 1.0),
-        "inter_token_latency": (2, 2.5),
-    }
 
 
 def test_a_request_may_have_come_before_it_is_submitted() -> None:
@@ -220,18 +208,6 @@ def test_tokens_that_come_at_once_come_as_one_and_those_behind_a_stop_string_nev
         assert observed_times.inter_token_latency.count == steps.num_decode_steps
 
 
-def test_samples_of_sequences_that_had_ended_are_not_counted() -> None:
-    """With steps in flight: a sequence is in a later step before its end is known."""
-    observed = Observed(depth=3)
-    requests = [observed.add([first], 30, ignore_eos=False) for first in range(VOCAB)]
-    run(observed.engine, [])
-    assert EOS in {request.sequences[0].token_ids[-1] for request in requests}, "nobody could foresee these ends"
-    lengths = [len(request.sequences[0].output_token_ids) for request in requests]
-    metrics = observed.snapshot()
-    assert metrics.steps.decode_tokens == sum(lengths) - len(requests)
-    assert metrics.times.num_generated_tokens == sum(lengths)
-
-
 # ---- ends that nobody wished for
 
 
@@ -250,16 +226,6 @@ def test_aborted_requests_are_in_no_histogram_of_the_ended() -> None:
     assert metrics.times.num_generated_tokens == 4
     assert running.metrics.latency == 0.5
     assert waiting.metrics == RequestMetrics()
-
-
-def test_a_request_of_which_one_completion_was_aborted_does_not_count_as_ended() -> None:
-    observed = Observed(max_num_seqs=1)
-    request = observed.add([1, 2], 2, n=2)
-    while not request.sequences[0].finished:
-        observed.engine.step()
-    observed.engine.abort(request.request_id)
-    assert observed.snapshot().finished == {"length": 1, "abort": 1}
-    assert observed.shown("latency", "num_completions") == {"latency": (1, 0.5), "num_completions": (0, 0.0)}
 
 
 def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> None:
@@ -292,38 +258,7 @@ def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> 
     }
 
 
-def test_a_row_without_a_token_brings_none() -> None:
-    observed = Observed(model=SlowModel(broken=[(3, 1)]))
-    observed.add([1, 3, 5], 1)
-    observed.add([1, 4], 1)
-    observed.engine.step()
-    metrics = observed.snapshot()
-    assert metrics.finished == {"error": 1, "length": 1}
-    assert (metrics.times.num_prompt_tokens, metrics.times.num_generated_tokens) == (2, 1)
-    assert (metrics.times.tokens_of_step.sum, metrics.times.generated_length.sum) == (5 + 1, 1)
-
-
 # ---- the snapshot
-
-
-def test_a_snapshot_has_all_counters() -> None:
-    observed = Observed(num_blocks=4, max_model_len=16)
-    for token in (1, 2):
-        observed.add([token] * 6, 9)
-    waiting = observed.snapshot()
-    assert (waiting.num_waiting, waiting.num_running, waiting.num_requests, waiting.finished) == (2, 0, 2, {})
-    observed.engine.step()
-    running = observed.snapshot()
-    assert (running.num_waiting, running.num_fetching, running.num_running, running.kv_usage) == (0, 0, 2, 1.0)
-    run(observed.engine, [])
-    observed.engine.abort(observed.add([3]).request_id)
-    done = observed.snapshot()
-    assert (done.num_waiting, done.num_running, done.num_in_flight, done.kv_usage) == (0, 0, 0, 0.0)
-    assert done.num_preemptions == 1
-    assert done.steps.prefill_tokens + done.steps.decode_tokens == observed.model.num_computed
-    assert (done.num_requests, done.finished) == (3, {"length": 2, "abort": 1})
-    assert done.cache.num_evicted_blocks > 0
-    assert (done.speculation, done.offload) == (None, None)
 
 
 @pytest.mark.parametrize(("num_groups", "longest", "expected"), [(1, None, 1.5), (2, None, 0.75), (2, 20, 1.2)])
@@ -346,19 +281,6 @@ def test_a_snapshot_does_not_change_with_the_engine() -> None:
     assert (after.steps.decode_tokens, after.finished, after.cache.num_queried_tokens) == (4, {"length": 3}, 8)
     assert (before.times.num_generated_tokens, before.times.latency.count) == (2, 0)
     assert (after.times.num_generated_tokens, after.times.latency.count) == (7, 3)
-
-
-def test_statistics_of_other_capabilities_are_copied_and_who_waits_for_files_is_told_apart() -> None:
-    observed = Observed(max_num_seqs=1)
-    stats = Counter(drafts=3)
-    observed.sources["speculation"] = lambda: stats
-    for token in (1, 2, 3):
-        observed.add([token])
-    observed.sources["fetching"] = lambda: observed.engine.scheduler.waiting[1:2]
-    before = observed.snapshot()
-    stats["drafts"] += 1
-    assert before.speculation == {"drafts": 3}
-    assert (before.num_waiting, before.num_fetching) == (2, 1)
 
 
 def test_progress_says_rates_since_a_moment() -> None:

@@ -41,11 +41,6 @@ def by_id(view: EngineView) -> dict[str, SequenceView]:
     return {f"{seq.request_id}/{seq.index}": seq for seq in view.sequences}
 
 
-def test_an_idle_engine_has_no_rows_and_a_pool_that_is_free() -> None:
-    view = look(Observed(num_blocks=64))
-    assert (view.sequences, view.pool.cells, view.pool.num_free) == ([], "", 64)
-
-
 def test_a_request_waits_then_computes_its_prompt_then_generates() -> None:
     observed = Observed(max_num_batched_tokens=8)
     observed.add([5] * 14, 4, "mine")
@@ -83,17 +78,6 @@ def test_a_victim_is_preempted_without_blocks_and_comes_back() -> None:
     last = by_id(seen[-2])["new/0"]
     assert (last.state, last.num_preemptions) == ("decode", 1)
     assert (seen[-1].sequences, seen[-1].totals.num_preemptions) == ([], 1)
-
-
-def test_a_view_does_not_change_with_the_engine() -> None:
-    observed = Observed()
-    observed.add([5] * 6, 30)
-    observed.engine.step()
-    view = take_view(observed.engine, observed.observer)
-    before = msgspec.json.encode(view)
-    run(observed.engine, [])
-    assert msgspec.json.encode(view) == before
-    assert take_view(observed.engine, observed.observer) != view
 
 
 def test_nothing_of_a_prompt_is_in_a_view() -> None:
