@@ -143,7 +143,6 @@ def fit(data: dict[str, np.ndarray], work: Path, recipe: Recipe) -> None:
     steppers = optimizers(model, device == "cuda")
     rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
     loss_of = torch.compile(loss_function(model))
-    per_epoch = len(data["train"]) * (1 + (LIBRARY_WEIGHT - 1) * _library_share(data))
     log = (work / "log.txt").open("w")
 
     def report(line: str) -> None:
@@ -185,10 +184,9 @@ def fit(data: dict[str, np.ndarray], work: Path, recipe: Recipe) -> None:
         if share < 1 and (now < next_log or now + 2 * cost > deadline):
             continue
         dev = dev_bits_per_byte(average, data)
-        speed = tokens / max(now - first, 1e-9) / 1e3
         report(
             f"{share:6.1%} step {step} loss {loss.item():.4f} dev {dev:.4f} bits/byte, length {length}, "
-            f"{tokens / 1e6:.1f} M tokens, epoch {tokens / per_epoch:.2f}, {speed:.1f} k/s"
+            f"{tokens / 1e6:.1f} M tokens, {tokens / max(now - first, 1e-9) / 1e3:.1f} k/s"
         )
         if dev < best:
             best = dev
@@ -196,12 +194,6 @@ def fit(data: dict[str, np.ndarray], work: Path, recipe: Recipe) -> None:
         next_log = time.monotonic() + interval
     report(f"best dev {best:.4f} bits/byte; {time.monotonic() - began:.0f} s in all")
     log.close()
-
-
-def _library_share(data: dict[str, np.ndarray]) -> float:
-    """The share of the training tokens that belong to the library rather than to its tests."""
-    lengths = np.diff(data["train_ends"], prepend=0)
-    return float(lengths[~data["is_test"]].sum() / lengths.sum())
 
 
 def main() -> None:
