@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
-from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.llm import LLM, show_log
 from nanoengine.models.fetch import DOWNLOADS
@@ -69,7 +68,8 @@ def demo(args: argparse.Namespace) -> None:
         outputs = llm.generate(DEMO_PROMPTS, params)
         seconds = perf_counter() - start
         for output in outputs:
-            print(f"\n\033[1m{output.prompt}\033[0m{output.outputs[0].text}" if sys.stdout.isatty() else _plain(output))
+            bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else (f"=== {output.prompt!r}\n", "")
+            print(f"\n{bold}{output.prompt}{plain}{output.outputs[0].text}")
         num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         print(
             f"\n{len(outputs)} completions, {num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s)"
@@ -156,10 +156,6 @@ def models(_: argparse.Namespace) -> None:
 def fetch(args: argparse.Namespace) -> None:
     """Download a small model that can hold a conversation."""
     print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
-
-
-def _plain(output: RequestOutput) -> str:
-    return f"\n=== {output.prompt!r}\n{output.prompt}{output.outputs[0].text}"
 
 
 def _open(args: argparse.Namespace) -> LLM:

@@ -16,10 +16,8 @@ from nanoengine.server.serving import Serving
 async def health(http: HTTPRequest) -> Response:
     """200 while requests are served: 503 with the reason when the engine has died, or the server is ending."""
     serving: Serving = http.app.state.serving
-    if serving.engine.error is not None or serving.is_draining:
-        error = serving.engine.error
-        reason = "the server is shutting down" if error is None else f"the engine is dead: {error}"
-        return json_response({"status": reason}, 503)
+    if serving.closed_because is not None:
+        return json_response({"status": serving.closed_because}, 503)
     return Response(status_code=200)
 
 

@@ -97,16 +97,18 @@ class Serving:
             message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
             raise Problem(404, message, "model")
 
-    def check_open(self) -> None:
-        """See that requests are served at all.
-
-        Raises:
-            Problem: the server is ending, or its engine has died.
-        """
+    @property
+    def closed_because(self) -> str | None:
+        """Why no requests are served, if none are."""
         if self.engine.error is not None:
-            raise Problem(503, f"the engine is dead: {self.engine.error}")
-        if self.is_draining:
-            raise Problem(503, "the server is shutting down", headers={"retry-after": RETRY_AFTER})
+            return f"the engine is dead: {self.engine.error}"
+        return "the server is shutting down" if self.is_draining else None
+
+    def check_open(self) -> None:
+        """See that requests are served at all; raises a Problem."""
+        if (reason := self.closed_because) is not None:
+            headers = {"retry-after": RETRY_AFTER} if self.engine.error is None else None
+            raise Problem(503, reason, headers=headers)
 
     async def start(
         self,

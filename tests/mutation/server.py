@@ -270,7 +270,7 @@ MUTANTS = (
     Mutant(
         "draining-server-is-healthy",
         SERVER + "operations.py",
-        "if serving.engine.error is not None or serving.is_draining:",
+        "if serving.closed_because is not None:",
         "if serving.engine.error is not None:",
         "A server that is shutting down says that it is well.",
         (TESTS + "test_operations.py", TESTS + "test_serve.py"),
