@@ -190,13 +190,6 @@ def test_startup(run: Bench) -> None:
     assert result["checkpoint_mb"] == pytest.approx((run.model / "model.safetensors").stat().st_size / 1e6)
 
 
-def test_random_weights_are_made_used_and_deleted(run: Bench) -> None:
-    options = ["--option", "num_kv_blocks=64", "--option", "max_model_len=128"]
-    result = run("throughput", *TINY_WORK, "--random-weights", "tiny", *options)
-    assert result["kv_blocks"] == 64
-    assert result["arguments"]["random_weights"] == "tiny"
-
-
 def test_no_torch_is_imported_until_it_is_needed() -> None:
     """Or `--cpu` could never be in time; the scheduler is measured without it."""
     code = "import sys, bench, benchmarks.scheduler; print({'torch', 'transformers', 'matplotlib'} & set(sys.modules))"

@@ -42,13 +42,6 @@ def test_a_step_brings_what_came_true_and_one_token_more() -> None:
     assert proposer.ended == [[1, 5, 5, 5, 5, 5, 6, 7]]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts_have_the_lengths_asked_for_and_the_same_seed_makes_the_same(text: str) -> None:
-    prompt, output = TEXTS[text](50, 70, Random(3))
-    assert (len(prompt), len(output)) == (50, 70)
-    assert TEXTS[text](50, 70, Random(3)) == (prompt, output)
-
-
 def test_every_proposer_meets_every_text() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)

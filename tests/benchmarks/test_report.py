@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from benchmarks.report import Report, show_spread
@@ -21,18 +19,6 @@ def test_ratios_pair_up_the_repetitions() -> None:
     assert ratios["output_tok_s"] == {"median": 2.0, "min": 1.0, "max": 3.0, "repetitions": 3}
     assert ratios["ttft_ms"]["median"] == 0.5, "twice the time is half as fast"
     assert "kv_waste" not in ratios, "there is no ratio to nothing"
-
-
-def test_the_last_line_is_json_even_with_nothing_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("latency", {"cpu": "a chip"})
-    report.warn("it rains")
-    report.warn("it rains")
-    report.show()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines.count("warning: it rains") == 1
-    assert json.loads(lines[-1]) == {
-        "mode": "latency", "cpu": "a chip", "warnings": ["it rains"], "interrupted": None, "rows": [],
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
