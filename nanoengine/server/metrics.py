@@ -131,26 +131,27 @@ class _Snapshot(Collector):
             yield "nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves
 
     def _histograms(self) -> Iterator[tuple[str, str, Histogram]]:
-        own, request = self.metrics.times, "vllm:request_"
+        own = self.metrics.times
         yield "vllm:iteration_tokens_total", "Tokens of a step.", own.tokens_of_step
         yield "vllm:time_to_first_token_seconds", "From arrival to the first token.", own.time_to_first_token
         text = "Between the steps that brought a sequence tokens."
         yield "vllm:inter_token_latency_seconds", text, own.inter_token_latency
         yield "vllm:e2e_request_latency_seconds", "From arrival to the end.", own.latency
-        yield request + "time_per_output_token_seconds", "Mean time per token after the first.", own.time_per_token
-        yield request + "queue_time_seconds", "From arrival to the first step.", own.queue_time
-        yield request + "prefill_time_seconds", "From the first step to the first token.", own.prefill_time
-        yield request + "decode_time_seconds", "From the first token to the last.", own.decode_time
-        yield request + "inference_time_seconds", "From the first step to the last token.", own.inference_time
-        yield request + "prompt_tokens", "Tokens of a prompt.", own.prompt_length
-        yield request + "generation_tokens", "Tokens generated for a sequence.", own.generated_length
+        text = "Mean time per token after the first."
+        yield "vllm:request_time_per_output_token_seconds", text, own.time_per_token
+        yield "vllm:request_queue_time_seconds", "From arrival to the first step.", own.queue_time
+        yield "vllm:request_prefill_time_seconds", "From the first step to the first token.", own.prefill_time
+        yield "vllm:request_decode_time_seconds", "From the first token to the last.", own.decode_time
+        yield "vllm:request_inference_time_seconds", "From the first step to the last token.", own.inference_time
+        yield "vllm:request_prompt_tokens", "Tokens of a prompt.", own.prompt_length
+        yield "vllm:request_generation_tokens", "Tokens generated for a sequence.", own.generated_length
         text = "Tokens generated for the longest sequence of a request."
-        yield request + "max_num_generation_tokens", text, own.longest_generated
-        yield request + "params_n", "n, as it was asked for.", own.num_completions
-        yield request + "params_max_tokens", "max_tokens, as it was asked for.", own.max_tokens
-        yield request + "num_preemptions", "Preemptions of a sequence.", own.num_preemptions
+        yield "vllm:request_max_num_generation_tokens", text, own.longest_generated
+        yield "vllm:request_params_n", "n, as it was asked for.", own.num_completions
+        yield "vllm:request_params_max_tokens", "max_tokens, as it was asked for.", own.max_tokens
+        yield "vllm:request_num_preemptions", "Preemptions of a sequence.", own.num_preemptions
         text = "Tokens of a prompt that the cache did not have."
-        yield request + "prefill_kv_computed_tokens", text, own.computed_prompt_length
+        yield "vllm:request_prefill_kv_computed_tokens", text, own.computed_prompt_length
 
     def _others(self) -> Iterator[Metric]:
         own = self.metrics
