@@ -1,6 +1,6 @@
 """Measure the demo model on the held-out modules: bits per byte beside `xz -9e`.
 
-    python -m nanoengine.demo.measure [--model DIR] [--corpus DIR]
+    python -m benchmarks.demo_model.measure [--model DIR] [--corpus DIR]
 
 Each held-out module is a document of its own after the end-of-text token.  A document longer than the model's
 context is read in windows of 4096 tokens that overlap by 1024: a window scores only the tokens that no earlier
@@ -19,7 +19,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from nanoengine.demo import corpus
+from benchmarks.demo_model import corpus
+from nanoengine.models.names import DEMO
 
 WINDOW = 4096
 OVERLAP = 1024
@@ -50,7 +51,7 @@ def document_bits(model: Qwen3ForCausalLM, tokens: torch.Tensor) -> float:
 def main() -> None:
     """Print the comparison."""
     parser = argparse.ArgumentParser(description="bits per byte of the demo model on the held-out modules")
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--corpus", type=Path, default=corpus.standard_library())
     options = parser.parse_args()
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-HERE = Path(__file__).parent
+from nanoengine.models.names import DEMO
 
 
 def model_config() -> Qwen3Config:
@@ -64,4 +64,4 @@ def join(work: Path, out: Path) -> None:
     for name in ("model.safetensors", "tokenizer.json", "heldout.txt"):
         shutil.copyfile(work / name, out / name)
     if not (out / "chat_template.jinja").exists():
-        shutil.copyfile(HERE / "chat_template.jinja", out / "chat_template.jinja")
+        shutil.copyfile(DEMO / "chat_template.jinja", out / "chat_template.jinja")

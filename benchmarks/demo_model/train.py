@@ -1,8 +1,8 @@
 """Train the demo model from the sources of the Python standard library, in three steps.
 
-    python -m nanoengine.demo.train prepare --work WORK             tokenizer and tokens; needs the corpus
-    python -m nanoengine.demo.train fit --work WORK --minutes 8     weights; wants a GPU, needs no corpus
-    python -m nanoengine.demo.train join --work WORK                the model folder, beside this file
+    python -m benchmarks.demo_model.train prepare --work WORK             tokenizer and tokens; needs the corpus
+    python -m benchmarks.demo_model.train fit --work WORK --minutes 8     weights; wants a GPU, needs no corpus
+    python -m benchmarks.demo_model.train join --work WORK                the model folder, nanoengine/demo
 
 `fit` ends itself: `--minutes` counts from its start, and the learning rate falls with the share of the time used,
 so it always completes.  On a CPU, which sees the corpus only a few times, use `--dropout 0 --batch-tokens 8192
@@ -23,7 +23,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from nanoengine.demo.folder import HERE, join, model_config, save_weights
+from benchmarks.demo_model.folder import join, model_config, save_weights
+from nanoengine.models.names import DEMO
 
 LIBRARY_WEIGHT = 2  # the held-out files are library modules, and tests are two thirds of the corpus
 MUON_RATE, MUON_DECAY = 4e-3, 0.1
@@ -47,7 +48,7 @@ class Recipe:
 
 def prepare(corpus_folder: Path | None, work: Path) -> None:
     """Split the corpus, train the tokenizer on the training part, and write all tokens to `work/tokens.npz`."""
-    from nanoengine.demo import corpus  # the other steps do without the `tokenizers` package
+    from benchmarks.demo_model import corpus  # the other steps do without the `tokenizers` package
 
     parts = corpus.split(corpus.read_documents(corpus_folder or corpus.standard_library()))
     tokenizer = corpus.train_tokenizer(d.text for d in parts.train)
@@ -119,7 +120,7 @@ def optimizers(model: Qwen3ForCausalLM, cuda: bool) -> list[torch.optim.Optimize
 
 def dev_bits_per_byte(model: Qwen3ForCausalLM, data: dict[str, np.ndarray]) -> float:
     """Bits per byte on the dev documents, by the same windows as the held-out measurement."""
-    from nanoengine.demo.measure import document_bits
+    from benchmarks.demo_model.measure import document_bits
 
     documents = np.split(data["dev"].astype(np.int64), data["dev_ends"][:-1])
     with torch.autocast(model.device.type, torch.bfloat16):
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("step", choices=["prepare", "fit", "join"])
     parser.add_argument("--work", type=Path, required=True, help="folder for what one step leaves to the next")
     parser.add_argument("--corpus", type=Path, help="folder of sources; by default the running Python's library")
-    parser.add_argument("--out", type=Path, default=HERE, help="the model folder that join writes")
+    parser.add_argument("--out", type=Path, default=DEMO, help="the model folder that join writes")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--batch-tokens", type=int, default=98304)
     parser.add_argument("--dropout", type=float, default=0.1, help="0 where the corpus is seen only a few times")
