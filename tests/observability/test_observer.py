@@ -28,27 +28,26 @@ def test_the_times_of_a_request_are_those_between_its_events() -> None:
     request = observed.add([1, 2, 3])
     observed.clock.now += 3.0
     run(observed.engine, [])
-    assert observed.shown(*OF_THE_ENDED) == {
-        "queue_time": (1, 3.0),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 1.0),
-        "inference_time": (1, 1.25),
-        "latency": (1, 4.25),
-        "time_per_token": (1, 0.25),
-        "prompt_length": (1, 3),
-        "computed_prompt_length": (1, 3),
-        "generated_length": (1, 5),
-        "max_tokens": (1, 5),
-        "num_preemptions": (1, 0),
-    }
-    names = ("time_to_first_token", "inter_token_latency", "tokens_of_step", "num_completions", "longest_generated")
-    assert observed.shown(*names) == {
-        "time_to_first_token": (1, 3.25),
-        "inter_token_latency": (4, 1.0),
-        "tokens_of_step": (5, 3 + 5),
-        "num_completions": (1, 1),
-        "longest_generated": (1, 5),
-    }
+    observed.check(
+        queue_time=(1, 3.0),
+        prefill_time=(1, 0.25),
+        decode_time=(1, 1.0),
+        inference_time=(1, 1.25),
+        latency=(1, 4.25),
+        time_per_token=(1, 0.25),
+        prompt_length=(1, 3),
+        computed_prompt_length=(1, 3),
+        generated_length=(1, 5),
+        max_tokens=(1, 5),
+        num_preemptions=(1, 0),
+    )
+    observed.check(
+        time_to_first_token=(1, 3.25),
+        inter_token_latency=(4, 1.0),
+        tokens_of_step=(5, 3 + 5),
+        num_completions=(1, 1),
+        longest_generated=(1, 5),
+    )
     assert (observed.times.num_prompt_tokens, observed.times.num_generated_tokens) == (3, 5)
     assert request.output().metrics == RequestMetrics(ttft=3.25, tpot=0.25, latency=4.25, num_preemptions=0)
 
@@ -59,21 +58,14 @@ def test_a_request_may_have_come_before_it_is_submitted() -> None:
     request.arrival_time = observed.clock()
     observed.clock.now += 2.0
     run(observed.engine, [request])
-    assert observed.shown("queue_time", "time_to_first_token") == {
-        "queue_time": (1, 2.0),
-        "time_to_first_token": (1, 2.25),
-    }
+    observed.check(queue_time=(1, 2.0), time_to_first_token=(1, 2.25))
 
 
 def test_a_single_token_has_no_time_after_it() -> None:
     observed = Observed()
     request = observed.add([1], 1)
     run(observed.engine, [])
-    assert observed.shown("time_per_token", "decode_time", "inter_token_latency") == {
-        "time_per_token": (1, 0.0),
-        "decode_time": (1, 0.0),
-        "inter_token_latency": (0, 0.0),
-    }
+    observed.check(time_per_token=(1, 0.0), decode_time=(1, 0.0), inter_token_latency=(0, 0.0))
     assert request.metrics == RequestMetrics(ttft=0.25, tpot=None, latency=0.25)
 
 
@@ -92,19 +84,16 @@ def test_without_max_tokens_the_room_in_the_model_is_what_was_asked_for() -> Non
     observed = Observed(max_model_len=40)
     observed.add([1, 2, 3, 4], None)
     run(observed.engine, [])
-    assert observed.shown("max_tokens", "generated_length") == {"max_tokens": (1, 36), "generated_length": (1, 36)}
+    observed.check(max_tokens=(1, 36), generated_length=(1, 36))
 
 
 def test_all_chunks_of_a_prompt_are_its_prefill_and_each_counts_in_its_step() -> None:
     observed = Observed(max_num_batched_tokens=4)
     observed.add(list(range(10)), 2)
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "time_to_first_token", "tokens_of_step") == {
-        "queue_time": (1, 0.0),
-        "prefill_time": (1, 0.75),
-        "time_to_first_token": (1, 0.75),
-        "tokens_of_step": (4, 10 + 2),
-    }
+    observed.check(
+        queue_time=(1, 0.0), prefill_time=(1, 0.75), time_to_first_token=(1, 0.75), tokens_of_step=(4, 10 + 2)
+    )
 
 
 def test_cached_tokens_are_no_work_but_part_of_the_prompt() -> None:
@@ -113,11 +102,7 @@ def test_cached_tokens_are_no_work_but_part_of_the_prompt() -> None:
         run(observed.engine, [observed.add(list(range(10)), 1)][:0])
     times = observed.times
     assert (times.num_prompt_tokens, times.num_cached_prompt_tokens) == (20, 8)
-    assert observed.shown("prompt_length", "computed_prompt_length", "tokens_of_step") == {
-        "prompt_length": (2, 20),
-        "computed_prompt_length": (2, 12),
-        "tokens_of_step": (2, 12 + 2),
-    }
+    observed.check(prompt_length=(2, 20), computed_prompt_length=(2, 12), tokens_of_step=(2, 12 + 2))
     cache = observed.snapshot().cache
     assert (cache.num_queried_tokens, cache.num_hit_tokens) == (20, 8)
 
@@ -139,29 +124,26 @@ def test_a_sequence_that_finds_no_room_waits_in_the_queue() -> None:
     for token in (1, 2):
         observed.add([token], 4)
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "latency", "time_to_first_token") == {
-        "queue_time": (2, 1.0),
-        "prefill_time": (2, 0.5),
-        "latency": (2, 1.0 + 2.0),
-        "time_to_first_token": (2, 0.25 + 1.25),
-    }
+    observed.check(
+        queue_time=(2, 1.0), prefill_time=(2, 0.5), latency=(2, 1.0 + 2.0), time_to_first_token=(2, 0.25 + 1.25)
+    )
 
 
 def test_a_preemption_prolongs_a_phase_and_is_no_second_wait_in_the_queue() -> None:
     observed = Observed(num_blocks=4, max_model_len=16)
     requests = [observed.add([token] * 6, 9) for token in (1, 2)]
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "num_preemptions", "generated_length", "prompt_length") == {
-        "queue_time": (2, 0.0),
-        "prefill_time": (2, 0.5),
-        "num_preemptions": (2, 1),
-        "generated_length": (2, 18),
-        "prompt_length": (2, 12),
-    }
+    observed.check(
+        queue_time=(2, 0.0),
+        prefill_time=(2, 0.5),
+        num_preemptions=(2, 1),
+        generated_length=(2, 18),
+        prompt_length=(2, 12),
+    )
     first, second = (request.output().metrics for request in requests)
     assert second.latency > first.latency == 9 * 0.25
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
-    assert observed.shown("latency") == {"latency": (2, first.latency + second.latency)}
+    observed.check(latency=(2, first.latency + second.latency))
     assert observed.times.num_prompt_tokens == 12, "they count once"
     cache = observed.snapshot().cache
     assert (cache.num_queried_tokens, cache.num_hit_tokens) == (12, 0)
@@ -172,13 +154,9 @@ def test_completions_count_each_and_their_request_once() -> None:
     observed = Observed()
     request = observed.add([1, 2, 3], 3, n=2)
     run(observed.engine, [])
-    assert observed.shown("latency", "generated_length", "num_completions", "longest_generated", "max_tokens") == {
-        "latency": (2, 1.5),
-        "generated_length": (2, 6),
-        "num_completions": (1, 2),
-        "longest_generated": (1, 3),
-        "max_tokens": (2, 6),
-    }
+    observed.check(
+        latency=(2, 1.5), generated_length=(2, 6), num_completions=(1, 2), longest_generated=(1, 3), max_tokens=(2, 6)
+    )
     assert observed.snapshot().finished == {"length": 2}
     assert request.metrics == RequestMetrics(ttft=0.25, tpot=0.25, latency=0.75)
 
@@ -236,26 +214,20 @@ def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> 
     observed.clock.now += 1.0
     observed.engine.step()
     assert observed.snapshot().finished == {"error": 1}
-    names = ("latency", "prefill_time", "decode_time", "inference_time", "generated_length", "tokens_of_step")
-    assert observed.shown(*names) == {
-        "latency": (1, 0.5 + 1.25),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 0.25),
-        "inference_time": (1, 0.5),
-        "generated_length": (1, 2),
-        "tokens_of_step": (2, 3 + 2),
-    }
+    observed.check(
+        latency=(1, 0.5 + 1.25),
+        prefill_time=(1, 0.25),
+        decode_time=(1, 0.25),
+        inference_time=(1, 0.5),
+        generated_length=(1, 2),
+        tokens_of_step=(2, 3 + 2),
+    )
     assert request.metrics.latency == 0.5
     observed = Observed(model=SlowModel(failing=[1]))
     observed.add([1, 2, 3], 9)
     observed.clock.now += 2.0
     observed.engine.step()
-    assert observed.shown("queue_time", "prefill_time", "decode_time", "time_to_first_token") == {
-        "queue_time": (1, 2.0),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 0.0),
-        "time_to_first_token": (0, 0.0),
-    }
+    observed.check(queue_time=(1, 2.0), prefill_time=(1, 0.25), decode_time=(1, 0.0), time_to_first_token=(0, 0.0))
 
 
 # ---- the snapshot

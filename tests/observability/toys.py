@@ -92,7 +92,8 @@ class Observed:
     def times(self) -> RequestTimes:
         return self.snapshot().times
 
-    def shown(self, *names: str) -> dict[str, tuple[int, float]]:
-        """How many values some histograms have, and their sum."""
+    def check(self, **expected: tuple[int, float]) -> None:
+        """How many values histograms have, and their sums."""
         times = self.times
-        return {name: (getattr(times, name).count, getattr(times, name).sum) for name in names}
+        found = {name: getattr(times, name) for name in expected}
+        assert {name: (own.count, own.sum) for name, own in found.items()} == expected
