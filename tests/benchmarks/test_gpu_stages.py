@@ -110,6 +110,3 @@ def test_kernels_are_found_wherever_the_cache_lies(tmp_path: Path) -> None:
     assert listed == {name: str(tmp_path / "new" / "A" / name) for name in ("kernel.cubin", "kernel.json")}
     assert all(Path(path).exists() for path in listed.values())
     assert (tmp_path / "new" / "B").is_dir()
-
-
-# ---- old against new

@@ -108,9 +108,6 @@ def test_what_was_refused_leaves_nothing_behind(make_server: MakeServer) -> None
     assert later.result().status == 200
 
 
-# ---- the end of the server
-
-
 # ---- the end of the engine
 
 
