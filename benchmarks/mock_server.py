@@ -23,9 +23,8 @@ from nanoengine.core.sequence import Request
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
 from nanoengine.sampling.params import SamplingParams
-from nanoengine.server.app import make_app
+from nanoengine.server.app import http_settings
 from nanoengine.server.config import ServerConfig
-from nanoengine.server.http import BoundedHTTP
 from nanoengine.server.serving import Serving
 
 MOST_STEPS_AHEAD = 16
@@ -106,10 +105,7 @@ def main() -> None:
     own.bind(("127.0.0.1", 0))
     own.listen(1024)  # who reads the port connects at once
     print(own.getsockname()[1], flush=True)
-    settings = uvicorn.Config(
-        make_app(serving), http=BoundedHTTP, ws="none", lifespan="off", log_config=None, access_log=False
-    )
-    uvicorn.Server(settings).run(sockets=[own])
+    uvicorn.Server(http_settings(serving)).run(sockets=[own])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from itertools import product
 from pathlib import Path
 from time import process_time
@@ -37,7 +36,6 @@ from nanoengine.fairness.fair_share import Clients, FairShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
-from nanoengine.observability.kv_events import KVEventPublisher
 from nanoengine.observability.observer import Observer
 from nanoengine.sampling.collector import Collector
 from nanoengine.sampling.masks import Masks
@@ -164,10 +162,9 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
     parts: list[PolicyPart] = []
-    clients = Clients(FairShare(0.5, len(workload)), parts)
-    observer, events = Observer(longest(workload)), KVEventPublisher()
-    stores += [offload, events]
-    parts += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), clients, observer, events]
+    clients, observer = Clients(FairShare(0.5, len(workload)), parts), Observer(longest(workload))
+    stores += [offload, observer.events]
+    parts += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), clients, observer]
     return blocks, parts
 
 
@@ -178,7 +175,7 @@ def longest(workload: Workload) -> int:
 class Core:
     """Our scheduler with a workload."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, parts: Seq[PolicyPart], policy: str, depth: int):
+    def __init__(self, workload: Workload, blocks: BlockManager, parts: list[PolicyPart], policy: str, depth: int):
         self.depth = depth
         self.scheduler = Scheduler(
             blocks,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.core.outputs import CompletionOutput, RequestOutput
     from nanoengine.llm import LLM
-    from nanoengine.observability.request_times import RequestMetrics
+    from nanoengine.observability.metrics import RequestMetrics
     from nanoengine.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
@@ -34,7 +34,7 @@ _MODULES = {
     "LLM": "llm",
     "BeamSearchParams": "beam_search.params",
     "CompletionOutput": "core.outputs",
-    "RequestMetrics": "observability.request_times",
+    "RequestMetrics": "observability.metrics",
     "RequestOutput": "core.outputs",
     "SamplingParams": "sampling.params",
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
     from nanoengine.models.capability import Models
     from nanoengine.models.tokenizer import ModelTokenizer
-    from nanoengine.observability.metrics import Metrics
+    from nanoengine.observability.observer import Observer
 
 
 class Entry(NamedTuple):
@@ -63,9 +63,9 @@ class Built:
     capabilities: Mapping[str, Any]
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> Observer:
         """What observes the engine; raises InvalidConfig where observability is not installed."""
-        found: Metrics = self._part("observability").metrics
+        found: Observer = self._part("observability").metrics
         return found
 
     @property

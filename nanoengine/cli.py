@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
-from nanoengine.core.outputs import RequestOutput
 from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
 from nanoengine.llm import LLM, show_log
 from nanoengine.models.fetch import DOWNLOADS
@@ -29,6 +28,17 @@ DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows,
     'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
     "try:\n    import readline\nexcept",
 ]
+
+SAMPLING = {
+    "temperature": (0.8, "0 is greedy"),
+    "top_k": (0, "0 keeps all tokens"),
+    "top_p": (0.95, "1 keeps all tokens"),
+    "min_p": (0.0, "0 keeps all tokens"),
+    "presence_penalty": (0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
+    "frequency_penalty": (0.0, "the same, times how often the answer has them; 0 does nothing"),
+    "repetition_penalty": (1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
+}
+"""Options of sampling: their defaults here, and their help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +68,8 @@ def demo(args: argparse.Namespace) -> None:
         outputs = llm.generate(DEMO_PROMPTS, params)
         seconds = perf_counter() - start
         for output in outputs:
-            print(f"\n\033[1m{output.prompt}\033[0m{output.outputs[0].text}" if sys.stdout.isatty() else _plain(output))
+            bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else (f"=== {output.prompt!r}\n", "")
+            print(f"\n{bold}{output.prompt}{plain}{output.outputs[0].text}")
         num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
         print(
             f"\n{len(outputs)} completions, {num_tokens} tokens in {seconds:.2f} s ({num_tokens / seconds:.0f} tokens/s)"
@@ -147,10 +158,6 @@ def fetch(args: argparse.Namespace) -> None:
     print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
 
 
-def _plain(output: RequestOutput) -> str:
-    return f"\n=== {output.prompt!r}\n{output.prompt}{output.outputs[0].text}"
-
-
 def _open(args: argparse.Namespace) -> LLM:
     names = ("dtype", "device", "max_model_len", "scheduling_policy")
     return LLM(args.model, **{name: getattr(args, name) for name in names if getattr(args, name) is not None})
@@ -159,19 +166,7 @@ def _open(args: argparse.Namespace) -> LLM:
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
 
-    return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
-        repetition_penalty=args.repetition_penalty,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-        stop=args.stop,
-        n=args.n,
-    )
+    return SamplingParams(**{name: getattr(args, name) for name in (*SAMPLING, "seed", "max_tokens", "stop", "n")})
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -187,19 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
         command.add_argument("--scheduling-policy", default=None, help=" or ".join(POLICIES))
         command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
-        command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
         command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+        for name, (default, text) in SAMPLING.items():
+            if run is not demo or name == "temperature":
+                command.add_argument("--" + name.replace("_", "-"), type=type(default), default=default, help=text)
         if run is demo:
             continue
-        command.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
-        command.add_argument("--top-p", type=float, default=0.95, help="1 keeps all tokens")
-        command.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
-        for kind, neutral, text in (
-            ("presence", 0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
-            ("frequency", 0.0, "the same, times how often the answer has them; 0 does nothing"),
-            ("repetition", 1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
-        ):
-            command.add_argument(f"--{kind}-penalty", type=float, default=neutral, help=text)
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt")

@@ -21,9 +21,8 @@ from nanoengine.interrupts import InterruptGuard, Interruptible
 if TYPE_CHECKING:
     from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.models.tokenizer import Message
-    from nanoengine.observability.cache_stats import CacheStats
     from nanoengine.observability.kv_events import KVEventListener
-    from nanoengine.observability.metrics import EngineMetrics
+    from nanoengine.observability.metrics import CacheStats, EngineMetrics
 
 logger = logging.getLogger("nanoengine")
 
@@ -157,7 +156,7 @@ class LLM(CoreLLM):
 
         It hears first of all that is cached now, and after each step of what has changed in it.
         """
-        self.built.metrics.events.attach(listener, self.engine.scheduler.blocks)
+        self.built.metrics.events.attach(listener, self.engine)
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, also those in host memory and on disk; refused (False) while any request runs."""
@@ -171,7 +170,7 @@ class LLM(CoreLLM):
 
     def _run_with_bar(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
         metrics = self.built.metrics if use_tqdm and "observability" in self.built.capabilities else None
-        before, own = None if metrics is None else copy(metrics.observer.steps), {own.request_id for own in requests}
+        before, own = None if metrics is None else copy(metrics.steps), {own.request_id for own in requests}
         with _bar(len(requests), use_tqdm) as bar, self._interrupts:
 
             def after_step(advanced: Sequence[Request]) -> None:

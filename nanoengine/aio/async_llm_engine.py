@@ -13,10 +13,10 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from nanoengine.aio.request_stream import Delta, RequestStream, failure_of
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
@@ -36,30 +36,11 @@ News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """What a step brought a stream: its deltas, whether it is over, and what went wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    stream: RequestStream
+class _Message(NamedTuple):
+    """What the thread is to do, and who is told why if it does nothing any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_id: str
-    stream: RequestStream | None = None  # its request is meant, and no other of the same id
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    function: Callable[[LLMEngine], Any]
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
-Message = _Submit | _Abort | _Call | _Close
+    do: Callable[[], object]
+    refuse: Callable[[Exception], object] = lambda _: None
 
 
 class AsyncLLMEngine:
@@ -77,7 +58,7 @@ class AsyncLLMEngine:
 
     def __init__(self, make: Callable[[], LLMEngine]):
         self.error: BaseException | None = None  # what the engine died of
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
         self._num_sent = 0  # sequences put into the inbox, counted by those who do
         self._num_received = 0  # and taken out, counted by the thread
@@ -121,17 +102,17 @@ class AsyncLLMEngine:
         self._check_alive()
         stream = RequestStream(request, asyncio.get_running_loop(), interval)
         self._num_sent += request.params.num_sequences
-        self._put(_Submit(stream))
+        self._put(_Message(partial(self._submit, stream), partial(_end_stream, stream)))
         return stream
 
     def abort(self, request_id: str) -> None:
         """End a request before the next step, if it still runs; its stream ends with the finish reason "abort"."""
-        self._put(_Abort(request_id))
+        self._put(_Message(partial(self._abort, request_id)))
 
     def cancel(self, stream: RequestStream) -> None:
         """Abort the request of a stream, and no other of the same id."""
         if not stream.is_over:
-            self._put(_Abort(stream.request.request_id, stream))
+            self._put(_Message(partial(self._abort, stream.request.request_id, stream)))
 
     async def generate(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, **options: Any
@@ -164,9 +145,8 @@ class AsyncLLMEngine:
     async def call(self, function: Callable[[LLMEngine], T]) -> T:
         """The result of a function of the engine, called in its thread between two steps."""
         self._check_alive()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-        self._put(_Call(function, loop, answer))
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._put(_Message(partial(self._call, function, answer), partial(_settle, answer, None)))
         return await answer
 
     @property
@@ -177,10 +157,10 @@ class AsyncLLMEngine:
     def close(self) -> None:
         """Abort what runs, give the memory back and end the thread. Waits for the step that runs; closing twice is allowed."""
         self._is_closing = True
-        self._inbox.put(_Close())
+        self._inbox.put(_Message(lambda: None))  # it wakes the thread
         self._thread.join()
 
-    def _put(self, message: Message) -> None:
+    def _put(self, message: _Message) -> None:
         self._inbox.put(message)
         if self._is_over:  # it may have come too late
             self._refuse_messages()
@@ -199,9 +179,6 @@ class AsyncLLMEngine:
             return
         finally:
             is_made.set()
-        self._run()
-
-    def _run(self) -> None:
         try:
             while not self._is_closing:
                 self._empty_inbox()
@@ -217,26 +194,21 @@ class AsyncLLMEngine:
         for _ in range(MOST_MESSAGES):
             if self._inbox.empty() and (self.engine.has_unfinished or self._is_closing):
                 break
-            self._handle(self._inbox.get())
+            self._inbox.get().do()
 
-    def _handle(self, message: Message) -> None:
-        match message:
-            case _Submit(stream):
-                self._submit(stream)
-            case _Abort(request_id, stream):
-                own = self._streams.get(request_id)
-                if own is None or (stream is not None and stream is not own):
-                    return
-                if self.engine.abort(request_id) and (news := self._news(own.request)):
-                    self._send([news])
-            case _Call(function, loop, answer):
-                try:
-                    settle = partial(_settle, answer, function(self.engine), None)
-                except Exception as error:  # it is the caller's, who awaits it
-                    settle = partial(_settle, answer, None, error)
-                _call_soon(loop, settle)
-            case _Close():
-                pass  # it has woken the thread
+    def _abort(self, request_id: str, stream: RequestStream | None = None) -> None:
+        """Abort a request; with a stream its own, and no other of the same id."""
+        own = self._streams.get(request_id)
+        if own is None or (stream is not None and stream is not own):
+            return
+        if self.engine.abort(request_id) and (news := self._news(own.request)):
+            self._send([news])
+
+    def _call(self, function: Callable[[LLMEngine], T], answer: asyncio.Future[T]) -> None:
+        try:
+            _settle(answer, function(self.engine), None)
+        except Exception as error:  # it is the caller's, who awaits it
+            _settle(answer, None, error)
 
     def _submit(self, stream: RequestStream) -> None:
         request = stream.request
@@ -244,7 +216,7 @@ class AsyncLLMEngine:
         try:
             self.engine.submit(request)
         except Exception as error:  # its id is in use, or a part of the engine raised in the middle
-            _call_soon(stream.loop, partial(stream.deliver, [], True, error))
+            _end_stream(stream, error)
             if self.engine.requests.get(request.request_id) is request:
                 self.engine.abort(request.request_id)
             return
@@ -274,38 +246,25 @@ class AsyncLLMEngine:
     def _end(self) -> None:
         """Abort what runs, close the engine, and tell everybody who still waits."""
         try:
-            if self.error is None:
-                for request_id in list(self._streams):
-                    self._handle(_Abort(request_id))
-        except BaseException as error:
-            self._note_broken_end(error)
-        try:
-            self.engine.close()
-        except BaseException as error:
-            self._note_broken_end(error)
+            try:
+                for request_id in list(self._streams) if self.error is None else ():
+                    self._abort(request_id)
+            finally:
+                self.engine.close()
+        except BaseException as error:  # it may be broken already; those who wait are told of its end all the same
+            logger.error("the engine could not be closed", exc_info=error)
+            self.error = self.error or error
         self._is_over = True
         for stream in self._streams.values():
-            _call_soon(stream.loop, partial(stream.deliver, [], True, self._reason()))
+            _end_stream(stream, self._reason())
         self._streams.clear()
         self._refuse_messages()
 
-    def _note_broken_end(self, error: BaseException) -> None:
-        """The engine may be broken already. Those who wait are told of its end all the same."""
-        logger.error("the engine could not be closed", exc_info=error)
-        self.error = self.error or error
-
     def _refuse_messages(self) -> None:
         """Messages that came too late are answered: nobody waits for them."""
-        while True:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                return
-            if isinstance(message, _Submit):
-                stream = message.stream
-                _call_soon(stream.loop, partial(stream.deliver, [], True, self._reason()))
-            elif isinstance(message, _Call):
-                _call_soon(message.loop, partial(_settle, message.answer, None, self._reason()))
+        with suppress(Empty):
+            while True:
+                self._inbox.get_nowait().refuse(self._reason())
 
     def _reason(self) -> EngineDead | EngineClosed:
         """Why nothing runs any more."""
@@ -321,13 +280,22 @@ def _deliver(news: list[News]) -> None:
         stream.deliver(deltas, is_over, error)
 
 
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if answer.done():  # nobody waits any more
-        return
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
+def _end_stream(stream: RequestStream, error: Exception) -> None:
+    _call_soon(stream.loop, partial(stream.deliver, [], True, error))
+
+
+def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
+    """Answer whoever waits, on his loop."""
+
+    def settle() -> None:
+        if answer.done():  # nobody waits any more
+            return
+        if error is None:
+            answer.set_result(cast(T, result))
+        else:
+            answer.set_exception(error)
+
+    _call_soon(answer.get_loop(), settle)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:

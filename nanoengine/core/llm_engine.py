@@ -161,7 +161,7 @@ class LLMEngine:
             self._num_sequences += 1
             request.sequences.append(seq)
             self.scheduler.add(seq)
-        for part in self.scheduler.parts:
+        for part in self.scheduler.parts.copy():
             part.submitted(request)
 
     def abort(self, request_id: str, reason: FinishReason = "abort") -> bool:
@@ -216,7 +216,7 @@ class LLMEngine:
         if isinstance(result, Exception) and not (step.is_dropped or step.decodes or step.runs):
             logger.error("a step that computes nothing has failed: its orders were not carried out", exc_info=result)
         seqs = scheduler.fail(result) if isinstance(result, Exception) else scheduler.commit(result)
-        for part in scheduler.parts:
+        for part in scheduler.parts.copy():
             part.after_step(step, result, seqs)
         if isinstance(result, Exception):
             _forget_locals(result)
@@ -257,7 +257,7 @@ class LLMEngine:
         request.num_finished += 1
         if request.finished:
             self.requests.pop(request.request_id, None)
-        for part in self.scheduler.parts:
+        for part in self.scheduler.parts.copy():
             part.finished(seq)
 
     def _settle_if_idle(self) -> None:
@@ -270,7 +270,7 @@ class LLMEngine:
         while self.scheduler.in_flight:
             step = self.scheduler.in_flight[0]
             self.scheduler.fail(None)
-            for part in self.scheduler.parts:
+            for part in self.scheduler.parts.copy():
                 part.after_step(step, error, [])
 
     # ---- the end

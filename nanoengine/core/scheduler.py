@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +45,7 @@ class Scheduler:
         max_num_seqs: most sequences that run at once.
         max_num_batched_tokens: most tokens of a step.
         max_chunk: most tokens of one prompt in a step.
-        parts: of capabilities.
+        parts: of capabilities; they may come and go.
     """
 
     def __init__(
@@ -57,9 +56,9 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: str = "prefill_first",
         max_chunk: int | None = None,
-        parts: Seq[PolicyPart] = (),
+        parts: list[PolicyPart] | None = None,
     ):
-        self.blocks, self.policy, self.parts = blocks, policy, parts
+        self.blocks, self.policy, self.parts = blocks, policy, [] if parts is None else parts
         self.max_num_seqs = min(max_num_seqs, max_num_batched_tokens)  # each computes a token in a step
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = min(max_chunk or max_num_batched_tokens, max_num_batched_tokens)

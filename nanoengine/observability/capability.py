@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
-from nanoengine.observability.kv_events import KVEventPublisher
-from nanoengine.observability.metrics import Metrics
 from nanoengine.observability.observer import Observer
 
 if TYPE_CHECKING:
@@ -16,19 +14,15 @@ if TYPE_CHECKING:
 class Observability(Capability):
     """`metrics` is set by `policy`. It must be the last capability: the others put facts for it into `startup.facts`."""
 
-    metrics: Metrics
+    metrics: Observer
 
     def policy(self, startup: Startup) -> None:
-        """Facts: "metrics", see `metrics.Sources`."""
-        caching = startup.config.enable_prefix_caching
-        observer = Observer(startup.max_model_len, enable_prefix_caching=caching)
-        events = KVEventPublisher()
-        startup.stores.append(events)
-        startup.parts += [observer, events]
-        self.metrics = Metrics(
+        """Facts: "metrics", see `observer.Sources`."""
+        self.metrics = Observer(
             startup.max_model_len,
             startup.blocks_needed(startup.max_model_len),
-            observer,
-            events,
+            enable_prefix_caching=startup.config.enable_prefix_caching,
             sources=startup.facts.get("metrics"),
         )
+        startup.parts.append(self.metrics)
+        startup.stores.append(self.metrics.events)

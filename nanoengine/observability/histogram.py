@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from copy import copy
 from itertools import accumulate
 
 # Values and bounds are of one type, seconds floats and tokens whole numbers: bisect compares those faster.
@@ -57,8 +56,3 @@ class Histogram:
     def cumulative(self) -> list[int]:
         """How many values were up to each bound; at last, all of them."""
         return list(accumulate(self.counts))
-
-    def copy(self) -> Histogram:
-        other = copy(self)
-        other.counts = self.counts.copy()
-        return other

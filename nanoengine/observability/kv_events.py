@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nanoengine.core.block_manager import BlockManager
+from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import KVStore, PolicyPart
@@ -60,7 +60,8 @@ KVEventListener = Callable[[KVEvent], object]
 
 
 class KVEventPublisher(KVStore, PolicyPart):
-    """A `KVStore` that keeps no block; events are collected inside the block manager, and told after each step.
+    """A `KVStore` that keeps no block; while somebody listens, a `PolicyPart` too: events are collected inside the block manager,
+    and told after each step.
 
     Attributes:
         num_evicted: blocks that were evicted from the pool.
@@ -73,12 +74,16 @@ class KVEventPublisher(KVStore, PolicyPart):
         self._listener: KVEventListener | None = None
         self._events: list[KVEvent] = []
 
-    def attach(self, listener: KVEventListener | None, blocks: BlockManager) -> None:
+    def attach(self, listener: KVEventListener | None, engine: LLMEngine) -> None:
         """From now on tell this listener, and first all that is cached already, parents first; None ends it."""
         self.publish()
         self._listener = listener
+        parts, blocks = engine.scheduler.parts, engine.scheduler.blocks
+        if self in parts:
+            parts.remove(self)
         if listener is None:
             return
+        parts.append(self)
         told: set[tuple[int, bytes]] = set()
         for group, index in enumerate(blocks.index):
             for hash in index:
@@ -90,17 +95,15 @@ class KVEventPublisher(KVStore, PolicyPart):
                 for own in reversed(chain):
                     cached = blocks.contents[index[own]]
                     assert cached is not None
-                    self._events.append(BlockStored(own, self.parents[group, own], cached.tokens, group))
+                    self._note(BlockStored(own, self.parents[group, own], cached.tokens, group))
         self.publish()
 
     def publish(self) -> None:
         """Tell what has happened since the last time."""
-        if not self._events:
-            return
         events, self._events = self._events, []
         for event in events:
             try:
-                if self._listener is not None:
+                if self._listener is not None:  # it may have ended this itself
                     self._listener(event)
             except Exception as problem:
                 self.num_errors += 1

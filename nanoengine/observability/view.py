@@ -6,7 +6,7 @@ time to make it grows with the pool only by a look at each free block.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import islice, repeat
 from operator import is_not
@@ -17,7 +17,7 @@ import numpy as np
 from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Phase, Sequence
-from nanoengine.observability.metrics import Metrics
+from nanoengine.observability.observer import Observer
 
 MAX_RUNNING, MAX_FETCHING, MAX_WAITING = 96, 16, 32
 """Most sequences of each kind in a view: the first in order."""
@@ -98,32 +98,30 @@ class EngineView:
     totals: Totals
 
 
-def take_view(engine: LLMEngine, metrics: Metrics) -> EngineView:
+def take_view(engine: LLMEngine, observer: Observer) -> EngineView:
     """A picture of an engine, as values that do not change any more. Called between two steps, in the engine's thread."""
-    scheduler = engine.scheduler
-    fetching = metrics.fetching()
-    waiting: Iterable[Sequence] = scheduler.waiting
-    if fetching:
-        waiting = (seq for seq in scheduler.waiting if seq not in fetching)
+    scheduler, fetching = engine.scheduler, observer.fetching()
     shown = [
         *islice(scheduler.running, MAX_RUNNING),
-        *islice((seq for seq in scheduler.waiting if seq in fetching) if fetching else (), MAX_FETCHING),
-        *islice(waiting, MAX_WAITING),
+        *islice((seq for seq in scheduler.waiting if seq in fetching), MAX_FETCHING),
+        *islice((seq for seq in scheduler.waiting if seq not in fetching), MAX_WAITING),
     ]
     most_blocks = MAX_TABLE_ENTRIES // max(len(shown), 1)
-    num_fetching = len(fetching)
     return EngineView(
-        time=metrics.observer.clock(),
+        time=observer.clock(),
         num_running=len(scheduler.running),
-        num_fetching=num_fetching,
-        num_waiting=len(scheduler.waiting) - num_fetching,
+        num_fetching=len(fetching),
+        num_waiting=len(scheduler.waiting) - len(fetching),
         sequences=[_sequence(seq, fetching, most_blocks) for seq in shown],
         pool=_pool(scheduler.blocks),
-        totals=_totals(engine, metrics),
+        totals=_totals(engine, observer),
     )
 
 
 def _sequence(seq: Sequence, fetching: Container[Sequence], most_blocks: int) -> SequenceView:
+    blocks: list[int] = []  # that it still sees; those of several groups one after the other
+    for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
+        blocks += table[first : first + most_blocks // len(seq.block_tables)]
     return SequenceView(
         request_id=seq.request.request_id,
         index=seq.index,
@@ -135,7 +133,7 @@ def _sequence(seq: Sequence, fetching: Container[Sequence], most_blocks: int) ->
         num_preemptions=seq.num_preemptions,
         priority=seq.request.priority,
         num_blocks=sum(map(len, seq.block_tables)) - sum(seq.first_blocks),
-        blocks=_blocks(seq, most_blocks),
+        blocks=blocks,
     )
 
 
@@ -149,37 +147,24 @@ def _state(seq: Sequence, fetching: Container[Sequence]) -> State:
     return "preempted" if seq.num_preemptions else "waiting"
 
 
-def _blocks(seq: Sequence, most: int) -> list[int]:
-    """The first blocks of a sequence that it still sees; those of several groups one after the other."""
-    blocks: list[int] = []
-    for table, first in zip(seq.block_tables, seq.first_blocks, strict=True):
-        blocks += table[first : first + most // len(seq.block_tables)]
-    return blocks
-
-
 def _pool(blocks: BlockManager) -> PoolView:
     num_cached = sum(blocks.contents[block] is not None for block in blocks.free_blocks)
+    references = np.array(blocks.ref_counts[1 : MAX_CELLS + 1])
+    contents = blocks.contents[1 : MAX_CELLS + 1]
+    can_be_hit = np.frombuffer(bytes(map(is_not, contents, repeat(None))), np.uint8)
     return PoolView(
         num_blocks=blocks.num_blocks,
         block_size=blocks.block_size,
         num_free=blocks.num_free - num_cached,
         num_cached=num_cached,
         num_used=blocks.num_blocks - blocks.num_free,
-        cells=_cells(blocks),
+        cells=_CELL_OF[2 * np.minimum(references, 2) + can_be_hit].tobytes().decode().rstrip(FREE),
     )
 
 
-def _cells(blocks: BlockManager) -> str:
-    references = np.array(blocks.ref_counts[1 : MAX_CELLS + 1])
-    contents = blocks.contents[1 : MAX_CELLS + 1]
-    can_be_hit = np.frombuffer(bytes(map(is_not, contents, repeat(None))), np.uint8)
-    return _CELL_OF[2 * np.minimum(references, 2) + can_be_hit].tobytes().decode().rstrip(FREE)
-
-
-def _totals(engine: LLMEngine, metrics: Metrics) -> Totals:
-    observer = metrics.observer
+def _totals(engine: LLMEngine, observer: Observer) -> Totals:
     steps, cache = observer.steps, observer.cache
-    speculation = metrics.sources.get("speculation")
+    speculation = observer.sources.get("speculation")
     drafts = None if speculation is None else speculation()
     return Totals(
         prefill_tokens=steps.prefill_tokens,
@@ -189,7 +174,7 @@ def _totals(engine: LLMEngine, metrics: Metrics) -> Totals:
         num_queried_tokens=cache.num_queried_tokens,
         num_hit_tokens=cache.num_hit_tokens,
         num_preemptions=engine.scheduler.num_preemptions,
-        num_evicted_blocks=metrics.events.num_evicted,
+        num_evicted_blocks=observer.events.num_evicted,
         num_drafts=None if drafts is None else drafts.num_drafts,
         num_accepted=None if drafts is None else drafts.num_accepted,
     )

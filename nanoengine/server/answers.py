@@ -1,24 +1,200 @@
-"""How answers are sent: in one piece, or as a stream of events."""
+"""Answers to those who want text: made of what the engine makes, in one piece or as a stream of server-sent events."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nanoengine.aio.request_stream import Delta
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import problem_of
 from nanoengine.server.jobs import Job
-from nanoengine.server.serving import Serving
-from nanoengine.server.sse import DONE, HEADERS, error_event
+from nanoengine.server.logprobs import LogprobShapes, Progress
+from nanoengine.server.protocol import Generation
+from nanoengine.server.serving import FEW, Serving
 
 logger = logging.getLogger("nanoengine.server")
 
+G = TypeVar("G", bound=Generation)
 
-def json_response(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+encode = msgspec.json.encode
+
+DONE = b"data: [DONE]\n\n"
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold chunks back
+]
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    return Response(encode(value), status, media_type="application/json")
+
+
+class Answer(Generic[G]):
+    """Makes one answer. Who inherits says what a choice is.
+
+    Args:
+        serving: where.
+        request: what the client wants.
+        job_id: what the client knows the answer by.
+        params: how each prompt is sampled.
+    """
+
+    kind: ClassVar[str]
+    kind_of_chunks: ClassVar[str]
+    plain: ClassVar[tuple[bytes, bytes]]  # what is around the text of a chunk that has nothing else
+
+    def __init__(self, serving: Serving, request: G, job_id: str, params: SamplingParams):
+        self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
+        self.created = int(time.time())
+        self.num_prompt_tokens: list[int] = []
+        self.echoes: list[str] = []  # what is repeated of each prompt in front of its choices; none if nothing is
+        self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
+
+    async def send(
+        self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Sequence[list[int]]]
+    ) -> Response | EventStream:
+        """Have the engine work on prompts, and answer. Arguments as for `Serving.start`."""
+        serving, params = self.serving, self.params
+        job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens)
+        self.num_prompt_tokens = [len(own.prompt_token_ids) for own in job.requests]
+        if self.request.stream:
+            return EventStream(serving, job, self.events(job))
+        async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
+            await job.end()
+        is_long = len(job.requests) * params.num_sequences > FEW
+        with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
+        body = await serving.make(self.body, job.requests, slow=is_long or with_logprobs)
+        return Response(body, media_type="application/json")
+
+    # ---- whole
+
+    def body(self, requests: list[Request]) -> bytes:
+        outputs = [request.output() for request in requests]
+        num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+        num_cached = sum(output.num_cached_tokens for output in outputs)
+        return encode(
+            {
+                "id": self.job_id,
+                "object": self.kind,
+                "created": self.created,
+                "model": self.serving.name,
+                "choices": [
+                    self.choice(number, output, index)
+                    for number, output in enumerate(outputs)
+                    for index in range(len(output.outputs))
+                ],
+                "service_tier": None,
+                "system_fingerprint": self.serving.fingerprint,
+                "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
+                **self.rest(outputs[0]),
+            }
+        )
+
+    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
+        """One completion of the prompt of a number."""
+        raise NotImplementedError
+
+    def rest(self, output: RequestOutput) -> dict[str, Any]:
+        """What else an answer has."""
+        return {}
+
+    def prompt_logprobs(self, output: RequestOutput) -> list[dict[str, Any] | None] | None:
+        if output.prompt_logprobs is None:
+            return None
+        return self.shapes.prompt(output.prompt_token_ids, output.prompt_logprobs)
+
+    # ---- in chunks
+
+    async def events(self, job: Job) -> AsyncIterator[bytes]:
+        """The chunks, all that are there at a time in one piece."""
+        serving, request, n = self.serving, self.request, self.request.n or 1
+        common = {"id": self.job_id, "object": self.kind_of_chunks, "created": self.created, "model": serving.name}
+        chunks = Chunks(common, serving.fingerprint)
+        options = request.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        each = with_usage and options is not None and bool(options.continuous_usage_stats)
+        is_plain = self.params.logprobs is None and not request.return_token_ids
+        start, end = self.plain
+        choices = [Progress() for _ in range(n * len(job.requests))]
+        has_begun = False
+        async for news in job.deltas():
+            parts = []
+            if not has_begun:
+                usage = usage_json(self.num_prompt_tokens[0], 0) if each else b""
+                parts = [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
+                has_begun = True
+            for number, delta in news:
+                index = number * n + delta.index
+                progress = choices[index]
+                is_first = not progress.num_tokens
+                if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
+                    choice = start % index + encode(delta.text) + end
+                else:
+                    make = partial(self.piece, job.requests[number], index, delta)
+                    choice = encode(await serving.make(make, progress, slow=is_first and bool(request.echo)))
+                progress.advance(delta.token_ids)
+                usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
+                is_last = delta.finish_reason is not None and not with_usage
+                parts.append(chunks.last(choice, usage) if is_last else chunks.chunk(choice, usage))
+            yield b"".join(parts)
+        if with_usage:
+            num_new = sum(progress.num_tokens for progress in choices)
+            yield chunks.usage(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens))
+
+    def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
+        """Chunks before the first delta: the choice, and what else is in each."""
+        return []
+
+    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
+        """A choice of a chunk with more than text."""
+        raise NotImplementedError
+
+
+class Chunks:
+    """The events of one stream, made of what all of them have in common and a few pieces of their own.
+
+    Args:
+        common: what every chunk says: id, object, created, model.
+        fingerprint: of the server; said at the end.
+    """
+
+    def __init__(self, common: dict[str, Any], fingerprint: str):
+        self._head = b"data: " + encode(common)[:-1] + b',"choices":['
+        self._fingerprint = b',"system_fingerprint":' + encode(fingerprint)
+
+    def chunk(self, choice: bytes, rest: bytes = b"") -> bytes:
+        """One event: a choice, and what else belongs to the chunk, from a comma on."""
+        return b"".join((self._head, choice, b"]", rest, b"}\n\n"))
+
+    def usage(self, usage: dict[str, Any]) -> bytes:
+        """The last chunk of a stream that reports usage, which has no choice."""
+        return self.last(b"", b',"usage":' + encode(usage))
+
+    def last(self, choice: bytes, rest: bytes) -> bytes:
+        """The last chunk of one that does not."""
+        return self.chunk(choice, rest + self._fingerprint)
+
+
+def usage_json(num_prompt: int, num_completion: int) -> bytes:
+    """Tokens in and out, as a piece of a chunk."""
+    return b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}' % (
+        num_prompt,
+        num_prompt + num_completion,
+        num_completion,
+    )
 
 
 class EventStream:
@@ -36,15 +212,17 @@ class EventStream:
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        serving = self._serving
-        async with serving.jobs.running(self._job, receive, serving.config.request_timeout):
+        async def write(body: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             try:
                 async for event in self._events:
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                    await write(event)
             except Exception as error:  # the status is sent: whatever it was, the stream must say so
                 problem = problem_of(error)
                 if problem.status >= 500:
                     logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=error)
-                await send({"type": "http.response.body", "body": error_event(problem.body()), "more_body": True})
-            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+                await write(b"data: " + problem.body() + b"\n\n")
+            await write(DONE, more=False)

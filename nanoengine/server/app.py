@@ -7,6 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -21,6 +22,7 @@ from nanoengine.server import operations
 from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.http import BoundedHTTP
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
 from nanoengine.server.page import FILES, page_routes
@@ -28,6 +30,9 @@ from nanoengine.server.serving import Serving
 from nanoengine.server.tokens import detokenize, tokenize, tokenizer_info
 
 logger = logging.getLogger("nanoengine.server")
+
+SECONDS_TO_SAY_SO = 2
+"""After aborting what runs: for its clients to be told."""
 
 ROUTES = [
     Route("/health", operations.health),
@@ -55,26 +60,32 @@ OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
-    look = partial(take_view, metrics=serving.metrics)
+    look = partial(take_view, observer=serving.metrics)
     routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(look)) if config.page else ())]
-    middleware = [
-        Middleware(
-            Identify,
-            keys=config.api_key,
-            open_paths=(*OPEN_PATHS, *FILES.values()),
-            origins=config.cors_origin or (),
-            log=config.access_log,
-        )
-    ]
-    if config.cors_origin is not None:
-        middleware.append(
-            Middleware(CORSMiddleware, allow_origins=list(config.cors_origin), allow_methods=["*"], allow_headers=["*"])
-        )
+    open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin
+    middleware = [Middleware(Identify, config.api_key, open_paths, origins or (), config.access_log)]
+    if origins is not None:
+        middleware.append(Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # to whatever host the request names
     app.state.serving = serving
     return app
+
+
+def http_settings(serving: Serving) -> uvicorn.Config:
+    """How uvicorn serves the application."""
+    return uvicorn.Config(
+        make_app(serving),
+        http=BoundedHTTP,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # ours says more
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
+    )
 
 
 async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:

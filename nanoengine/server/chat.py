@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HTTPRequest
@@ -14,19 +10,14 @@ from starlette.responses import Response
 from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sequence import Request
-from nanoengine.server.answers import EventStream, json_response
+from nanoengine.server.answers import Answer, EventStream, encode
 from nanoengine.server.jobs import Job
-from nanoengine.server.logprobs import LogprobShapes, Progress
-from nanoengine.server.params import MANY, sampling_params
+from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
-from nanoengine.server.serving import FEW, Serving, new_id
-from nanoengine.server.sse import Chunks, encode, usage_json
+from nanoengine.server.serving import Serving, new_id
 from nanoengine.server.text import joined
 
 ASSISTANT = "assistant"
-
-REST = b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
-"""Of a choice that has nothing but text."""
 
 
 async def chat_completions(http: HTTPRequest) -> Response | EventStream:
@@ -34,62 +25,26 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, ChatRequest)
     by_new_name = request.max_completion_tokens is not None
-    make = partial(
-        sampling_params,
-        defaults=serving.defaults,
-        max_model_len=serving.max_model_len,
+    params = await serving.params(
+        request,
         max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
         names={"logprobs": "top_logprobs", "max_tokens": "max_completion_tokens" if by_new_name else "max_tokens"},
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
     )
-    params = await serving.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
-    answer = _Answer(serving, request, new_id("chatcmpl", http, request.request_id))
+    answer = _Chat(serving, request, new_id("chatcmpl", http, request.request_id), params)
 
     def tokens() -> list[list[int]]:
-        answer.prompt = render(serving, request)
+        answer.prompt = serving.render(request)
         serving.check_length(answer.prompt, request)
         return [serving.chats.encode(answer.prompt, add_special_tokens=bool(request.add_special_tokens))]
 
-    job = await serving.start(http, answer.job_id, request, params, 1, tokens)
-    answer.num_prompt_tokens = len(job.requests[0].prompt_token_ids)
-    if request.stream:
-        return EventStream(serving, job, answer.events(job))
-    async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
-        await job.end()
-    is_long = params.num_sequences > FEW or params.prompt_logprobs is not None
-    return json_response(await serving.make(answer.body, job.requests[0], slow=is_long or bool(request.logprobs)))
+    return await answer.send(http, 1, tokens)
 
 
-def render(serving: Serving, request: ChatRequest) -> str:
-    """The text that a conversation is to the model."""
-    kwargs = dict(request.chat_template_kwargs or {})
-    if request.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", request.reasoning_effort)
-    if request.documents is not None:
-        kwargs.setdefault("documents", request.documents)
-    return serving.chats.render(
-        request.messages,
-        template_kwargs=kwargs,
-        tools=request.tools,
-        add_generation_prompt=request.add_generation_prompt,
-        continue_final_message=request.continue_final_message,
-    )
-
-
-@dataclass(slots=True)
-class _Answer:
-    """Makes one answer, whole or in chunks."""
-
-    serving: Serving
-    request: ChatRequest
-    job_id: str
-    created: int = field(default_factory=lambda: int(time.time()))
-    prompt: str = ""  # as rendered
-    num_prompt_tokens: int = 0
-    shapes: LogprobShapes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.shapes = LogprobShapes(self.serving.token_texts, bool(self.request.return_tokens_as_token_ids))
+class _Chat(Answer[ChatRequest]):
+    kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
+    plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
+    prompt = ""  # as rendered
 
     @property
     def role(self) -> str:
@@ -104,31 +59,7 @@ class _Answer:
         content = last.get("content")
         return content if self.request.echo and last.get("role") == self.role and isinstance(content, str) else ""
 
-    # ---- whole
-
-    def body(self, own: Request) -> bytes:
-        request, serving, output = self.request, self.serving, own.output()
-        num_new = sum(len(completion.token_ids) for completion in output.outputs)
-        prompt_logprobs = None
-        if output.prompt_logprobs is not None:
-            prompt_logprobs = self.shapes.prompt(output.prompt_token_ids, output.prompt_logprobs)
-        return encode(
-            {
-                "id": self.job_id,
-                "object": "chat.completion",
-                "created": self.created,
-                "model": serving.name,
-                "choices": [self._choice(output, index) for index in range(len(output.outputs))],
-                "service_tier": None,
-                "system_fingerprint": serving.fingerprint,
-                "usage": serving.usage(self.num_prompt_tokens, num_new, output.num_cached_tokens),
-                "prompt_logprobs": prompt_logprobs,
-                "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
-                "prompt_text": self.prompt if request.return_prompt_text else None,
-            }
-        )
-
-    def _choice(self, output: RequestOutput, index: int) -> dict[str, Any]:
+    def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         logprobs = None
         if completion.logprobs is not None:
@@ -142,57 +73,30 @@ class _Answer:
             "token_ids": completion.token_ids if request.return_token_ids else None,
         }
 
-    # ---- in chunks
+    def rest(self, output: RequestOutput) -> dict[str, Any]:
+        request = self.request
+        return {
+            "prompt_logprobs": self.prompt_logprobs(output),
+            "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
+            "prompt_text": self.prompt if request.return_prompt_text else None,
+        }
 
-    async def events(self, job: Job) -> AsyncIterator[bytes]:
-        """The chunks, all that are there at a time in one piece."""
-        serving, request, n = self.serving, self.request, self.request.n or 1
-        common = {"id": self.job_id, "object": "chat.completion.chunk", "created": self.created, "model": serving.name}
-        chunks = Chunks(common, serving.fingerprint)
-        options = request.stream_options
-        with_usage = options is not None and bool(options.include_usage)
-        each = with_usage and options is not None and bool(options.continuous_usage_stats)
-        is_plain = not request.logprobs and not request.return_token_ids
-        choices = [Progress() for _ in range(n)]
-        begun = False
-        async for news in job.deltas():
-            parts = [] if begun else self._beginning(job, chunks, n, each)
-            begun = True
-            for _, delta in news:
-                index, progress = delta.index, choices[delta.index]
-                num_tokens = progress.num_tokens + len(delta.token_ids)
-                rest = b',"usage":' + usage_json(self.num_prompt_tokens, num_tokens) if each else b""
-                if is_plain and delta.finish_reason is None:
-                    choice = b'{"index":%d,"delta":{"content":' % index + encode(delta.text) + REST
-                    parts.append(chunks.chunk(choice, rest))
-                elif delta.finish_reason is None or with_usage:
-                    parts.append(chunks.chunk(encode(self._delta(delta, progress)), rest))
-                else:
-                    parts.append(chunks.last(encode(self._delta(delta, progress)), rest))
-                progress.advance(delta.token_ids)
-            yield b"".join(parts)
-        if with_usage:
-            num_new = sum(progress.num_tokens for progress in choices)
-            yield chunks.usage(encode(serving.usage(self.num_prompt_tokens, num_new, job.num_cached_tokens)))
-
-    def _beginning(self, job: Job, chunks: Chunks, n: int, each: bool) -> list[bytes]:
+    def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
         """Who speaks, and what is repeated, of every choice."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
         prompt = self.prompt if request.return_prompt_text else None
         of_prompt = b',"prompt_token_ids":' + encode(token_ids) + b',"prompt_text":' + encode(prompt)
-        usage = b',"usage":' + usage_json(self.num_prompt_tokens, 0) if each else b""
-        deltas = [({"role": self.role, "content": ""}, of_prompt + usage)]
+        deltas = [({"role": self.role, "content": ""}, of_prompt)]
         if self.echo:
-            deltas.append(({"content": self.echo}, usage))
+            deltas.append(({"content": self.echo}, b""))
         return [
-            chunks.chunk(encode({"index": i, "delta": delta, "logprobs": None, "finish_reason": None}), rest)
+            ({"index": i, "delta": delta, "logprobs": None, "finish_reason": None}, rest)
             for delta, rest in deltas
-            for i in range(n)
+            for i in range(request.n or 1)
         ]
 
-    def _delta(self, delta: Delta, progress: Progress) -> dict[str, Any]:
-        """A choice with more than text."""
+    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
         request = self.request
         logprobs = None
         if delta.logprobs is not None:

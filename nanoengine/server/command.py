@@ -6,7 +6,6 @@ import argparse
 import inspect
 import os
 import re
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -70,24 +69,16 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _add(group: Any, name: str, hint: Any, text: str, default: Any) -> None:
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)] if _is_optional(hint) else [hint]
-    kind = kinds[0]
+    kind = next((kind for kind in typing.get_args(hint) if kind is not type(None)), hint)
     options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if default is not None and default is not MISSING:
         options["help"] += f" (default: {default})"
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
-    elif typing.get_origin(kind) is tuple:
-        options["nargs"] = "+"
     else:
-        options["type"] = kind
-    if kind is not bool:
         options["metavar"] = name.upper().rsplit("_", 1)[-1]
+        options |= {"nargs": "+"} if typing.get_origin(kind) is tuple else {"type": kind}
     group.add_argument("--" + name.replace("_", "-"), **options)
-
-
-def _is_optional(hint: Any) -> bool:
-    return typing.get_origin(hint) in (types.UnionType, typing.Union)
 
 
 def _help(kind: type) -> Mapping[str, str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from nanoengine.errors import InvalidConfig, shown
 
-MOST = {
-    "port": 65535,
-    "max_body_bytes": 1 << 30,
-    "max_prompts": 1024,
-    "max_n": 16384,
-    "max_stop_strings": 1024,
-    "max_waiting": 1 << 20,
-    "stream_interval": 1 << 20,
-    "text_threads": 64,
-    "token_cache_chars": 1 << 32,
+BOUNDS = {
+    "port": (0, 65535),
+    "max_body_bytes": (1, 1 << 30),
+    "max_prompts": (1, 1024),
+    "max_n": (1, 16384),
+    "max_stop_strings": (1, 1024),
+    "max_waiting": (0, 1 << 20),
+    "stream_interval": (1, 1 << 20),
+    "text_threads": (1, 64),
+    "token_cache_chars": (0, 1 << 32),
 }
 
 
@@ -68,14 +68,10 @@ class ServerConfig:
     access_log: bool = True
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in MOST:
-                least = 0 if field.name in ("port", "max_waiting", "token_cache_chars") else 1
-                if type(value) is not int or not least <= value <= MOST[field.name]:
-                    raise InvalidConfig(
-                        f"{field.name} is {shown(value)}: it must be an integer from {least} to {MOST[field.name]}"
-                    )
+        for name, (least, most) in BOUNDS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {most}")
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
         for name in ("host", "uds"):
             if getattr(self, name) == "":
@@ -87,6 +83,4 @@ class ServerConfig:
         if self.request_timeout is not None and not 0 < self.request_timeout < 1e9:
             raise InvalidConfig(f"request_timeout is {shown(self.request_timeout)}: it must be above 0, in seconds")
         if not 0 <= self.shutdown_timeout < 1e9:
-            raise InvalidConfig(
-                f"shutdown_timeout is {shown(self.shutdown_timeout)}: it must be at least 0, in seconds"
-            )
+            raise InvalidConfig(f"shutdown_timeout is {shown(self.shutdown_timeout)}: it must be 0 or more, in seconds")

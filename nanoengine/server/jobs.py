@@ -148,21 +148,16 @@ class Jobs:
             job.abort()
         return len(found)
 
-    def cut_off(self) -> None:
-        """End all answers where they stand, those too whose clients do not read."""
-        for job, task in list(self._jobs.items()):
-            job.abort()
-            if task is not None:
+    def cut_off(self, *jobs: Job) -> None:
+        """End answers where they stand, all if none is named: those too whose clients do not read."""
+        for job in jobs or list(self._jobs):
+            if (task := self._jobs.get(job)) is not None:
+                job.abort()
                 task.cancel()
 
     def _end(self, job: Job, problem: Problem) -> None:
         job.abort(problem)
-        asyncio.get_running_loop().call_later(SECONDS_TO_SAY_SO, self._cut_off, job)
-
-    def _cut_off(self, job: Job) -> None:
-        task = self._jobs.get(job)
-        if task is not None:
-            task.cancel()
+        asyncio.get_running_loop().call_later(SECONDS_TO_SAY_SO, self.cut_off, job)
 
     async def none_left(self) -> None:
         """Wait until no job runs."""

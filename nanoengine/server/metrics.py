@@ -56,152 +56,71 @@ class _Snapshot(Collector):
     num_rejected: Mapping[str, int]
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._state()
-        yield from self._totals()
-        yield from self._lengths()
-        yield from self._times()
-        yield from self._speculation()
-        yield from self._own()
+        for name, text, value in self._gauges():
+            yield self._family(GaugeMetricFamily, name, text, "", {"": value})
+        for name, text, count in self._counters():
+            yield self._family(CounterMetricFamily, name, text, "", {"": count})
+        for name, text, label, counts in self._labelled_counters():
+            yield self._family(CounterMetricFamily, name, text, label, counts)
+        for name, text, histogram in self._histograms():
+            family = HistogramMetricFamily(name, text, labels=("model_name", "engine"))
+            bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+            buckets = list(zip(bounds, histogram.cumulative(), strict=True))
+            family.add_metric((self.model_name, ENGINE), buckets, histogram.sum)
+            yield family
+        yield from self._others()
 
-    # ---- kinds of families
-
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        return self._by(GaugeMetricFamily, name, text, {(): value})
-
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        return self._by(CounterMetricFamily, name, text, {(): value})
-
-    def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        return self._by(CounterMetricFamily, name, text, {(key,): value for key, value in values.items()}, label)
-
-    def _by(
+    def _family(
         self,
         kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
         name: str,
         text: str,
-        values: Mapping[tuple[str, ...], float],
-        *label: str,
+        label: str,
+        values: Mapping[str, float],
     ) -> Metric:
-        """A family with a series for each value of a label, or with a single one."""
-        family = kind(name, text, labels=("model_name", "engine", *label))
+        """A series for each value of a label; without a label, a single one."""
+        family = kind(name, text, labels=("model_name", "engine", *([label] if label else [])))
         for key, value in values.items():
-            family.add_metric((self.model_name, ENGINE, *key), value)
+            family.add_metric((self.model_name, ENGINE, *([key] if label else [])), value)
         return family
 
-    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(name, text, labels=("model_name", "engine"))
-        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-        family.add_metric(
-            (self.model_name, ENGINE), list(zip(bounds, histogram.cumulative(), strict=True)), histogram.sum
-        )
-        return family
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        own = self.metrics
+        yield "vllm:num_requests_running", "Sequences that have blocks and a row.", own.num_running
+        yield "vllm:num_requests_waiting", "Sequences that wait to run.", own.num_waiting + own.num_fetching
+        yield "vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", own.kv_usage
 
-    # ---- families
+    def _counters(self) -> Iterator[tuple[str, str, float]]:
+        own, times, cache, drafts = self.metrics, self.metrics.times, self.metrics.cache, self.metrics.speculation
+        yield "vllm:num_preemptions", "Times that a sequence had to give way.", own.num_preemptions
+        yield "vllm:prompt_tokens", "Tokens of prompts, cached ones included.", times.num_prompt_tokens
+        yield "vllm:prompt_tokens_cached", "Tokens of prompts that were not computed.", times.num_cached_prompt_tokens
+        yield "vllm:generation_tokens", "Tokens generated.", times.num_generated_tokens
+        yield "vllm:prefix_cache_queries", "Tokens looked up in the cache.", cache.num_queried_tokens
+        yield "vllm:prefix_cache_hits", "Tokens found there, in any tier.", cache.num_hit_tokens
+        if drafts is not None:
+            yield "vllm:spec_decode_num_drafts", "Runs of drafts that were verified.", drafts.num_runs
+            yield "vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", drafts.num_drafts
+            yield "vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.", drafts.num_accepted
+        if own.offload is not None:
+            yield "nanoengine:kv_file_errors", "Files that could not be read.", own.offload.num_bad_files
 
-    def _state(self) -> Iterator[Metric]:
-        metrics = self.metrics
-        num_waiting = metrics.num_waiting + metrics.num_fetching
-        yield self._gauge("vllm:num_requests_running", "Sequences that have blocks and a row.", metrics.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Sequences that wait to run.", num_waiting)
-        yield self._by(
-            GaugeMetricFamily,
-            "vllm:num_requests_waiting_by_reason",
-            "Sequences that wait to run: for room, or deferred until their K/V were read from files.",
-            {("capacity",): metrics.num_waiting, ("deferred",): metrics.num_fetching},
-            "reason",
-        )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV pool in use, 0 to 1.", metrics.kv_usage)
-        options = {
-            **self.cache_config,
-            "block_size": str(metrics.block_size),
-            "num_gpu_blocks": str(metrics.num_blocks),
-            "kv_cache_size_tokens": str(int(metrics.max_concurrency * metrics.max_model_len)),
-            "kv_cache_max_concurrency": str(metrics.max_concurrency),
-            "engine": ENGINE,
-        }
-        info = GaugeMetricFamily("vllm:cache_config_info", "Options of the KV cache; always 1.", labels=tuple(options))
-        info.add_metric(tuple(options.values()), 1)
-        yield info
-
-    def _totals(self) -> Iterator[Metric]:
-        metrics, times, cache = self.metrics, self.metrics.times, self.metrics.cache
-        finished = dict.fromkeys(FINISH_REASONS, 0.0) | metrics.finished
-        yield self._counters("vllm:request_success", "Sequences that ended, by why.", "finished_reason", finished)
-        rejected = CounterMetricFamily(
-            "vllm:admission_rejections", "Requests turned away at the door.", labels=("model_name", "reason")
-        )
-        for reason, count in (dict.fromkeys(REJECTIONS, 0) | dict(self.num_rejected)).items():
-            rejected.add_metric((self.model_name, reason), count)
-        yield rejected
-        yield self._counter("vllm:num_preemptions", "Times that a sequence had to give way.", metrics.num_preemptions)
-        yield self._counter("vllm:prompt_tokens", "Tokens of prompts, cached ones included.", times.num_prompt_tokens)
+    def _labelled_counters(self) -> Iterator[tuple[str, str, str, Mapping[str, float]]]:
+        own, times, drafts, offload = self.metrics, self.metrics.times, self.metrics.speculation, self.metrics.offload
+        finished = dict.fromkeys(FINISH_REASONS, 0.0) | own.finished
+        yield "vllm:request_success", "Sequences that ended, by why.", "finished_reason", finished
         sources = {
             "local_compute": times.num_prompt_tokens - times.num_cached_prompt_tokens,
             "local_cache_hit": times.num_cached_prompt_tokens,
             "external_kv_transfer": 0,
         }
-        yield self._counters("vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", "source", sources)
-        cached = times.num_cached_prompt_tokens
-        yield self._counter("vllm:prompt_tokens_cached", "Tokens of prompts that were not computed.", cached)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", times.num_generated_tokens)
-        yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the cache.", cache.num_queried_tokens)
-        yield self._counter("vllm:prefix_cache_hits", "Tokens found there, in any tier.", cache.num_hit_tokens)
-
-    def _lengths(self) -> Iterator[Metric]:
-        times, histogram = self.metrics.times, self._histogram
-        yield histogram("vllm:iteration_tokens_total", "Tokens of a step.", times.tokens_of_step)
-        yield histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", times.prompt_length)
-        yield histogram("vllm:request_generation_tokens", "Tokens generated for a sequence.", times.generated_length)
-        yield histogram(
-            "vllm:request_max_num_generation_tokens",
-            "Tokens generated for the longest sequence of a request.",
-            times.longest_generated,
-        )
-        yield histogram("vllm:request_params_n", "n, as it was asked for.", times.num_completions)
-        yield histogram("vllm:request_params_max_tokens", "max_tokens, as it was asked for.", times.max_tokens)
-        yield histogram("vllm:request_num_preemptions", "Preemptions of a sequence.", times.num_preemptions)
-        yield histogram(
-            "vllm:request_prefill_kv_computed_tokens",
-            "Tokens of a prompt that the cache did not have.",
-            times.computed_prompt_length,
-        )
-
-    def _times(self) -> Iterator[Metric]:
-        times, histogram = self.metrics.times, self._histogram
-        yield histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", times.time_to_first_token
-        )
-        yield histogram(
-            "vllm:inter_token_latency_seconds",
-            "Between the steps that brought a sequence tokens.",
-            times.inter_token_latency,
-        )
-        yield histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", times.time_per_token
-        )
-        yield histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", times.latency)
-        yield histogram("vllm:request_queue_time_seconds", "From arrival to the first step.", times.queue_time)
-        yield histogram(
-            "vllm:request_prefill_time_seconds", "From the first step to the first token.", times.prefill_time
-        )
-        yield histogram("vllm:request_decode_time_seconds", "From the first token to the last.", times.decode_time)
-        yield histogram(
-            "vllm:request_inference_time_seconds", "From the first step to the last token.", times.inference_time
-        )
-
-    def _speculation(self) -> Iterator[Metric]:
-        stats = self.metrics.speculation
-        if stats is None:
-            return
-        yield self._counter("vllm:spec_decode_num_drafts", "Runs of drafts that were verified.", stats.num_runs)
-        yield self._counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", stats.num_drafts)
-        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.", stats.num_accepted)
-        by_place = {str(place): float(count) for place, count in enumerate(stats.accepted_at)}
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        yield self._counters(name, "Drafts accepted, by their place in a run.", "position", by_place)
-
-    def _own(self) -> Iterator[Metric]:
-        steps, offload = self.metrics.steps, self.metrics.offload
+        yield "vllm:prompt_tokens_by_source", "Tokens of prompts, by where from.", "source", sources
+        seconds = {"prefill": own.steps.prefill_time, "decode": own.steps.decode_time}
+        yield "nanoengine:step_seconds", "Time of steps, shared out by their tokens.", "phase", seconds
+        if drafts is not None:
+            name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+            by_place = {str(place): float(count) for place, count in enumerate(drafts.accepted_at)}
+            yield name, "Drafts accepted, by their place in a run.", "position", by_place
         if offload is not None:
             moves = {
                 "device_to_host": offload.num_saved_blocks,
@@ -209,7 +128,49 @@ class _Snapshot(Collector):
                 "to_disk": offload.num_written_files,
                 "from_disk": offload.num_loaded_files,
             }
-            yield self._counters("nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves)
-            yield self._counter("nanoengine:kv_file_errors", "Files that could not be read.", offload.num_bad_files)
-        seconds = {"prefill": steps.prefill_time, "decode": steps.decode_time}
-        yield self._counters("nanoengine:step_seconds", "Time of steps, shared out by their tokens.", "phase", seconds)
+            yield "nanoengine:kv_blocks_moved", "Blocks of K/V copied between tiers.", "way", moves
+
+    def _histograms(self) -> Iterator[tuple[str, str, Histogram]]:
+        own = self.metrics.times
+        yield "vllm:iteration_tokens_total", "Tokens of a step.", own.tokens_of_step
+        yield "vllm:time_to_first_token_seconds", "From arrival to the first token.", own.time_to_first_token
+        text = "Between the steps that brought a sequence tokens."
+        yield "vllm:inter_token_latency_seconds", text, own.inter_token_latency
+        yield "vllm:e2e_request_latency_seconds", "From arrival to the end.", own.latency
+        text = "Mean time per token after the first."
+        yield "vllm:request_time_per_output_token_seconds", text, own.time_per_token
+        yield "vllm:request_queue_time_seconds", "From arrival to the first step.", own.queue_time
+        yield "vllm:request_prefill_time_seconds", "From the first step to the first token.", own.prefill_time
+        yield "vllm:request_decode_time_seconds", "From the first token to the last.", own.decode_time
+        yield "vllm:request_inference_time_seconds", "From the first step to the last token.", own.inference_time
+        yield "vllm:request_prompt_tokens", "Tokens of a prompt.", own.prompt_length
+        yield "vllm:request_generation_tokens", "Tokens generated for a sequence.", own.generated_length
+        text = "Tokens generated for the longest sequence of a request."
+        yield "vllm:request_max_num_generation_tokens", text, own.longest_generated
+        yield "vllm:request_params_n", "n, as it was asked for.", own.num_completions
+        yield "vllm:request_params_max_tokens", "max_tokens, as it was asked for.", own.max_tokens
+        yield "vllm:request_num_preemptions", "Preemptions of a sequence.", own.num_preemptions
+        text = "Tokens of a prompt that the cache did not have."
+        yield "vllm:request_prefill_kv_computed_tokens", text, own.computed_prompt_length
+
+    def _others(self) -> Iterator[Metric]:
+        own = self.metrics
+        text = "Sequences that wait to run: for room, or deferred until their K/V were read from files."
+        reasons = {"capacity": own.num_waiting, "deferred": own.num_fetching}
+        yield self._family(GaugeMetricFamily, "vllm:num_requests_waiting_by_reason", text, "reason", reasons)
+        name, text = "vllm:admission_rejections", "Requests turned away at the door."
+        rejected = CounterMetricFamily(name, text, labels=("model_name", "reason"))
+        for reason, count in (dict.fromkeys(REJECTIONS, 0) | dict(self.num_rejected)).items():
+            rejected.add_metric((self.model_name, reason), count)
+        yield rejected
+        options = {
+            **self.cache_config,
+            "block_size": str(own.block_size),
+            "num_gpu_blocks": str(own.num_blocks),
+            "kv_cache_size_tokens": str(int(own.max_concurrency * own.max_model_len)),
+            "kv_cache_max_concurrency": str(own.max_concurrency),
+            "engine": ENGINE,
+        }
+        info = GaugeMetricFamily("vllm:cache_config_info", "Options of the KV cache; always 1.", labels=tuple(options))
+        info.add_metric(tuple(options.values()), 1)
+        yield info

@@ -71,16 +71,8 @@ class Identify:
             await send(message)
 
         try:
-            if self._is_foreign(scope, headers):
-                await Problem(403, "a page of another site may not send this: see cors_origin").response()(
-                    scope, receive, send_with_id
-                )
-            elif self._may_pass(scope, headers):
-                await self._app(scope, receive, send_with_id)
-            else:
-                problem = Problem(401, "the API key is missing or wrong: send the header Authorization: Bearer KEY")
-                problem.headers = {"www-authenticate": "Bearer"}
-                await problem.response()(scope, receive, send_with_id)
+            problem = self._problem(scope, headers)
+            await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:
@@ -99,24 +91,24 @@ class Identify:
                     seconds,
                 )
 
-    def _is_foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Whether a page of another site sends this: a browser says where a page is from, and others say nothing."""
+    def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
+        """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
         origin = headers.get(b"origin", b"").decode("latin-1")
-        if not origin or scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return False
-        own = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
-        return not own and origin not in self._origins and "*" not in self._origins
-
-    def _may_pass(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        if origin and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            # A browser says where a page is from, and others say nothing.
+            own = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
+            if not own and origin not in self._origins and "*" not in self._origins:
+                return Problem(403, "a page of another site may not send this: see cors_origin")
         if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
-            return True
+            return None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
         if kind.lower() != b"bearer" or not any(matches):
-            return False
+            message = "the API key is missing or wrong: send the header Authorization: Bearer KEY"
+            return Problem(401, message, headers={"www-authenticate": "Bearer"})
         scope[CLIENT] = f"key-{matches.index(True)}"
-        return True
+        return None
 
 
 def _digest(key: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from nanoengine.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
-from nanoengine.server.sse import encode
 
 POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionRequest, "Complete prompts"),
@@ -40,30 +39,27 @@ GETS = {
     "/tokenizer_info": "Special tokens and the chat template",
 }
 
+FIELDS: dict[str, dict[str, Any]] = {
+    "message": {"type": "string"},
+    "type": {"type": "string"},
+    "param": {"type": ["string", "null"]},
+    "code": {"type": "integer"},
+}
+"""Of an error."""
+
 ERROR = {
     "type": "object",
     "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "integer"},
-            },
-        }
-    },
+    "properties": {"error": {"type": "object", "required": list(FIELDS), "properties": FIELDS}},
 }
 
 
 async def openapi(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
-    return json_response(_document())
+    return json_response(document())
 
 
-@lru_cache(maxsize=1)
-def _document() -> bytes:
+@cache
+def document() -> dict[str, Any]:
     types = [kind for kind, _ in POSTS.values()]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {path: {"get": {"summary": text, "responses": _responses()}} for path, text in GETS.items()}
@@ -76,14 +72,12 @@ def _document() -> bytes:
             }
         }
     paths["/reset_prefix_cache"] = {"post": {"summary": "Forget all cached prefixes", "responses": _responses()}}
-    return encode(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "nanoengine", "version": nanoengine.__version__},
-            "paths": paths,
-            "components": {"schemas": {**components, "Error": ERROR}},
-        }
-    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "nanoengine", "version": nanoengine.__version__},
+        "paths": paths,
+        "components": {"schemas": {**components, "Error": ERROR}},
+    }
 
 
 def _responses(streams: bool = False) -> dict[str, Any]:

@@ -11,36 +11,30 @@ from nanoengine.server.answers import json_response
 from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
 from nanoengine.server.protocol import AbortRequest
 from nanoengine.server.serving import Serving
-from nanoengine.server.sse import encode
 
 
 async def health(http: HTTPRequest) -> Response:
     """200 while requests are served: 503 with the reason when the engine has died, or the server is ending."""
     serving: Serving = http.app.state.serving
-    if serving.engine.error is not None or serving.is_draining:
-        reason = (
-            "the server is shutting down"
-            if serving.engine.error is None
-            else f"the engine is dead: {serving.engine.error}"
-        )
-        return Response(encode({"status": reason}), 503, media_type="application/json")
+    if serving.closed_because is not None:
+        return json_response({"status": serving.closed_because}, 503)
     return Response(status_code=200)
 
 
 async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
-    return json_response(encode({"version": nanoengine.__version__}))
+    return json_response({"version": nanoengine.__version__})
 
 
 async def load(http: HTTPRequest) -> Response:
     """How many calls are being answered."""
     serving: Serving = http.app.state.serving
-    return json_response(encode({"server_load": len(serving.jobs)}))
+    return json_response({"server_load": len(serving.jobs)})
 
 
 async def models(http: HTTPRequest) -> Response:
     """The model, under each of its names."""
     serving: Serving = http.app.state.serving
-    return json_response(encode({"object": "list", "data": [_model(serving, name) for name in serving.names]}))
+    return json_response({"object": "list", "data": [_model(serving, name) for name in serving.names]})
 
 
 async def model(http: HTTPRequest) -> Response:
@@ -48,7 +42,7 @@ async def model(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     name = http.path_params["name"]
     serving.check_name(name)
-    return json_response(encode(_model(serving, name)))
+    return json_response(_model(serving, name))
 
 
 def _model(serving: Serving, name: str) -> dict[str, object]:
@@ -97,11 +91,11 @@ async def abort_requests(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, AbortRequest)
     count = serving.jobs.abort(request.request_ids or None)
-    return json_response(encode({"status": "aborted", "aborted": count}))
+    return json_response({"status": "aborted", "aborted": count})
 
 
 async def reset_prefix_cache(http: HTTPRequest) -> Response:
     """Forget all cached prefixes; refused while requests run."""
     serving: Serving = http.app.state.serving
     done = await serving.engine.call(LLMEngine.reset_prefix_cache)
-    return json_response(encode({"success": done}))
+    return json_response({"success": done})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import Any
 
@@ -18,37 +19,25 @@ logger = logging.getLogger("nanoengine.server")
 MANY = 1000
 """Token ids that take a millisecond, or longer, to check."""
 
-SHARED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "n",
-    "best_of",
-    "stop",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "prompt_logprobs",
-)
+SHARED = [
+    field.name
+    for field in fields(SamplingParams)
+    if field.name in Generation.__struct_fields__ and field.name not in ("seed", "logit_bias")
+]
 """Fields that mean in a request what they mean in `SamplingParams`."""
 
 
-def usable(advised: Mapping[str, int | float]) -> Mapping[str, Any]:
-    """What the model's makers advise; nothing of it if any of it cannot work: nobody has checked it."""
-    try:
-        SamplingParams(**advised)  # type: ignore[arg-type]
-    except InvalidSamplingParams as error:
-        logger.warning("what generation_config.json says of sampling is left out: %s", error)
-        return {}
-    return advised
+def usable(advised: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's makers advise, without values that cannot work: nobody has checked them."""
+    found: dict[str, Any] = {}
+    for name, value in advised.items():
+        try:
+            SamplingParams(**found, **{name: value})
+        except InvalidSamplingParams as error:
+            logger.warning("what generation_config.json says of %s is left out: %s", name, error)
+        else:
+            found[name] = value
+    return found
 
 
 def sampling_params(

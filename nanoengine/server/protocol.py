@@ -7,6 +7,7 @@ answers.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -32,57 +33,38 @@ MAX_ID_CHARS = 128
 """Of the name that a client gives its request: every chunk of a stream repeats it."""
 
 IGNORED = (
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "session_id",
-    "spaces_between_special_tokens",
-    "verbosity",
-    "parallel_tool_calls",
-    "include_reasoning",
-    "mm_payload",
-    "return_mm_kwargs",
-    "return_token_offsets",
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id", "verbosity", "include_reasoning"),
+    *("prompt_cache_key", "prompt_cache_retention", "spaces_between_special_tokens", "parallel_tool_calls"),
+    *("mm_payload", "return_mm_kwargs", "return_token_offsets"),
 )
 """Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images or
 calls of tools, of which there are none."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("prompt_embeds", "thinking_token_budget", "repetition_detection", "chat_template"), ()),
+    **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
+    **dict.fromkeys(("use_beam_search", "early_stopping", "watermarking", "return_weight_versions"), (False,)),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ({},)),
+    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ({},)),
+    **dict.fromkeys(("logprob_token_ids", "logits_processors", "functions"), ([],)),
     "suffix": ("",),
-    "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "prompt_embeds": (),
-    "logprob_token_ids": ([],),
-    "thinking_token_budget": (),
-    "repetition_detection": (),
-    "watermarking": (False,),
-    "return_weight_versions": (False,),
     "routed_experts_prompt_start": (0,),
-    "kv_transfer_params": ({},),
-    "ec_transfer_params": ({},),
-    "vllm_xargs": ({},),
-    "logits_processors": ([],),
-    "chat_template": (),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
-    "web_search_options": (),
-    "functions": ([],),
     "function_call": ("none",),
 }
 """Fields that are not supported, with the values beside null that ask for nothing."""
+
+OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
+OF_COMPLETIONS = ("suffix", "prompt_embeds")
+OF_CHATS = (
+    *OF_TEMPLATES,
+    *("verbosity", "parallel_tool_calls", "include_reasoning"),
+    *("audio", "modalities", "prediction", "web_search_options", "functions", "function_call"),
+)
+OF_BOTH = tuple(name for name in (*IGNORED, *REFUSED) if name not in (*OF_COMPLETIONS, *OF_CHATS))
+"""Which requests have which of these fields; those of templates are of /tokenize, too."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -101,11 +83,22 @@ def _refuse(request: msgspec.Struct) -> None:
             raise Problem(400, f"{name} is not supported: leave it out", name)
 
 
+def _check_continuing(is_continued: bool, is_begun: bool) -> None:
+    if is_continued and is_begun:
+        message = "continue_final_message cannot be true beside add_generation_prompt: set the latter to false"
+        raise Problem(400, message, "continue_final_message")
+
+
 class _Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Generation(_Named, kw_only=True):
+def _with(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
+    """A request that has these fields too, with whatever values: nobody reads them but `_refuse`."""
+    return msgspec.defstruct(base.__name__, [(name, Any, None) for name in names], bases=(base,), kw_only=True)
+
+
+class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields that both kinds of generation have. None: what generation_config.json advises, or the neutral value."""
 
     # OpenAI's
@@ -141,39 +134,8 @@ class Generation(_Named, kw_only=True):
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
     cache_salt: str | None = None
+    echo: bool | None = False
     stream_interval: Positive | None = None
-    # Tolerated
-    user: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    session_id: Any = None
-    spaces_between_special_tokens: Any = None
-    mm_payload: Any = None
-    return_mm_kwargs: Any = None
-    return_token_offsets: Any = None
-    # Refused
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    logprob_token_ids: Any = None
-    thinking_token_budget: Any = None
-    repetition_detection: Any = None
-    watermarking: Any = None
-    return_weight_versions: Any = None
-    routed_experts_prompt_start: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
-    logits_processors: Any = None
 
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
@@ -190,18 +152,20 @@ class Generation(_Named, kw_only=True):
             raise Problem(400, f"best_of is {self.best_of}: with stream it must be n", "best_of")
 
 
-class CompletionRequest(Generation, kw_only=True):
+class CompletionRequest(_with(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)] | None = None
-    echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = 16
-    suffix: Any = None
-    prompt_embeds: Any = None
+
+    @property
+    def is_echo_only(self) -> bool:
+        """The prompt is all that is wanted; one token is computed, and thrown away."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
-class ChatRequest(Generation, kw_only=True):
+class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -212,33 +176,15 @@ class ChatRequest(Generation, kw_only=True):
     tools: list[Table] | None = None
     tool_choice: str | Table | None = None
     reasoning_effort: str | None = None
-    echo: bool | None = False
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: Table | None = None
     documents: list[dict[str, Any]] | None = None
     return_prompt_text: bool | None = False
-    verbosity: Any = None
-    parallel_tool_calls: Any = None
-    include_reasoning: Any = None
-    chat_template: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    audio: Any = None
-    modalities: Any = None
-    prediction: Any = None
-    web_search_options: Any = None
-    functions: Any = None
-    function_call: Any = None
 
     def check(self) -> None:
         super().check()
-        if self.continue_final_message and self.add_generation_prompt:
-            raise Problem(
-                400,
-                "continue_final_message cannot be true beside add_generation_prompt: set the latter to false",
-                "continue_final_message",
-            )
+        _check_continuing(self.continue_final_message, self.add_generation_prompt)
         if self.top_logprobs and not self.logprobs:
             raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
         if self.tool_choice not in (None, "none", "auto"):
@@ -249,7 +195,7 @@ class ChatRequest(Generation, kw_only=True):
             )
 
 
-class TokenizeRequest(_Named, kw_only=True):
+class TokenizeRequest(_with(_Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /tokenize: of a prompt, or of messages."""
 
     prompt: str | None = None
@@ -260,20 +206,12 @@ class TokenizeRequest(_Named, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: Table | None = None
     tools: list[Table] | None = None
-    chat_template: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise Problem(400, "prompt and messages: give one of them", "prompt")
         _refuse(self)
-        if self.continue_final_message and self.add_generation_prompt:
-            raise Problem(
-                400,
-                "continue_final_message cannot be true beside add_generation_prompt: set the latter to false",
-                "continue_final_message",
-            )
+        _check_continuing(self.continue_final_message, self.add_generation_prompt)
 
 
 class DetokenizeRequest(_Named, kw_only=True):
@@ -281,14 +219,8 @@ class DetokenizeRequest(_Named, kw_only=True):
 
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]
 
-    def check(self) -> None:
-        pass
-
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /abort_requests: ids as the answers have them; none means all."""
 
     request_ids: list[str] | None = None
-
-    def check(self) -> None:
-        pass

@@ -18,15 +18,11 @@ import uvicorn
 from nanoengine.builder import build_engine, read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.options import KernelOptions
-from nanoengine.server.app import make_app
+from nanoengine.server.app import SECONDS_TO_SAY_SO, http_settings
 from nanoengine.server.config import ServerConfig
-from nanoengine.server.http import BoundedHTTP
 from nanoengine.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.server")
-
-SECONDS_TO_SAY_SO = 2
-"""After aborting what runs: for its clients to be told."""
 
 SWITCH_SECONDS = 1e-3
 """How long Python lets one thread run while another wants to: the engine's thread must not wait for text longer than that."""
@@ -59,18 +55,7 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
             "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
         }
         sys.setswitchinterval(SWITCH_SECONDS)
-        settings = uvicorn.Config(
-            make_app(serving),
-            http=BoundedHTTP,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,  # ours says more
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=SECONDS_TO_SAY_SO,
-        )
-        _Server(settings, serving, own).run(sockets=[own])
+        _Server(http_settings(serving), serving, own).run(sockets=[own])
 
 
 def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,11 +147,7 @@ class _Server(uvicorn.Server):
         if self.should_exit:
             return
         address = self._socket.getsockname()
-        where = (
-            config.uds
-            if config.uds
-            else f"http://{f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}"
-        )
+        where = config.uds or "http://{}:{}".format(f"[{address[0]}]" if ":" in address[0] else address[0], address[1])
         logger.info("serving %s at %s", self._serving.name, where)
 
     @contextmanager

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +21,8 @@ from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
-from nanoengine.server.params import cut, usable
-from nanoengine.server.protocol import Generation
+from nanoengine.server.params import MANY, cut, sampling_params, usable
+from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
 
@@ -96,16 +97,18 @@ class Serving:
             message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
             raise Problem(404, message, "model")
 
-    def check_open(self) -> None:
-        """See that requests are served at all.
-
-        Raises:
-            Problem: the server is ending, or its engine has died.
-        """
+    @property
+    def closed_because(self) -> str | None:
+        """Why no requests are served, if none are."""
         if self.engine.error is not None:
-            raise Problem(503, f"the engine is dead: {self.engine.error}")
-        if self.is_draining:
-            raise Problem(503, "the server is shutting down", headers={"retry-after": RETRY_AFTER})
+            return f"the engine is dead: {self.engine.error}"
+        return "the server is shutting down" if self.is_draining else None
+
+    def check_open(self) -> None:
+        """See that requests are served at all; raises a Problem."""
+        if (reason := self.closed_because) is not None:
+            headers = {"retry-after": RETRY_AFTER} if self.engine.error is None else None
+            raise Problem(503, reason, headers=headers)
 
     async def start(
         self,
@@ -131,15 +134,33 @@ class Serving:
             InvalidPrompt, InvalidSamplingParams, InvalidRequest: see `LLMEngine.make_request`.
         """
         config = self.config
-        _check_limit("n", params.num_sequences, config.max_n, "max_n")
-        _check_limit("stop", len(params.stop), config.max_stop_strings, "max_stop_strings")
-        _check_limit("prompt", num_prompts, config.max_prompts, "max_prompts")
+        for field, value, knob in (
+            ("n", params.num_sequences, "max_n"),
+            ("stop", len(params.stop), "max_stop_strings"),
+            ("prompt", num_prompts, "max_prompts"),
+        ):
+            if value > (limit := getattr(config, knob)):
+                raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({knob})", field)
         num_sequences = num_prompts * params.num_sequences
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
+
+        def make_requests() -> list[Request]:
+            return [
+                self.engine.make_request(
+                    cut(prompt, request, self.max_model_len),
+                    params,
+                    f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
+                    cache_salt=request.cache_salt or "",
+                    priority=request.priority,
+                    client=client,
+                )
+                for number, prompt in enumerate(encode())
+            ]
+
         self._preparing[client] += num_sequences
         try:
-            requests = await self.text.run(self._make_requests, http, job_id, request, params, encode)
+            requests = await self.text.run(make_requests)
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
@@ -163,26 +184,6 @@ class Serving:
                 message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
                 raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
 
-    def _make_requests(
-        self,
-        http: HTTPRequest,
-        job_id: str,
-        request: Generation,
-        params: SamplingParams,
-        encode: Callable[[], Sequence[list[int]]],
-    ) -> list[Request]:
-        return [
-            self.engine.make_request(
-                cut(prompt, request, self.max_model_len),
-                params,
-                f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
-                cache_salt=request.cache_salt or "",
-                priority=request.priority,
-                client=http.scope.get(CLIENT, ""),
-            )
-            for number, prompt in enumerate(encode())
-        ]
-
     async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
         """A part of an answer, made of what the engine has made; in a thread if that takes long."""
         return await self.text.run(function, value) if slow else function(value)
@@ -195,6 +196,25 @@ class Serving:
             "completion_tokens": num_completion,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
+
+    async def params(self, request: Generation, **values: Any) -> SamplingParams:
+        """How to sample each prompt. Arguments and errors as for `sampling_params`."""
+        make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
+        return await self.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
+
+    def render(self, request: ChatRequest | TokenizeRequest) -> str:
+        """The text that a conversation is to the model."""
+        values = dict(request.chat_template_kwargs or {})
+        for name in ("reasoning_effort", "documents"):
+            if (value := getattr(request, name, None)) is not None:
+                values.setdefault(name, value)
+        return self.chats.render(
+            request.messages or (),
+            template_kwargs=values,
+            tools=request.tools,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
 
     def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
@@ -230,8 +250,3 @@ def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
     own = http.scope[REQUEST_ID]
     return f"{prefix}-{own if 'x-request-id' in http.headers else request_id or own}"
-
-
-def _check_limit(field: str, value: int, limit: int, knob: str) -> None:
-    if value > limit:
-        raise Problem(400, f"{field} asks for {value}: this server allows {limit} ({knob})", field)

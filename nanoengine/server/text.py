@@ -55,8 +55,6 @@ class ChatEncoder:
     def __init__(self, tokenizer: ModelTokenizer, max_chars: int):
         self.tokenizer = tokenizer
         self.max_chars = max_chars
-        self.num_hits = 0
-        self.num_misses = 0
         self._num_chars = 0
         self._pieces: OrderedDict[str, list[int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -94,12 +92,10 @@ class ChatEncoder:
     def _encode_piece(self, piece: str) -> list[int]:
         with self._lock:
             if piece in self._pieces:
-                self.num_hits += 1
                 self._pieces.move_to_end(piece)
                 return self._pieces[piece]
         token_ids = self.tokenizer.encode(piece, add_special_tokens=False)
         with self._lock:
-            self.num_misses += 1
             if piece not in self._pieces:
                 self._pieces[piece] = token_ids
                 self._num_chars += len(piece)

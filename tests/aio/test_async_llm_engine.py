@@ -33,7 +33,7 @@ from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import VOCAB, ToyModel, make_engine
 from tests.core.toys import run as run_engine
 
-from .toys import PATIENCE, POISON, Poisoned, ShowingParams, StepGate, assert_idle, expected, greedy, script_engine
+from .toys import PATIENCE, POISON, Poisoned, StepGate, assert_idle, expected, greedy
 
 T = TypeVar("T")
 
@@ -196,16 +196,6 @@ def test_two_event_loops_at_once(make: Make, answers: list[list[CompletionOutput
 
 
 @in_loop
-async def test_a_token_is_there_before_the_next_is_computed(make: Make) -> None:
-    engine, gate = make()
-    gate.shut()
-    stream = ask(engine, 1, 2, 3)
-    for token in expected(1, 2, 3, max_tokens=5):
-        gate.let()
-        assert tokens_of(await anext(stream)) == [token]
-
-
-@in_loop
 async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> None:
     engine, _ = make()
     slow, quick = ask(engine, 1, 2, 3), ask(engine, 4, 5, 6)
@@ -216,17 +206,6 @@ async def test_a_slow_reader_loses_nothing_and_holds_nobody_up(make: Make) -> No
     assert (tokens_of(deltas), reasons_of(deltas)) == (expected(1, 2, 3), ["length"])
     with pytest.raises(StopAsyncIteration):
         await anext(slow)
-
-
-@in_loop
-async def test_thousands_of_tiny_requests(make: Make) -> None:
-    engine, _ = make(script_engine(""))
-    requests = [engine.make_request("?", ShowingParams(max_tokens=2)) for _ in range(3000)]
-    streams = [engine.submit(request) for request in requests]
-    for deltas in await asyncio.gather(*map(read, streams)):
-        assert (tokens_of(deltas), reasons_of(deltas)) == ([0], ["stop"])
-    await check_idle(engine)
-    assert engine.num_waiting == 0
 
 
 # ---- aborts

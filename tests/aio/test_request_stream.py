@@ -7,11 +7,10 @@ import random
 
 import pytest
 
-from nanoengine.aio.request_stream import Delta, RequestStream, failure_of
-from nanoengine.core.errors import StepFailed
+from nanoengine.aio.request_stream import Delta, RequestStream
 from nanoengine.core.llm_engine import LLMEngine
 
-from .toys import Script, ShowingParams, script_engine
+from .toys import ShowingParams, script_engine
 
 TEXT = "naïve 🦜 语言 ✂️ end"
 
@@ -60,38 +59,12 @@ def test_pieces_joined_are_the_text(loop: asyncio.AbstractEventLoop, interval: i
     assert not stream.collect(), "nothing is told twice"
 
 
-def test_no_piece_has_a_part_of_a_character(loop: asyncio.AbstractEventLoop) -> None:
-    engine = script_engine(TEXT)
-    pieces = steps(engine, open_stream(engine, loop))
-    texts = [delta.text for piece in pieces for delta in piece]
-    assert len(texts) == len(TEXT.encode()) + 1, "one for each byte, and the end"
-    assert "".join(texts) == TEXT
-    assert not any("\ufffd" in text for text in texts)
-
-
 def test_a_character_that_is_cut_off_is_told_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
     for max_tokens in range(1, 24):
         engine = script_engine(TEXT)
         stream = open_stream(engine, loop, max_tokens=max_tokens)
         text = "".join(delta.text for piece in steps(engine, stream) for delta in piece)
         assert text == stream.request.output().outputs[0].text == TEXT.encode()[:max_tokens].decode(errors="replace")
-
-
-def test_without_an_interval_only_the_end_is_told(loop: asyncio.AbstractEventLoop) -> None:
-    engine = script_engine(TEXT)
-    stream = open_stream(engine, loop, None)
-    assert not any(steps(engine, stream))
-    assert stream.request.output().outputs[0].text == TEXT
-
-
-def test_each_completion_has_an_end_of_its_own(loop: asyncio.AbstractEventLoop) -> None:
-    engine = script_engine(TEXT, max_num_seqs=2)
-    stream = open_stream(engine, loop, n=2, max_tokens=6)
-    deltas = [delta for piece in steps(engine, stream) for delta in piece]
-    for index in (0, 1):
-        own = [delta for delta in deltas if delta.index == index]
-        assert sum(len(delta.token_ids) for delta in own) == 6
-        assert [delta.finish_reason for delta in own][-1] == "length"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -153,18 +126,3 @@ def test_a_reader_that_gave_up_waiting_is_not_woken() -> None:
         assert [delta.text for deltas in [await anext(stream)] for delta in deltas] == ["text"]
 
     asyncio.run(main())
-
-
-def test_a_failure_has_what_there_is_of_the_result() -> None:
-    engine = script_engine(TEXT)
-    assert isinstance(engine.executor, Script)
-    engine.executor.errors[3] = RuntimeError("broken")
-    loop = asyncio.new_event_loop()
-    stream = open_stream(engine, loop)
-    assert failure_of(stream.request) is None
-    steps(engine, stream)
-    loop.close()
-    failure = failure_of(stream.request)
-    assert isinstance(failure, StepFailed)
-    assert isinstance(failure.__cause__, RuntimeError)
-    assert failure.outputs[0].outputs[0].text == TEXT[:2]

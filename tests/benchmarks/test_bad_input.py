@@ -18,50 +18,26 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(startup, "first_token", work)
 
 
-RANGE = "is 9 3: the first must not be above"
 REFUSED = [
     ("fast", "BadOption: 'fast' is no mode: the modes are throughput, latency"),
-    *(
-        (f"{mode} --model no/such/folder", "ModelNotFound: ")
-        for mode in ("throughput", "latency", "serve", "interference", "prefix", "startup")
-    ),
-    *(
-        (f"{mode} --input-len 9 3", f"BadOption: --input-len {RANGE}")
-        for mode in ("throughput", "interference", "scheduler")
-    ),
-    ("serve --output-len 9 3", f"BadOption: --output-len {RANGE}"),
+    *((f"{mode} --model no/such/folder", "ModelNotFound: ") for mode in ("throughput", "serve", "prefix", "startup")),
+    ("throughput --input-len 9 3", "BadOption: --input-len is 9 3: the first must not be above"),
     ("throughput --input-len 9 4090", "would have 4218 tokens, prompt and output, but max_model_len is 4096"),
-    ("latency --input-len 4096", "would have 4224 tokens, prompt and output, but max_model_len is 4096"),
-    ("serve --input-len 9 4090", "would have 4218 tokens"),
-    ("interference --input-len 9 4096", "would have 4097 tokens"),
-    ("interference --stream-output 4096", "would have 4160 tokens"),
-    ("interference --stream-output 32", "BadOption: --stream-output is 32: it must be above 32"),
-    ("prefix --turns 99", "would have 4752 tokens"),
-    ("startup --input-len 4096", "would have 4097 tokens"),
     ("latency --random-weights tiny --input-len 40960", "but max_model_len is 40960"),
     ("latency --option max_model_len=100", "but max_model_len is 100"),
     ("latency --option max_nums_seqs=3", "UnknownOption: unknown option 'max_nums_seqs'"),
-    ("latency --option block_size=0", "InvalidConfig: block_size is 0"),
+    ("interference --stream-output 32", "BadOption: --stream-output is 32: it must be above 32"),
     ("scheduler --nano-vllm no/such", "BadOption: --nano-vllm no/such: there is no folder nanovllm in it"),
-    ("latency --dtype int3", "InvalidConfig: dtype is 'int3'"),
     ("latency --plot picture.doc", "BadOption: --plot picture.doc: the name must end in .png"),
-    *(
-        (f"scheduler {option} no/file.png", f"{option} no/file.png: there is no folder")
-        for option in ("--plot", "--save")
-    ),
+    ("scheduler --save no/file.json", "--save no/file.json: there is no folder"),
     ("quality --tokens 100 --window 64 --texts code prose", "--tokens is 100: one window of each text takes 128"),
     ("scheduler --cpu x86-64-v3", "--cpu x86-64-v3 comes too late"),  # torch is there
 ]
-NO_NUMBER, NO_COUNT, NO_CHOICE = "must be a number above 0", "must be a whole number above 0", "invalid choice: "
 REFUSED_BY_OPTION = [
-    *((f"serve --rate {rate}", f"'{rate}' {NO_NUMBER}") for rate in ("0", "-1", "nan", "inf", "fast")),
+    *((f"serve --rate {rate}", f"'{rate}' must be a number above 0") for rate in ("0", "nan", "fast")),
     ("serve --slo speed=3", "'speed=3': objectives are ttft, tpot and e2e"),
-    ("serve --slo ttft=0", f"'0' {NO_NUMBER}"),
-    *((f"{mode} --policy oldest", f"{NO_CHOICE}'oldest'") for mode in ("serve", "interference", "scheduler")),
-    *((line, f"'0' {NO_COUNT}") for line in ("interference --chunk 0", "scheduler --depth 0", "throughput --repeat 0")),
-    *((f"throughput --num-seqs {count}", f"'{count}' {NO_COUNT}") for count in ("0", "1.5")),
-    *((f"throughput --{option} mine", f"{NO_CHOICE}'mine'") for option in ("preset", "random-weights", "vs")),
-    ("throughput --random-weights tiny --model folder", "not allowed with argument"),
+    ("serve --policy oldest", "invalid choice: 'oldest'"),
+    *((f"throughput --num-seqs {count}", f"'{count}' must be a whole number above 0") for count in ("0", "1.5")),
     ("throughput --option seed", "'seed' must be NAME=VALUE"),
     ("latency --speed 3", "unrecognized arguments: --speed"),
 ]

@@ -35,16 +35,6 @@ def test_ratios_say_how_much_better_the_second_is(tmp_path: Path, capsys: pytest
     assert lines["itl_ms"].endswith("(0.91 x)"), "the ranges overlap: it may be noise"
 
 
-def test_differences_of_the_settings_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a, b = (write(tmp_path / name, ttft_ms=(1, 1, 1)) for name in ("a.json", "b.json"))
-    content = json.loads(b.read_text()) | {"cpu": "another", "versions": {"torch": "2.11", "python": "3.11"}}
-    b.write_text(json.dumps(content))
-    assert bench.main(["compare", str(a), str(b)]) == 0
-    shown = capsys.readouterr().out
-    assert "different cpu: a chip and another" in shown
-    assert "different versions: torch 2.13 and 2.11\n" in shown
-
-
 BAD = [(None, "cannot be read as JSON"), ("{", "cannot be read as JSON"), ("[]", "was not written by --save")]
 BAD += [
     ('{"mode": "latency"}', "was not written by --save"),

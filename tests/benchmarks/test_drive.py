@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import pytest
 
-from benchmarks.drive import Interrupted, Kind, RequestTimes, count_wasted_slots, drive
-from benchmarks.policies import add_policy_options, scheduling, variants
+from benchmarks.drive import Interrupted, Kind, count_wasted_slots, drive
 from benchmarks.workload import Workload
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import Run, StepPlan
-from nanoengine.errors import InvalidPrompt
 from tests.core.toys import Done, ToyModel, make_engine
 
 
@@ -89,26 +85,6 @@ def test_streams_go_on_for_one_step_when_the_others_have_ended() -> None:
     assert_idle(engine)
 
 
-def test_a_scheduler_shares_out_its_steps_in_another_way_and_back() -> None:
-    engine = make_engine(enable_prefix_caching=False)
-    parser = argparse.ArgumentParser()
-    add_policy_options(parser)
-
-    def mixed_steps() -> list[int]:
-        run = drive(engine, Workload([[1] * 3, [2] * 9], [3, 3]), ignore)
-        return [step.work.num_tokens for step in run.steps if step.kind is Kind.MIXED]
-
-    arguments = parser.parse_args(["--policy", "prefill_first", "mixed", "--chunk", "4", "8", "4"])
-    found = variants(arguments, engine.scheduler)
-    assert found == [("prefill_first", 4), ("prefill_first", 8), ("mixed", 4), ("mixed", 8)]
-    for variant, sizes in zip(found, ([], [], [1 + 4, 1 + 1], [1 + 1]), strict=True):
-        with scheduling(engine.scheduler, variant):
-            assert mixed_steps() == sizes, variant
-    assert mixed_steps() == []
-    [as_it_is] = variants(parser.parse_args([]), engine.scheduler)
-    assert as_it_is == (engine.scheduler.policy, engine.scheduler.max_chunk)
-
-
 def test_requests_are_submitted_when_they_are_due() -> None:
     engine = make_engine()
     run = drive(engine, Workload([[1, 2], [3, 4], [5, 6]], [2, 2, 2]).arriving([0.03, 0.0, 0.06]), ignore)
@@ -117,13 +93,6 @@ def test_requests_are_submitted_when_they_are_due() -> None:
     assert all(request.token_times[0] >= request.due for request in run.requests)
     assert [request.due for request in run.requests] == [0.03, 0.0, 0.06]
     assert [step.num_seqs for step in run.steps] == [1] * 6, "they never met"
-
-
-def test_waiting_counts_from_when_a_request_was_due() -> None:
-    times = RequestTimes(due=2.0, num_prompt_tokens=3, token_times=[2.5, 2.6, 2.8])
-    assert [times.ttft, times.tpot, times.latency] == pytest.approx([0.5, 0.15, 0.8])
-    assert times.itls == pytest.approx([0.1, 0.2])
-    assert RequestTimes(0.0, 3, token_times=[1.0]).tpot is None
 
 
 def test_hits_and_preemptions_are_counted() -> None:
@@ -155,15 +124,4 @@ def test_ctrl_c_leaves_the_engine_idle_and_tells_what_was_done() -> None:
         drive(engine, workload, ignore)
     assert stopped.value.run.num_output_tokens == 2
     assert "2 output tokens in" in str(stopped.value)
-    assert_idle(engine)
-
-
-def test_what_fails_ends_the_run() -> None:
-    model = ToyModel(4, failing=[2])
-    engine = make_engine(model=model)
-    with pytest.raises(InvalidPrompt):
-        drive(engine, Workload([[1, 2], []], [9, 9]), ignore)
-    assert model.num_launched == 0, "it is refused before anything runs"
-    with pytest.raises(RuntimeError, match="injected"):
-        drive(engine, Workload([[1, 2], [3, 4]], [9, 9]).arriving([0.0, 1000.0]), ignore)
     assert_idle(engine)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drive import Kind, RequestTimes, Run, Step
-from benchmarks.figures import goodput, higher_is_better, latency_figures, percentiles, spread, step_figures
+from benchmarks.figures import goodput, latency_figures, percentiles, spread, step_figures
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from tests.support import QWEN3_06B
 
@@ -28,10 +28,6 @@ def test_latencies_over_requests_and_gaps() -> None:
     assert figures["itl_ms"] == pytest.approx(100), "of 100, 300, 100"
     assert figures["e2e_ms"] == pytest.approx(500)
     assert figures["ttft_ms_mean"] == pytest.approx(300)
-
-
-def test_a_single_token_has_no_tpot() -> None:
-    assert latency_figures([RequestTimes(0.0, 3, token_times=[0.1])]) == {"ttft_ms": pytest.approx(100)}
 
 
 LIMIT, CEILING = ModelLimit(QWEN3_06B, 2), Ceiling(1e10, 1e12)
@@ -85,14 +81,3 @@ def test_goodput_counts_requests_that_met_every_objective() -> None:
     assert goodput(run, {"ttft": 200}) == {"goodput_req_s": 1.5, "goodput_share": 0.75}
     assert goodput(run, {"ttft": 200, "tpot": 150}) == {"goodput_req_s": 1.0, "goodput_share": 0.5}
     assert goodput(run, {"e2e": 50}) == {"goodput_req_s": 0.0, "goodput_share": 0.0}
-
-
-BETTER = "output_tok_s prefill_tok_s goodput_req_s output_tok_s_share decode_limit_share ttft_ms_share hit_rate goodput_share"
-BETTER += " read_gb_s mixed_tok_s prompt_tok_s"
-WORSE = "ttft_ms itl_ms_p99 e2e_ms_mean us_per_token us_per_step_p90 first_token_s peak_memory_mb kv_waste preemptions"
-WORSE += " host_time_share computed_tokens itl_ms_max slowdown_p99 alone_ms"
-
-
-def test_of_what_more_is_better() -> None:
-    assert all(map(higher_is_better, BETTER.split()))
-    assert not any(map(higher_is_better, WORSE.split()))

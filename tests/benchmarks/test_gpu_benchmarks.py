@@ -1,132 +1,23 @@
-"""The GPU benchmarks, tried on a CPU with small numbers: every row comes, and what only a GPU has is said to be missing."""
+"""What the GPU benchmarks say, and how they go on after a failure: from saved reports and made-up traces."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.gpu import clock as gpu_clock
-from benchmarks.gpu import engine as gpu_engine
-from benchmarks.gpu import kernels as gpu_kernels
-from benchmarks.gpu.clock import Clock, Rates, measure_rates
-from benchmarks.gpu.kernel_bench import Bench, lens_of_workload
+from benchmarks.gpu import targets as gpu_targets
 from benchmarks.gpu.modes import FASTEST, Mode, modes_of, running_in
 from benchmarks.gpu.parts import kept_going
-from benchmarks.gpu.targets import TARGETS
+from benchmarks.gpu.targets import TARGETS, Target
+from benchmarks.gpu.trace import Activity, Busy, busy, read_trace
 from benchmarks.report import Report
 from benchmarks.session import runner_of
-from benchmarks.workload import NANO_VLLM, random_workload
 from nanoengine import LLM, SamplingParams
 
 ROOT = Path(__file__).parent.parent.parent
-CPU = ["--device", "cpu", "--dtype", "float32"]
-SMALL_KERNELS = ["--shape", "tiny", "--batch", "1", "2", "--context", "16", "40", "--prompt", "8", "--rows", "1", "3"]
-RAGGED = ["--ragged", "2", "--scale", "100"]
-SMALL_ENGINE = [
-    *["--num-seqs", "4", "--input-len", "3", "9", "--output-len", "2", "6", "--stream-len", "16", "5"],
-    *["--decode-len", "8", "--decode-steps", "3", "--repeat", "1", "--workload-repeat", "1"],
-]
-
-
-@pytest.fixture(autouse=True)
-def small_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device's rates take a while to measure; these tests do not look at their size."""
-    rates = Rates(1e9, 2e9, 3e9)
-    for module in (gpu_kernels, gpu_engine):
-        monkeypatch.setattr(module, "measure_rates", lambda *_: rates)
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    report = json.loads(path.read_text())
-    assert "failed" not in report, report["warnings"]
-    for row in report["rows"]:
-        assert all(figure["median"] >= 0 for figure in row["figures"].values())
-    found: list[dict[str, Any]] = report["rows"]
-    return found
-
-
-def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "kernels.json"
-    assert gpu_kernels.main([*CPU, *SMALL_KERNELS, *RAGGED, "--repeat", "2", "--save", str(path)]) == 0
-    found = [row["case"] for row in rows(path)]
-    kernels = {case["kernel"].split(":")[0] for case in found}
-    assert kernels >= {"decode attention", "prefill attention", "rotate_and_write", "add_rms_norm"}
-    assert kernels >= {"product", "compute_slot_mapping", "choose_tokens"}
-    assert sum(case["kernel"] == "decode attention" and case["backend"] == "torch" for case in found) == 4
-    assert sum(case["kernel"].startswith("choose_tokens") for case in found) == 6
-    assert sum(case["kernel"].startswith("torch.mm") for case in found) == 5 * 5
-    assert sum(case["kernel"].startswith("quantized") for case in found) == 5 * 4 * 2
-    assert any(case["kernel"] == "ragged decode attention" and case["batch"] == 2 for case in found)
-    assert "left out: gate_and_multiply" in capsys.readouterr().out
-
-
-def test_shares_are_of_what_the_device_can_do() -> None:
-    report, work = Report("some"), torch.zeros(1 << 20)
-    bench = Bench(*[None] * 2, *[None] * 4, Clock(torch.device("cpu"), 3), Rates(1e9, 2e9, 3e9))  # type: ignore[arg-type]
-    bench.report = report
-    bench.add({"kernel": "sum"}, work.sum, num_bytes=4 << 20, flop=1 << 20)
-    figures = {name: figure["median"] for name, figure in report.rows[0].figures.items()}
-    seconds = figures["us"] / 1e6
-    assert figures["gb_s"] == pytest.approx((4 << 20) / seconds / 1e9, rel=0.5)
-    assert figures["bandwidth_share"] == pytest.approx(figures["gb_s"] / 2, rel=0.5), "of the faster of read and copy"
-    assert figures["limit_share"] == pytest.approx(figures["bandwidth_share"]), "there is more to move than to multiply"
-
-
-def test_steps_of_the_workload() -> None:
-    work = random_workload(*NANO_VLLM, vocab_size=1 << 16, seed=0)
-    assert lens_of_workload(256) == [len(prompt) + min(work.output_lens) - 1 for prompt in work.prompts]
-    for count in (131, 40, 8):
-        lens = lens_of_workload(count)
-        assert len(lens) == count
-        assert max(lens) <= 2048
-        assert sum(lens) / count > 900
-    assert lens_of_workload(8, scale=10_000) == [1] * 8
-
-
-def test_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu_clock.SIZES, "cpu", (1 << 16, 32))
-    monkeypatch.setitem(gpu_clock.FLUSH_BYTES, "cpu", 1 << 12)
-    rates = measure_rates(Clock(torch.device("cpu"), 2), torch.float32)
-    assert all(value > 0 for value in rates.figures.values())
-    assert rates.ceiling.read_bytes_s == max(rates.read_bytes_s, rates.copy_bytes_s)
-
-
-def test_engine(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "engine.json"
-    parts = ["--parts", *(part for part in gpu_engine.PARTS if part != "quantized")]
-    options = ["--model", str(tiny), "--option", "num_kv_blocks=100", "--save", str(path)]
-    arguments = [*CPU, *SMALL_ENGINE, *parts, *options]
-    assert gpu_engine.main(arguments) == 0
-    found = {(r["case"]["work"], r["case"].get("mode", r["case"].get("variant"))): r["figures"] for r in rows(path)}
-    assert found["equal tokens", None]["differing"]["median"] == 0
-    assert found["equal tokens", None]["preemptions"]["median"] > 0
-    for mode in ("overlap, eager", "one at a time, eager"):
-        assert {"ttft_ms", "tpot_ms", "ttft_ms_share"} <= found["one stream", mode].keys()
-        assert {"output_tok_s", "output_tok_s_share", "decode_limit_share"} <= found["workload", mode].keys()
-        assert {"step_ms", "limit_share", "launch_us"} <= found["decode", mode].keys()
-    assert found["overlap", None]["times_as_fast"]["median"] > 0
-    starts = [figures for (work, _), figures in found.items() if work == "start-up"]
-    assert len(starts) == 1
-    shown = capsys.readouterr().out
-    for missing in ("CUDA graphs", "how busy the device is"):
-        assert f"left out: {missing}" in shown
-
-
-def test_quantized_weights_are_measured_beside_those_that_are_not(tiny: Path, tmp_path: Path) -> None:
-    """Those that this device does not compute with are left out, and nothing fails."""
-    path = tmp_path / "engine.json"
-    small = ["--decode-len", "4", "--decode-steps", "1", "--parts", "quantized", "--option", "num_kv_blocks=100"]
-    assert gpu_engine.main([*CPU, *SMALL_ENGINE, *small, "--model", str(tiny), "--save", str(path)]) == 0
-    found = {
-        (row["case"]["quantization"], row["case"]["num_seqs"]): row["figures"]["step_ms"]
-        for row in rows(path)
-        if row["case"]["work"] == "quantized decode"
-    }
-    assert found.keys() >= {(name, streams) for name in ("none", "int8", "int4") for streams in (1, 16)}
 
 
 def test_the_targets_ask_for_rows_that_the_benchmarks_make() -> None:
@@ -164,3 +55,57 @@ def test_an_engine_runs_in_another_mode_and_back(tiny_llm: LLM) -> None:
     runner.recorder = None
     again = tiny_llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=5), use_tqdm=False)
     assert again[0].outputs[0].token_ids == tokens[0].outputs[0].token_ids
+
+
+SHARE = Target("share", {"work": "a"}, "share", 0.7, "%")
+TIME = Target("time", {"work": "a", "mode": "fast"}, "ms", 8.0, "ms", at_most=True)
+
+
+def reports(share: float, ms: float) -> list[dict[str, object]]:
+    report = Report("some")
+    report.add({"work": "a", "mode": "slow"}, {"ms": 1000.0})
+    report.add({"work": "a", "mode": "fast"}, {"ms": ms, "share": share})
+    report.add({"work": "a", "mode": "fast"}, {"ms": ms + 2, "share": share})
+    return [Report("empty").as_json(), report.as_json()]
+
+
+@pytest.mark.parametrize(
+    ("share", "ms", "verdicts"),
+    [(0.7, 7.0, ("met", "met")), (0.699, 7.1, ("missed", "missed")), (0.71, 9, ("met", "missed"))],
+)
+def test_medians_are_compared_with_the_goals(share: float, ms: float, verdicts: tuple[str, str]) -> None:
+    _, *lines = gpu_targets.lines(reports(share, ms), [SHARE, TIME])
+    assert tuple(line.split()[-1] for line in lines) == verdicts
+    assert f"{100 * share:.1f} %" in lines[0]
+    assert f"{ms + 1:.4g} ms" in lines[1]
+
+
+def test_what_was_not_measured_is_not_run_and_what_has_no_goal_is_only_shown() -> None:
+    assert all(line.endswith("-  not run") for line in gpu_targets.lines([])[1:])
+    assert len(gpu_targets.lines([])) == 1 + len(TARGETS)
+    [_, line] = gpu_targets.lines(reports(0.5, 7.0), [replace(TIME, goal=None)])
+    assert line.split() == ["time", "-", "8", "ms"]
+
+
+def test_kernels_side_by_side_count_once() -> None:
+    activities = [Activity("a", 0, 40), Activity("b", 20, 60), Activity("c", 62, 80), Activity("d", 90, 100)]
+    spent = busy(activities, long_gap=5)
+    assert spent == pytest.approx(Busy(100e-6, 0.88, 0.02, 0.1))
+    assert sum(spent[1:]) == pytest.approx(1)
+
+
+def test_what_is_read_of_a_trace() -> None:
+    def event(name: str, category: str, start: float, seconds: float | None = 1.0, phase: str = "X") -> dict[str, Any]:
+        return {"name": name, "cat": category, "ph": phase, "ts": start} | ({"dur": seconds} if seconds else {})
+
+    events = [
+        event("cudaLaunchKernel", "cuda_runtime", 1),
+        event("decode", "kernel", 9, 2.5),
+        event("copy", "gpu_memcpy", 3),
+        event("zero", "gpu_memset", 6),
+        event("decode", "ac2g", 9, None, "f"),
+        event("a step", "gpu_user_annotation", 0, 100),
+        {"name": "process_name", "ph": "M"},
+    ]
+    found = read_trace({"traceEvents": events})
+    assert found == [Activity("copy", 3, 4), Activity("zero", 6, 7), Activity("decode", 9, 11.5)]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import archive
 from benchmarks.gpu import stages as gpu_stages
-from benchmarks.gpu.changes import changes
 from benchmarks.gpu.stages import DONE, LEFT_OUT, Ledger, Stage, run_stages
-from benchmarks.report import Report
 
 SAVE = """
 import json, sys, time
@@ -74,15 +71,6 @@ def test_a_stage_is_cut_at_its_limit_and_says_what_it_has(tmp_path: Path, monkey
     assert none_left["state"] == "no time"
 
 
-def test_what_a_stage_leaves_over_the_next_may_use_and_after_a_vital_failure_nothing_runs(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    failing = Stage("smoke", 20, python("raise SystemExit(1)"), vital=True)
-    slow = Stage("slow", 0, python("import time; time.sleep(.2)"))
-    stages = [Stage("quick", 20, python("1")), slow, failing, Stage("engine", 20, python("1"))]
-    assert run_stages("figures", stages, ledger, ()) is failing
-    assert [entry["state"] for entry in ledger.calls["figures"].values()] == [DONE, DONE, "exit 1"]
-
-
 def test_a_call_that_was_killed_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     first = Ledger(tmp_path)
     first.close("figures", "smoke", DONE, 1.0)
@@ -122,28 +110,3 @@ def test_kernels_are_found_wherever_the_cache_lies(tmp_path: Path) -> None:
     assert listed == {name: str(tmp_path / "new" / "A" / name) for name in ("kernel.cubin", "kernel.json")}
     assert all(Path(path).exists() for path in listed.values())
     assert (tmp_path / "new" / "B").is_dir()
-
-
-def test_what_has_no_room_stays_behind_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive, "MOST_BYTES", 5000)
-    for name, size in (("small", 10), ("large", 10_000), ("medium", 500)):
-        kernel(tmp_path / "cache", name, size)
-    assert archive.pack(tmp_path / "cache", tmp_path / archive.NAME) == 1
-    with tarfile.open(tmp_path / archive.NAME) as tar:
-        assert {name.split("/")[0] for name in tar.getnames()} == {"small", "medium"}
-    assert archive.pack(tmp_path / "no such folder", tmp_path / archive.NAME) == 0
-
-
-# ---- old against new
-
-
-def test_changes_are_those_of_rows_that_both_have() -> None:
-    before, after = Report("a"), Report("a")
-    before.add({"kernel": "decode", "batch": 1}, {"us": 10.0, "gb_s": 1.0})
-    after.add({"kernel": "decode", "batch": 1}, {"us": 5.0, "gb_s": 2.0})
-    before.add({"work": "workload"}, {"output_tok_s": 100.0, "busy_share": 0.5})
-    after.add({"work": "workload"}, {"output_tok_s": 150.0, "busy_share": 0.4})
-    after.add({"work": "new"}, {"us": 1.0})
-    _, *lines = changes([before.as_json()], [after.as_json()])
-    assert [line.split()[-2] for line in lines] == ["2.00", "1.50", "0.80"]
-    assert lines[0].startswith("decode, batch 1")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.http_client import Answer, AnswerParser, Client, Connection, has_text
+from benchmarks.http_client import Answer, AnswerParser, Client, Connection
 from tests.drawn import FAST
 
 EVENTS = [
@@ -22,7 +22,6 @@ EVENTS = [
 ]
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 CHUNKED_HEAD = STREAM_HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-WHOLE_BODY = b'{"choices": [{"text": "\r\n\r\n", "finish_reason": "stop"}]}'
 
 
 def chunked(parts: list[bytes], trailer: bytes = b"") -> bytes:
@@ -75,18 +74,6 @@ def test_a_stream_is_the_same_however_it_is_cut(trailer: bytes, line_end: bytes)
         check_stream(parse(pieces)[0])
 
 
-def test_a_whole_answer_is_the_same_however_it_is_cut() -> None:
-    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n" % len(WHOLE_BODY)
-    in_chunks = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked([WHOLE_BODY[:9], WHOLE_BODY[9:]])
-    for data in (head + b"\r\n" + WHOLE_BODY, in_chunks):
-        for pieces in [[data], *cut_in_two(data)]:
-            answer, ended_in_time = parse(pieces, keep=False)
-            assert ended_in_time
-            assert answer.is_ok
-            assert answer.body == WHOLE_BODY
-            assert answer.finish_reason == "stop"
-
-
 def test_an_event_has_the_time_of_its_last_byte() -> None:
     data = CHUNKED_HEAD + chunked([event + b"\n\n" for event in EVENTS])
     starts = [data.index(event) for event in EVENTS]
@@ -95,16 +82,6 @@ def test_an_event_has_the_time_of_its_last_byte() -> None:
     assert answer.event_times == [1.0, 2.0, 3.0]
     assert answer.text_times == [1.0, 3.0]
     assert answer.ended == 3.0
-
-
-def test_an_answer_without_a_length_ends_with_the_connection() -> None:
-    data = STREAM_HEAD.replace(b"1.1", b"1.0") + b"\r\n" + b"".join(event + b"\n\n" for event in EVENTS)
-    for pieces in cut_in_two(data):
-        parser = AnswerParser()
-        assert not any(parser.feed(piece, 0.0) for piece in pieces)
-        parser.end_of_connection(1.0)
-        check_stream(parser.answer)
-        assert not parser.keeps_alive
 
 
 @pytest.mark.parametrize("data", [stream()[:-1], stream()[:200], STREAM_HEAD, b""])
@@ -127,25 +104,6 @@ def test_errors_of_the_server_are_kept() -> None:
     assert len(answer.event_times) == 1
     with pytest.raises(ValueError, match="no HTTP"):
         parse([b"220 mail ready\r\n\r\n"])
-
-
-WITH_TEXT = [
-    b'{"text":"a"}',
-    b'{"text": "a"}',
-    b'{"delta":{"content":"a"}}',
-    b'{"delta":{"content":"\\"text\\":\\"\\""}}',
-]
-WITHOUT = [
-    b'{"text":""}',
-    b'{"text": ""}',
-    b'{"delta":{"role":"assistant","content":""}}',
-    b'{"choices":[],"usage":{}}',
-]
-
-
-def test_text_is_seen_in_every_shape() -> None:
-    assert all(has_text(b"data: " + event) for event in WITH_TEXT)
-    assert not any(has_text(b"data: " + event) for event in WITHOUT)
 
 
 # ---- over a socket
@@ -212,37 +170,6 @@ def test_a_connection_is_used_again_and_requests_at_a_time_have_their_own() -> N
         small.close()
 
     assert with_server(echo, use) == 6
-
-
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        body = await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nnumber: %d\r\n\r\n" % (len(body), number) + body)
-        if number == 1:
-            await read_request(reader)  # and is gone without an answer
-
-    async def use(client: Client) -> None:
-        assert (await client.complete(b"1")).is_ok
-        second = await client.complete(b"2")
-        assert second.body == b"2"
-        assert second.headers["number"] == "2"
-
-    assert with_server(once, use) == 2
-
-
-def test_a_server_that_never_answers_is_not_asked_twice() -> None:
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:  # noqa: ARG001
-        await read_request(reader)
-
-    async def use(client: Client) -> None:
-        answer = await client.complete(b"1")
-        assert answer.status == 0
-        assert answer.error is not None
-
-    assert with_server(silent, use) == 1
-    answer = asyncio.run(Client("127.0.0.1", 1).complete({}))  # where nobody listens
-    assert answer.status == 0
-    assert "no connection" in (answer.error or "")
 
 
 def test_a_cancelled_request_closes_its_connection() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drive import Kind, RequestTimes, Run, Step
-from benchmarks.interference import Pace, interference_figures, stalls
+from benchmarks.interference import interference_figures, stalls
 from benchmarks.limit import StepWork
 
 
@@ -42,7 +42,3 @@ def test_streams_are_compared_with_themselves_alone() -> None:
     # Somebody waits from 1.5 to 5.5: the prompts wait side by side. Each stream gets two tokens in that time.
     assert figures["output_tok_s"] == pytest.approx(2 * 2 / 4)
     assert figures["prompt_tok_s"] == pytest.approx(400 / 4)
-
-
-def test_prompts_arrive_after_the_lead_in_at_their_rate() -> None:
-    assert Pace(lead_in=2.0, rate=4.0).arrivals(num_streams=2, num_prompts=3) == [0.0, 0.0, 2.0, 2.25, 2.5]

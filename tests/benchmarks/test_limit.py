@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 
-from benchmarks import ceiling
-from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
 from benchmarks.limit import Ceiling, ModelLimit, StepWork
 from benchmarks.workload import Workload
 from nanoengine.core.messages import Run, StepPlan
@@ -37,11 +32,6 @@ def test_a_prefill_multiplies_every_layer_for_every_token_and_the_head_once() ->
     assert LIMIT.seconds(work, Ceiling(1e9, 2.63e12)) > LIMIT.seconds(work, NO_MEMORY), "the slower of the two counts"
 
 
-def test_an_untied_head_is_read_and_its_embedding_is_not() -> None:
-    untied = ModelLimit(replace(QWEN3_06B, tie_word_embeddings=False), dtype_bytes=2)
-    assert untied.weight_bytes == LIMIT.weight_bytes
-
-
 def test_the_work_of_a_step() -> None:
     chunks = [Run(0, 16, 3, samples=True), Run(1, 0, 4, samples=False)]
     # Queries 17, 18, 19 see 17 + 18 + 19 keys; those of the other sequence 1 + 2 + 3 + 4.
@@ -67,17 +57,3 @@ def test_a_workload_is_one_prefill_and_the_decode_steps_that_are_needed() -> Non
     for limit in (NO_COMPUTE, NO_MEMORY, Ceiling(1e10, 1e12)):
         expected = sum(LIMIT.seconds(step, limit) for step in steps)
         assert LIMIT.workload_seconds(workload, limit) == pytest.approx(expected)
-
-
-def test_the_device_is_measured() -> None:
-    measured = measure_ceiling(torch.device("cpu"), torch.float32, repetitions=1)
-    assert 1e8 < measured.read_bytes_s < 1e13
-    assert 1e8 < measured.flop_s < 1e16
-
-
-def test_the_limit_of_a_slow_dtype_is_that_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, rates = torch.device("cpu"), {torch.float32: 2e11, torch.bfloat16: 3e10, torch.float16: 4e11}
-    monkeypatch.setattr(ceiling, "_flop_rate", lambda _, dtype, *__: rates[dtype])
-    monkeypatch.setattr(ceiling, "_best_seconds", lambda *_: 1.0)
-    assert [is_slower_than_float32(cpu, dtype) for dtype in rates] == [False, True, False]
-    assert [measure_ceiling(cpu, dtype).flop_s for dtype in rates] == [2e11, 2e11, 4e11]

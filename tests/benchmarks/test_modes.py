@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ import pytest
 import bench
 from benchmarks import determinism
 from benchmarks.determinism import answers_of
-from benchmarks.neighbours import Neighbours, fair_share
 from nanoengine import LLM
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import LaunchedStep, ModelRunner
@@ -93,14 +90,6 @@ def test_throughput(run: Bench, tmp_path: Path) -> None:
         assert (f"{median:.0f}" if median >= 1000 else f"{median:.3g}") in run.shown
 
 
-@pytest.mark.parametrize(("mode", "more"), [("throughput", []), ("serve", ["--rate", 100])])
-def test_outputs_of_one_token_have_no_decode_steps(run: Bench, mode: str, more: list[object]) -> None:
-    result = run(mode, "--num-seqs", 2, "--input-len", 4, 9, "--output-len", 1, 1, *more, plot=True)
-    figures = next(r["figures"] for r in result["rows"] if r["engine"] == "nanoengine")
-    assert figures["prefill_tok_s"]["median"] > 0
-    assert not {"decode_tok_s", "tpot_ms", "itl_ms"} & figures.keys()
-
-
 def test_latency(run: Bench) -> None:
     result = run("latency", "--input-len", 4, 20, "--output-len", 1, 5, "--vs", "transformers", plot=True)
     latencies = {"ttft_ms", "tpot_ms", "itl_ms", "itl_ms_p99"}
@@ -118,32 +107,6 @@ def test_latency_beside_busy_processes(run: Bench) -> None:
     beside = medians(result, beside=2)
     assert beside.keys() >= {"ttft_ms", "tpot_ms", "fair_share"}
     assert beside["fair_share"] > 0
-
-
-def test_neighbours_are_busy_only_while_they_are_let_loose() -> None:
-    def seconds() -> float:
-        stats = (Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1] for process in neighbours._processes)
-        return sum(sum(map(int, stat.split()[11:13])) for stat in stats) / os.sysconf("SC_CLK_TCK")
-
-    with Neighbours(2) as neighbours:
-        before = seconds()
-        sleep(0.05)
-        assert seconds() == before
-        with neighbours.let_loose():
-            while seconds() < before + 0.1:
-                sleep(0.01)
-    assert all(process.returncode is not None for process in neighbours._processes)
-
-
-@pytest.mark.parametrize(
-    ("cpus", "threads", "neighbours", "share"),
-    [(2, 2, 2, 0.5), (2, 2, 0, 1), (4, 2, 2, 1), (2, 4, 4, 0.5), (8, 4, 8, 2 / 3)],
-)
-def test_a_share_is_fair_if_all_who_want_a_cpu_get_the_same(
-    monkeypatch: pytest.MonkeyPatch, cpus: int, threads: int, neighbours: int, share: float
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
-    assert fair_share(threads, neighbours) == pytest.approx(share)
 
 
 def test_determinism(run: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,14 +139,6 @@ def test_serve(run: Bench, arrivals: str) -> None:
         assert figures["goodput_req_s"] == figures["finished_req_s"]
 
 
-def test_serve_finds_its_own_rates(run: Bench) -> None:
-    result = run("serve", *TINY_WORK, "--slo", "ttft=1e-6")
-    rows = [r for r in result["rows"] if "rate" in r["case"]]
-    rates = [share * result["capacity_req_s"] for share in (0.25, 0.5, 0.75, 1, 1.25)]
-    assert [r["case"]["rate"] for r in rows] == pytest.approx(rates, abs=1e-3)
-    assert all(r["figures"]["goodput_share"]["median"] == 0 for r in rows)
-
-
 def test_serve_compares_policies_on_the_same_arrivals(run: Bench) -> None:
     policies = ["--policy", "prefill_first", "mixed", "--chunk", 4]
     result = run("serve", *TINY_WORK, "--rate", 1000, *policies, plot=True)
@@ -211,18 +166,6 @@ def test_interference(run: Bench) -> None:
     assert result["prompts_per_s"] > 0
 
 
-def test_interference_says_when_the_streams_were_too_short_or_too_many(
-    run: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ["--stream-output", "40", "--input-len", "20", "20"]
-    more = ["--streams", 2, "--stream-input", 5, "--num-prompts", 2, "--policy", "mixed", "--rate", 0.5]
-    result = run("interference", *sizes, *more)
-    assert result["prompts_per_s"] == 0.5
-    assert any("streams ended before the last prompt" in warning for warning in result["warnings"])
-    assert bench.main(["interference", "--model", str(run.model), *sizes, "--option", "max_num_seqs=8"]) == 2
-    assert "BadOption: --streams is 8, but only 8 sequences can run at once" in capsys.readouterr().err
-
-
 def test_prefix(run: Bench) -> None:
     sizes = ["--num-seqs", 3, "--prefix-len", 64, "--user-len", 8, "--output-len", 4, "--chats", 2, "--turns", 3]
     result = run("prefix", *sizes, plot=True)
@@ -245,20 +188,6 @@ def test_startup(run: Bench) -> None:
     floor = medians(result, "floor")["weights_read_s"]
     assert figures["times_floor"] == pytest.approx(figures["first_token_s"] / floor, rel=1e-3)
     assert result["checkpoint_mb"] == pytest.approx((run.model / "model.safetensors").stat().st_size / 1e6)
-
-
-def test_startup_says_why_a_process_failed(capsys: pytest.CaptureFixture[str], tiny: Path, tmp_path: Path) -> None:
-    for file in tiny.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes() if file.suffix == ".json" else b"nothing")
-    assert bench.main(["startup", "--model", str(tmp_path), "--repeat", "1", "--input-len", "5"]) == 2
-    assert "ChildFailed: nanoengine has not come to a first token" in capsys.readouterr().err
-
-
-def test_random_weights_are_made_used_and_deleted(run: Bench) -> None:
-    options = ["--option", "num_kv_blocks=64", "--option", "max_model_len=128"]
-    result = run("throughput", *TINY_WORK, "--random-weights", "tiny", *options)
-    assert result["kv_blocks"] == 64
-    assert result["arguments"]["random_weights"] == "tiny"
 
 
 def test_no_torch_is_imported_until_it_is_needed() -> None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from benchmarks.options import BadOption
-from benchmarks.proposers import EDITS, PROPOSERS, TEXTS, add_arguments, edited, num_right, replay, run
+from benchmarks.proposers import PROPOSERS, TEXTS, add_arguments, replay, run
 from benchmarks.report import Report
 
 
@@ -33,14 +33,6 @@ class Known:
         self.ended.append(list(token_ids))
 
 
-@pytest.mark.parametrize(
-    ("guess", "output", "right"),
-    [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 9, 3], [1, 2, 3], 1), ([1, 2, 3], [1], 1), ([9], [1], 0)],
-)
-def test_tokens_are_right_up_to_the_first_that_is_not(guess: list[int], output: list[int], right: int) -> None:
-    assert num_right(guess, output) == right
-
-
 def test_a_step_brings_what_came_true_and_one_token_more() -> None:
     proposer = Known([5, 5, 5])
     figures = replay(proposer, [([1], [5, 5, 5, 5, 5, 6, 7])], 3)
@@ -48,23 +40,6 @@ def test_a_step_brings_what_came_true_and_one_token_more() -> None:
     assert figures["accepted_tokens"] == pytest.approx(4 / 3)
     assert figures["accepted_share"] == pytest.approx(4 / 9)
     assert proposer.ended == [[1, 5, 5, 5, 5, 5, 6, 7]]
-
-
-def test_edits_are_few_and_of_three_kinds() -> None:
-    text = list(range(10_000, 20_000))
-    result = edited(text, Random(0))
-    kept = [token for token in result if token >= 10_000]
-    assert kept == sorted(set(kept))
-    left_out, put_in = len(text) - len(kept), len(result) - len(kept)
-    for count in (left_out, put_in):
-        assert count == pytest.approx(2 / 3 * EDITS * len(text), rel=0.2)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts_have_the_lengths_asked_for_and_the_same_seed_makes_the_same(text: str) -> None:
-    prompt, output = TEXTS[text](50, 70, Random(3))
-    assert (len(prompt), len(output)) == (50, 70)
-    assert TEXTS[text](50, 70, Random(3)) == (prompt, output)
 
 
 def test_every_proposer_meets_every_text() -> None:

@@ -11,13 +11,10 @@ import pytest
 import torch
 
 import bench
-from benchmarks import quality, texts
+from benchmarks import quality
 from benchmarks.quality import Comparison, Way, opened
 from benchmarks.session import weight_bytes
-from nanoengine.models.tokenizer import HFTokenizer
-from tests.support import reference_logits, reference_model, tiny_checkpoint
-
-TEXT = [7 * i % 256 for i in range(100)]
+from tests.support import tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +22,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows that blocks of 32 fill, and in one matrix of each layer blocks of 256."""
     sizes = {"hidden_size": 64, "intermediate_size": 256, "head_dim": 16}
     return tiny_checkpoint(tmp_path_factory.mktemp("quality"), **sizes)
-
-
-def test_logits_are_those_of_transformers(model: Path) -> None:
-    with opened(str(model), Way(), 128) as way:
-        first, again, short = way.logits(TEXT), way.logits(TEXT), way.logits(TEXT[:10])
-    torch.testing.assert_close(first, reference_logits(reference_model(model), TEXT)[:-1], rtol=1e-3, atol=2e-4)
-    assert torch.equal(first, again)
-    torch.testing.assert_close(short, first[:9])
 
 
 def test_figures_are_those_of_the_definitions() -> None:
@@ -87,17 +76,3 @@ def test_quality(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
     assert 0 < losses["Q8_0"] < losses["Q6_K"] < losses["Q5_0"] < losses["Q4_0"]
     assert losses["int8"] < losses["Q6_K"]
     assert losses["Q5_0"] < losses["int4"] < 2 * losses["Q4_0"]
-
-
-def test_options_are_those_of_all_ways_but_the_reference(capsys: pytest.CaptureFixture[str], model: Path) -> None:
-    options = ["--tokens", 64, "--window", 64, "--texts", "code", "--activations", "float32", "--weights", "stored"]
-    result = run(capsys, "--model", model, *options, "--option", "kv_cache_dtype=int8")
-    assert result["rows"][0]["figures"]["kl_nats"]["median"] > 0
-
-
-def test_windows_are_spread_over_the_texts(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(texts.TEXTS, "code", lambda: iter(["abcdefg", "x", "hijklmnop"]))
-    monkeypatch.setitem(texts.TEXTS, "prose", lambda: iter(["ABCD"]))
-    tokenizer = HFTokenizer(model)
-    found = [tokenizer.decode(piece) for piece in texts.windows(["code", "prose"], tokenizer, 2, 3)]
-    assert found == ["abc", "hij", "ABC"]

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from benchmarks.report import Report, align, show_spread
+from benchmarks.report import Report, show_spread
 
 CASE = {"num_seqs": 4}
 
@@ -23,26 +21,6 @@ def test_ratios_pair_up_the_repetitions() -> None:
     assert "kv_waste" not in ratios, "there is no ratio to nothing"
 
 
-def test_cases_are_kept_apart() -> None:
-    report = Report("latency")
-    report.add({"input_len": 1}, {"ttft_ms": 1.0})
-    report.add({"input_len": 2}, {"ttft_ms": 2.0})
-    report.add({"input_len": 1}, {"ttft_ms": 3.0})
-    assert [row.values["ttft_ms"] for row in report.rows] == [[1.0, 3.0], [2.0]]
-
-
-def test_the_last_line_is_json_even_with_nothing_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report("latency", {"cpu": "a chip"})
-    report.warn("it rains")
-    report.warn("it rains")
-    report.show()
-    lines = capsys.readouterr().out.splitlines()
-    assert lines.count("warning: it rains") == 1
-    assert json.loads(lines[-1]) == {
-        "mode": "latency", "cpu": "a chip", "warnings": ["it rains"], "interrupted": None, "rows": [],
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("values", "text"),
     [
@@ -54,11 +32,3 @@ def test_the_last_line_is_json_even_with_nothing_measured(capsys: pytest.Capture
 )
 def test_a_cell_is_the_median_and_half_the_range(values: tuple[float, float, float, int], text: str) -> None:
     assert show_spread(dict(zip(("median", "min", "max", "repetitions"), values, strict=True))) == text
-
-
-def test_columns_line_up() -> None:
-    assert list(align([["name", "value"], ["a", "1.5"], ["long one", "10"]])) == [
-        "name      value",
-        "a           1.5",
-        "long one     10",
-    ]

@@ -43,13 +43,6 @@ def test_the_policy_is_measured_alone_and_with_all_capabilities(
     assert (tmp_path / "scheduler.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_is_done_in_vain_with_several_steps_in_flight(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--num-seqs", 4, "--input-len", 20, 20, "--output-len", 30, 30, "--repeat", 1, "--policy", "mixed"]
-    rows = run(capsys, *sizes, "--depth", 1, 2, 3)
-    for depth in (1, 2, 3):
-        assert figures(rows, "nanoengine", depth=depth, pool="plenty")["steps"] == 30, "a prefill, and 29 decodes"
-
-
 def test_all_capabilities_are_those_of_an_engine_with_every_option(tiny: Path) -> None:
     blocks, parts = all_parts(Workload([[1] * 20], [20]), 10, 16)
     options: dict[str, Any] = {"speculation": "ngram", "preemption_mode": "swap", "kv_host_memory": 1 << 20}
@@ -57,51 +50,3 @@ def test_all_capabilities_are_those_of_an_engine_with_every_option(tiny: Path) -
         scheduler = llm.engine.scheduler
         assert list(map(type, parts)) == list(map(type, scheduler.parts))
         assert list(map(type, blocks.stores)) == list(map(type, scheduler.blocks.stores))
-
-
-SCHEDULER = """
-from nanovllm.config import Config
-from nanovllm.engine.sequence import Sequence
-
-
-class Scheduler:
-    def __init__(self, config: Config):
-        self.waiting = []
-
-    def add(self, seq):
-        self.waiting.append(seq)
-
-    def is_finished(self):
-        return not self.waiting
-
-    def schedule(self):
-        return self.waiting, False
-
-    def postprocess(self, seqs, tokens, is_prefill):
-        for seq in seqs:
-            seq.left -= 1
-        self.waiting = [seq for seq in seqs if seq.left]
-"""
-SEQUENCE = """
-class Sequence:
-    def __init__(self, token_ids, params):
-        self.left = params.max_tokens
-"""
-PARAMS = """
-class SamplingParams:
-    def __init__(self, temperature, ignore_eos, max_tokens):
-        self.max_tokens = max_tokens
-"""
-
-
-def test_a_checkout_of_nano_vllm_is_measured_beside_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """One that has its names, and whose own first module could not be imported here."""
-    folder = tmp_path / "nanovllm"
-    (folder / "engine").mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise ImportError('no GPU')")
-    (folder / "sampling_params.py").write_text(PARAMS)
-    (folder / "engine" / "scheduler.py").write_text(SCHEDULER)
-    (folder / "engine" / "sequence.py").write_text(SEQUENCE)
-    rows = run(capsys, "--num-seqs", 2, "--output-len", 7, 7, "--repeat", 1, "--nano-vllm", tmp_path)
-    assert figures(rows, "nano-vllm", policy="prefill_first", pool="plenty")["steps"] == 7
-    assert not [row for row in rows if row["engine"] == "nano-vllm" and row["case"]["policy"] == "mixed"]

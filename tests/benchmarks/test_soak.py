@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.http_client import Answer
-from benchmarks.load import ServerProcess, flags
+from benchmarks.load import ServerProcess
 from benchmarks.soak import Case, Note, Soak, choices_of, fault, memory_fault
 
 CASE = Case({"prompt": [1]}, "abc", [7, 8, 9], "length")
@@ -93,13 +92,6 @@ def test_what_was_aborted_is_a_beginning() -> None:
         assert fault(CASE, 1, answer, may_be_aborted=True) is not None, (text, token_ids)
 
 
-def test_what_was_aborted_may_have_the_beginning_of_its_stop() -> None:
-    held = streamed(piece(0, CASE.text, CASE.token_ids), piece(0, "!!", [], "abort"))
-    for stop, is_right in (("!!x", True), ("?", False)):
-        case = replace(CASE, request={**CASE.request, "stop": [stop]})
-        assert (fault(case, 1, held, may_be_aborted=True) is None) == is_right
-
-
 def notes(*megabytes: int) -> list[Note]:
     return [Note(30.0 * i, size << 20, {}) for i, size in enumerate(megabytes)]
 
@@ -122,8 +114,3 @@ def test_faults_are_kept_and_what_a_kill_cut_is_none(tmp_path: Path) -> None:
     soak.count("ask", "wrong: y")
     assert soak.counts == {"ask right": 1, "ask wrong": 2, "ask killed": 1}
     assert soak.faults == ["ask wrong: x", "ask wrong: y"]
-
-
-def test_options_become_a_command_line() -> None:
-    options = {"num_kv_blocks": 64, "access_log": False, "enforce_eager": True, "max_waiting": None}
-    assert [*flags(options)] == ["--num-kv-blocks", "64", "--no-access-log", "--enforce-eager"]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 import pytest
 
 from benchmarks.machine import machine_facts
-from benchmarks.target import add_cpu_option, hold_to_cpu
+from benchmarks.target import hold_to_cpu
 
 VARIABLES = ("NANOENGINE_CPU", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 
@@ -36,17 +35,3 @@ def test_kernels_and_libraries_are_held_to_it(environment: dict[str, str], name:
     hold_to_cpu(["--model", "demo", "--cpu", name, "--repeat", "2"])
     assert [environment.get(variable) for variable in VARIABLES] == values
     assert machine_facts()["cpu_target"] == name
-
-
-def test_without_it_nothing_is_set(environment: dict[str, str]) -> None:
-    before = dict(environment)
-    hold_to_cpu(["--model", "demo"])
-    assert environment == before
-    assert machine_facts()["cpu_target"] == "native"
-
-
-def test_the_option_is_kept_with_the_arguments() -> None:
-    parser = argparse.ArgumentParser()
-    add_cpu_option(parser)
-    assert parser.parse_args(["--cpu", "znver4"]).cpu == "znver4"
-    assert parser.parse_args([]).cpu is None

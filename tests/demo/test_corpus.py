@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from nanoengine.demo.corpus import DEV_MODULES, HELD_OUT_MODULES, Document, split, train_tokenizer
-from nanoengine.demo.measure import windows
+from benchmarks.demo_model.corpus import DEV_MODULES, HELD_OUT_MODULES, Document, split, train_tokenizer
+from benchmarks.demo_model.measure import windows
 
 
 def module(name: str, size: int = 5000) -> Document:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.demo_model.corpus import read_documents, standard_library
 from nanoengine import LLM
 from nanoengine.core.model_config import read_json
-from nanoengine.demo.corpus import read_documents, standard_library
 from nanoengine.models.names import DEMO
 from tests.support import forced_logits
 

@@ -209,7 +209,7 @@ def test_the_progress_bar_goes_on_while_the_last_request_runs(
 
 
 def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = tiny_llm.built.metrics.observer.steps  # what earlier calls did
+    steps = tiny_llm.built.metrics.steps  # what earlier calls did
     steps.record(num_prompt=10**15, num_decode=0, num_generated=0, seconds=1e-9)
     steps.record(num_prompt=0, num_decode=10**6, num_generated=10**6, seconds=1e-9)
     tiny_llm.generate(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))

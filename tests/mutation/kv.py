@@ -402,7 +402,7 @@ MUTANTS = (
     ),
     Mutant(
         "resumed-requests-count-as-queries",
-        "nanoengine/observability/cache_stats.py",
+        "nanoengine/observability/metrics.py",
         "        if resumed:\n",
         "        if False:\n",
         "The hit rate counts requests once more whenever they resume.",

@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "foreign-pages-may-post",
         SERVER + "middleware.py",
-        'return not own and origin not in self._origins and "*" not in self._origins',
-        "return False",
+        'if not own and origin not in self._origins and "*" not in self._origins:',
+        "if False:",
         "A page of another site can have the server compute.",
         (TESTS + "test_middleware.py",),
     ),
@@ -170,15 +170,15 @@ MUTANTS = (
     ),
     Mutant(
         "chat-stream-says-no-role",
-        SERVER + "chat.py",
-        "            parts = [] if begun else self._beginning(job, chunks, n, each)\n",
-        "            parts: list[bytes] = []\n",
+        SERVER + "answers.py",
+        "            if not has_begun:\n",
+        "            if False:\n",
         "A chat stream does not begin with the role.",
         (TESTS + "test_chat.py",),
     ),
     Mutant(
         "chat-usage-counts-one-choice",
-        SERVER + "chat.py",
+        SERVER + "answers.py",
         "num_new = sum(progress.num_tokens for progress in choices)",
         "num_new = choices[0].num_tokens",
         "The usage of a stream with several choices counts the tokens of the first.",
@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     Mutant(
         "stream-has-no-end",
-        SERVER + "sse.py",
+        SERVER + "answers.py",
         'DONE = b"data: [DONE]\\n\\n"',
         'DONE = b"data: [END]\\n\\n"',
         "A stream does not end with the mark that clients wait for.",
@@ -270,7 +270,7 @@ MUTANTS = (
     Mutant(
         "draining-server-is-healthy",
         SERVER + "operations.py",
-        "if serving.engine.error is not None or serving.is_draining:",
+        "if serving.closed_because is not None:",
         "if serving.engine.error is not None:",
         "A server that is shutting down says that it is well.",
         (TESTS + "test_operations.py", TESTS + "test_serve.py"),

@@ -23,7 +23,7 @@ class Router:
         self.observed = observed
         self.heard: list[KVEvent] = []
         self.known: dict[tuple[int, bytes], list[int]] = {}
-        observed.events.attach(self.hear, observed.engine.scheduler.blocks)
+        observed.observer.events.attach(self.hear, observed.engine)
 
     def hear(self, event: KVEvent) -> None:
         self.heard.append(event)
@@ -56,17 +56,6 @@ def test_each_full_block_is_stored_once_behind_its_parent_when_its_step_is_done(
     observed.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 1)
     run(observed.engine, [])
     assert len(router.heard) == 2, "nothing is stored again"
-
-
-def test_an_evicted_block_is_removed() -> None:
-    observed = Observed(num_blocks=3, max_model_len=12)
-    router = Router(observed)
-    for token in (1, 2, 3):
-        observed.add([token] * 5, 2)
-        run(observed.engine, [])
-        router.check()
-    assert any(isinstance(event, BlockRemoved) for event in router.heard)
-    assert observed.snapshot().cache.num_evicted_blocks > 0
 
 
 def test_events_are_told_after_an_abort_and_after_an_interrupt() -> None:
@@ -135,10 +124,11 @@ def test_a_late_listener_is_told_what_is_cached_parents_first(num_groups: int) -
 def test_nothing_is_collected_for_nobody() -> None:
     observed = Observed()
     router = Router(observed)
-    observed.events.attach(None, observed.engine.scheduler.blocks)
+    observed.observer.events.attach(None, observed.engine)
     observed.add([1] * 9, 3)
     run(observed.engine, [])
-    assert router.heard == observed.events._events == []
+    assert router.heard == observed.observer.events._events == []
+    assert observed.engine.listeners == [observed.observer], "it is not even asked"
 
 
 def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +138,7 @@ def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogC
         heard.append(event)
         raise ValueError("no")
 
-    observed.events.attach(listener, observed.engine.scheduler.blocks)
+    observed.observer.events.attach(listener, observed.engine)
     with caplog.at_level(logging.WARNING, "nanoengine"):
         observed.add([1] * 9, 1)
         run(observed.engine, [])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nanoengine.core.messages import StepPlan
-from nanoengine.observability.metrics import kv_usage
-from nanoengine.observability.request_times import RequestMetrics
-from tests.core.toys import EOS, VOCAB, Done, ToyModel, check, make_engine, run
+from nanoengine.observability.metrics import RequestMetrics
+from nanoengine.observability.observer import kv_usage
+from tests.core.toys import VOCAB, Done, ToyModel, check, make_engine, run
 from tests.speculation.toys import ToyDrafter
 
 from .toys import Observed, SlowModel
@@ -29,41 +29,28 @@ def test_the_times_of_a_request_are_those_between_its_events() -> None:
     request = observed.add([1, 2, 3])
     observed.clock.now += 3.0
     run(observed.engine, [])
-    assert observed.shown(*OF_THE_ENDED) == {
-        "queue_time": (1, 3.0),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 1.0),
-        "inference_time": (1, 1.25),
-        "latency": (1, 4.25),
-        "time_per_token": (1, 0.25),
-        "prompt_length": (1, 3),
-        "computed_prompt_length": (1, 3),
-        "generated_length": (1, 5),
-        "max_tokens": (1, 5),
-        "num_preemptions": (1, 0),
-    }
-    names = ("time_to_first_token", "inter_token_latency", "tokens_of_step", "num_completions", "longest_generated")
-    assert observed.shown(*names) == {
-        "time_to_first_token": (1, 3.25),
-        "inter_token_latency": (4, 1.0),
-        "tokens_of_step": (5, 3 + 5),
-        "num_completions": (1, 1),
-        "longest_generated": (1, 5),
-    }
+    observed.check(
+        queue_time=(1, 3.0),
+        prefill_time=(1, 0.25),
+        decode_time=(1, 1.0),
+        inference_time=(1, 1.25),
+        latency=(1, 4.25),
+        time_per_token=(1, 0.25),
+        prompt_length=(1, 3),
+        computed_prompt_length=(1, 3),
+        generated_length=(1, 5),
+        max_tokens=(1, 5),
+        num_preemptions=(1, 0),
+    )
+    observed.check(
+        time_to_first_token=(1, 3.25),
+        inter_token_latency=(4, 1.0),
+        tokens_of_step=(5, 3 + 5),
+        num_completions=(1, 1),
+        longest_generated=(1, 5),
+    )
     assert (observed.times.num_prompt_tokens, observed.times.num_generated_tokens) == (3, 5)
     assert request.output().metrics == RequestMetrics(ttft=3.25, tpot=0.25, latency=4.25, num_preemptions=0)
-
-
-def test_time_between_steps_is_waiting_for_tokens() -> None:
-    observed = Observed()
-    observed.add([1], 3)
-    for _ in range(3):
-        observed.clock.now += 1.0
-        observed.engine.step()
-    assert observed.shown("queue_time", "inter_token_latency") == {
-        "queue_time": (1, 1.0),
-        "inter_token_latency": (2, 2.5),
-    }
 
 
 def test_a_request_may_have_come_before_it_is_submitted() -> None:
@@ -72,21 +59,14 @@ def test_a_request_may_have_come_before_it_is_submitted() -> None:
     request.arrival_time = observed.clock()
     observed.clock.now += 2.0
     run(observed.engine, [request])
-    assert observed.shown("queue_time", "time_to_first_token") == {
-        "queue_time": (1, 2.0),
-        "time_to_first_token": (1, 2.25),
-    }
+    observed.check(queue_time=(1, 2.0), time_to_first_token=(1, 2.25))
 
 
 def test_a_single_token_has_no_time_after_it() -> None:
     observed = Observed()
     request = observed.add([1], 1)
     run(observed.engine, [])
-    assert observed.shown("time_per_token", "decode_time", "inter_token_latency") == {
-        "time_per_token": (1, 0.0),
-        "decode_time": (1, 0.0),
-        "inter_token_latency": (0, 0.0),
-    }
+    observed.check(time_per_token=(1, 0.0), decode_time=(1, 0.0), inter_token_latency=(0, 0.0))
     assert request.metrics == RequestMetrics(ttft=0.25, tpot=None, latency=0.25)
 
 
@@ -105,19 +85,16 @@ def test_without_max_tokens_the_room_in_the_model_is_what_was_asked_for() -> Non
     observed = Observed(max_model_len=40)
     observed.add([1, 2, 3, 4], None)
     run(observed.engine, [])
-    assert observed.shown("max_tokens", "generated_length") == {"max_tokens": (1, 36), "generated_length": (1, 36)}
+    observed.check(max_tokens=(1, 36), generated_length=(1, 36))
 
 
 def test_all_chunks_of_a_prompt_are_its_prefill_and_each_counts_in_its_step() -> None:
     observed = Observed(max_num_batched_tokens=4)
     observed.add(list(range(10)), 2)
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "time_to_first_token", "tokens_of_step") == {
-        "queue_time": (1, 0.0),
-        "prefill_time": (1, 0.75),
-        "time_to_first_token": (1, 0.75),
-        "tokens_of_step": (4, 10 + 2),
-    }
+    observed.check(
+        queue_time=(1, 0.0), prefill_time=(1, 0.75), time_to_first_token=(1, 0.75), tokens_of_step=(4, 10 + 2)
+    )
 
 
 def test_cached_tokens_are_no_work_but_part_of_the_prompt() -> None:
@@ -126,11 +103,7 @@ def test_cached_tokens_are_no_work_but_part_of_the_prompt() -> None:
         run(observed.engine, [observed.add(list(range(10)), 1)][:0])
     times = observed.times
     assert (times.num_prompt_tokens, times.num_cached_prompt_tokens) == (20, 8)
-    assert observed.shown("prompt_length", "computed_prompt_length", "tokens_of_step") == {
-        "prompt_length": (2, 20),
-        "computed_prompt_length": (2, 12),
-        "tokens_of_step": (2, 12 + 2),
-    }
+    observed.check(prompt_length=(2, 20), computed_prompt_length=(2, 12), tokens_of_step=(2, 12 + 2))
     cache = observed.snapshot().cache
     assert (cache.num_queried_tokens, cache.num_hit_tokens) == (20, 8)
 
@@ -152,29 +125,26 @@ def test_a_sequence_that_finds_no_room_waits_in_the_queue() -> None:
     for token in (1, 2):
         observed.add([token], 4)
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "latency", "time_to_first_token") == {
-        "queue_time": (2, 1.0),
-        "prefill_time": (2, 0.5),
-        "latency": (2, 1.0 + 2.0),
-        "time_to_first_token": (2, 0.25 + 1.25),
-    }
+    observed.check(
+        queue_time=(2, 1.0), prefill_time=(2, 0.5), latency=(2, 1.0 + 2.0), time_to_first_token=(2, 0.25 + 1.25)
+    )
 
 
 def test_a_preemption_prolongs_a_phase_and_is_no_second_wait_in_the_queue() -> None:
     observed = Observed(num_blocks=4, max_model_len=16)
     requests = [observed.add([token] * 6, 9) for token in (1, 2)]
     run(observed.engine, [])
-    assert observed.shown("queue_time", "prefill_time", "num_preemptions", "generated_length", "prompt_length") == {
-        "queue_time": (2, 0.0),
-        "prefill_time": (2, 0.5),
-        "num_preemptions": (2, 1),
-        "generated_length": (2, 18),
-        "prompt_length": (2, 12),
-    }
+    observed.check(
+        queue_time=(2, 0.0),
+        prefill_time=(2, 0.5),
+        num_preemptions=(2, 1),
+        generated_length=(2, 18),
+        prompt_length=(2, 12),
+    )
     first, second = (request.output().metrics for request in requests)
     assert second.latency > first.latency == 9 * 0.25
     assert (first.num_preemptions, second.num_preemptions) == (0, 1)
-    assert observed.shown("latency") == {"latency": (2, first.latency + second.latency)}
+    observed.check(latency=(2, first.latency + second.latency))
     assert observed.times.num_prompt_tokens == 12, "they count once"
     cache = observed.snapshot().cache
     assert (cache.num_queried_tokens, cache.num_hit_tokens) == (12, 0)
@@ -185,13 +155,9 @@ def test_completions_count_each_and_their_request_once() -> None:
     observed = Observed()
     request = observed.add([1, 2, 3], 3, n=2)
     run(observed.engine, [])
-    assert observed.shown("latency", "generated_length", "num_completions", "longest_generated", "max_tokens") == {
-        "latency": (2, 1.5),
-        "generated_length": (2, 6),
-        "num_completions": (1, 2),
-        "longest_generated": (1, 3),
-        "max_tokens": (2, 6),
-    }
+    observed.check(
+        latency=(2, 1.5), generated_length=(2, 6), num_completions=(1, 2), longest_generated=(1, 3), max_tokens=(2, 6)
+    )
     assert observed.snapshot().finished == {"length": 2}
     assert request.metrics == RequestMetrics(ttft=0.25, tpot=0.25, latency=0.75)
 
@@ -221,18 +187,6 @@ def test_tokens_that_come_at_once_come_as_one_and_those_behind_a_stop_string_nev
         assert observed_times.inter_token_latency.count == steps.num_decode_steps
 
 
-def test_samples_of_sequences_that_had_ended_are_not_counted() -> None:
-    """With steps in flight: a sequence is in a later step before its end is known."""
-    observed = Observed(depth=3)
-    requests = [observed.add([first], 30, ignore_eos=False) for first in range(VOCAB)]
-    run(observed.engine, [])
-    assert EOS in {request.sequences[0].token_ids[-1] for request in requests}, "nobody could foresee these ends"
-    lengths = [len(request.sequences[0].output_token_ids) for request in requests]
-    metrics = observed.snapshot()
-    assert metrics.steps.decode_tokens == sum(lengths) - len(requests)
-    assert metrics.times.num_generated_tokens == sum(lengths)
-
-
 # ---- ends that nobody wished for
 
 
@@ -253,16 +207,6 @@ def test_aborted_requests_are_in_no_histogram_of_the_ended() -> None:
     assert waiting.metrics == RequestMetrics()
 
 
-def test_a_request_of_which_one_completion_was_aborted_does_not_count_as_ended() -> None:
-    observed = Observed(max_num_seqs=1)
-    request = observed.add([1, 2], 2, n=2)
-    while not request.sequences[0].finished:
-        observed.engine.step()
-    observed.engine.abort(request.request_id)
-    assert observed.snapshot().finished == {"length": 1, "abort": 1}
-    assert observed.shown("latency", "num_completions") == {"latency": (1, 0.5), "num_completions": (0, 0.0)}
-
-
 def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> None:
     observed = Observed(model=SlowModel(failing=[3]))
     request = observed.add([1, 2, 3], 9)
@@ -271,60 +215,23 @@ def test_events_that_a_failed_step_prevented_count_as_happening_at_the_end() -> 
     observed.clock.now += 1.0
     observed.engine.step()
     assert observed.snapshot().finished == {"error": 1}
-    names = ("latency", "prefill_time", "decode_time", "inference_time", "generated_length", "tokens_of_step")
-    assert observed.shown(*names) == {
-        "latency": (1, 0.5 + 1.25),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 0.25),
-        "inference_time": (1, 0.5),
-        "generated_length": (1, 2),
-        "tokens_of_step": (2, 3 + 2),
-    }
+    observed.check(
+        latency=(1, 0.5 + 1.25),
+        prefill_time=(1, 0.25),
+        decode_time=(1, 0.25),
+        inference_time=(1, 0.5),
+        generated_length=(1, 2),
+        tokens_of_step=(2, 3 + 2),
+    )
     assert request.metrics.latency == 0.5
     observed = Observed(model=SlowModel(failing=[1]))
     observed.add([1, 2, 3], 9)
     observed.clock.now += 2.0
     observed.engine.step()
-    assert observed.shown("queue_time", "prefill_time", "decode_time", "time_to_first_token") == {
-        "queue_time": (1, 2.0),
-        "prefill_time": (1, 0.25),
-        "decode_time": (1, 0.0),
-        "time_to_first_token": (0, 0.0),
-    }
-
-
-def test_a_row_without_a_token_brings_none() -> None:
-    observed = Observed(model=SlowModel(broken=[(3, 1)]))
-    observed.add([1, 3, 5], 1)
-    observed.add([1, 4], 1)
-    observed.engine.step()
-    metrics = observed.snapshot()
-    assert metrics.finished == {"error": 1, "length": 1}
-    assert (metrics.times.num_prompt_tokens, metrics.times.num_generated_tokens) == (2, 1)
-    assert (metrics.times.tokens_of_step.sum, metrics.times.generated_length.sum) == (5 + 1, 1)
+    observed.check(queue_time=(1, 2.0), prefill_time=(1, 0.25), decode_time=(1, 0.0), time_to_first_token=(0, 0.0))
 
 
 # ---- the snapshot
-
-
-def test_a_snapshot_has_all_counters() -> None:
-    observed = Observed(num_blocks=4, max_model_len=16)
-    for token in (1, 2):
-        observed.add([token] * 6, 9)
-    waiting = observed.snapshot()
-    assert (waiting.num_waiting, waiting.num_running, waiting.num_requests, waiting.finished) == (2, 0, 2, {})
-    observed.engine.step()
-    running = observed.snapshot()
-    assert (running.num_waiting, running.num_fetching, running.num_running, running.kv_usage) == (0, 0, 2, 1.0)
-    run(observed.engine, [])
-    observed.engine.abort(observed.add([3]).request_id)
-    done = observed.snapshot()
-    assert (done.num_waiting, done.num_running, done.num_in_flight, done.kv_usage) == (0, 0, 0, 0.0)
-    assert done.num_preemptions == 1
-    assert done.steps.prefill_tokens + done.steps.decode_tokens == observed.model.num_computed
-    assert (done.num_requests, done.finished) == (3, {"length": 2, "abort": 1})
-    assert done.cache.num_evicted_blocks > 0
-    assert (done.speculation, done.offload) == (None, None)
 
 
 @pytest.mark.parametrize(("num_groups", "longest", "expected"), [(1, None, 1.5), (2, None, 0.75), (2, 20, 1.2)])
@@ -349,19 +256,6 @@ def test_a_snapshot_does_not_change_with_the_engine() -> None:
     assert (after.times.num_generated_tokens, after.times.latency.count) == (7, 3)
 
 
-def test_statistics_of_other_capabilities_are_copied_and_who_waits_for_files_is_told_apart() -> None:
-    observed = Observed(max_num_seqs=1)
-    stats = Counter(drafts=3)
-    observed.sources["speculation"] = lambda: stats
-    for token in (1, 2, 3):
-        observed.add([token])
-    observed.sources["fetching"] = lambda: observed.engine.scheduler.waiting[1:2]
-    before = observed.snapshot()
-    stats["drafts"] += 1
-    assert before.speculation == {"drafts": 3}
-    assert (before.num_waiting, before.num_fetching) == (2, 1)
-
-
 def test_progress_says_rates_since_a_moment() -> None:
     observed = Observed()
     observed.add([1] * 50, 9)
@@ -370,7 +264,7 @@ def test_progress_says_rates_since_a_moment() -> None:
     observed.engine.step()
     usage = kv_usage(observed.engine.scheduler.blocks)
     expected = f"prefill 200 tok/s, decode 4 tok/s, KV {usage:.0%}, running 1, waiting 0"
-    assert observed.metrics.progress(observed.engine, before) == expected
+    assert observed.observer.progress(observed.engine, before) == expected
 
 
 def test_the_time_of_steps_that_overlap_is_counted_once() -> None:

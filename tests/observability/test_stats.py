@@ -6,16 +6,13 @@ from copy import copy
 
 import pytest
 
-from nanoengine.observability.cache_stats import WINDOW, CacheStats
-from nanoengine.observability.step_stats import EngineStats
-
-
-def test_rates_of_an_idle_engine_are_zero() -> None:
-    assert (EngineStats().prefill_rate, EngineStats().decode_rate) == (0.0, 0.0)
+from nanoengine.observability.metrics import WINDOW, CacheStats, EngineStats
 
 
 def test_prefill_and_decode_are_counted_apart_and_rates_may_be_those_since_a_moment() -> None:
     stats = EngineStats()
+    stats.record(0, 0, 0, 3.0)
+    assert (stats, stats.prefill_rate, stats.decode_rate) == (EngineStats(), 0.0, 0.0), "no tokens, no step"
     stats.record(100, 0, 0, 2.0)
     stats.record(0, 6, 6, 0.5)
     before = copy(stats)
@@ -36,29 +33,12 @@ def test_the_time_of_a_mixed_step_is_shared_out_by_its_tokens_drafts_included() 
     assert stats.num_mixed_steps == 1
 
 
-def test_a_step_without_tokens_counts_as_none_and_one_without_time_has_no_rate() -> None:
-    stats = EngineStats()
-    stats.record(0, 0, 0, 3.0)
-    assert stats == EngineStats()
-    stats.record(5, 0, 0, 0.0)
-    assert stats.prefill_rate == 0.0
-
-
 def test_nobody_asked_is_not_the_same_as_nothing_found() -> None:
     stats = CacheStats()
     assert (stats.hit_rate, stats.recent_hit_rate) == (None, None)
     stats.record(90, 0, resumed=False)
     stats.record(10, 10, resumed=False)
     assert stats.hit_rate == stats.recent_hit_rate == pytest.approx(0.1)
-
-
-def test_what_resumes_counts_apart() -> None:
-    stats = CacheStats()
-    stats.record(10, 0, resumed=False)
-    stats.record(12, 8, resumed=True)
-    assert (stats.num_queried_tokens, stats.num_hit_tokens) == (10, 0)
-    assert (stats.num_resumed_queried_tokens, stats.num_resumed_hit_tokens) == (12, 8)
-    assert stats.hit_rate == stats.recent_hit_rate == 0.0
 
 
 def test_the_recent_rate_forgets() -> None:

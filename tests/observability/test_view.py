@@ -17,7 +17,7 @@ from .toys import Observed
 
 def look(observed: Observed) -> EngineView:
     """A view agrees with itself and with the engine; it survives a trip through JSON."""
-    view = take_view(observed.engine, observed.metrics)
+    view = take_view(observed.engine, observed.observer)
     pool, cells = view.pool, Counter(view.pool.cells)
     cells[FREE] += pool.num_blocks - len(pool.cells)
     assert (cells[FREE], cells[CACHED]) == (pool.num_free, pool.num_cached)
@@ -39,11 +39,6 @@ def states(view: EngineView) -> list[str]:
 
 def by_id(view: EngineView) -> dict[str, SequenceView]:
     return {f"{seq.request_id}/{seq.index}": seq for seq in view.sequences}
-
-
-def test_an_idle_engine_has_no_rows_and_a_pool_that_is_free() -> None:
-    view = look(Observed(num_blocks=64))
-    assert (view.sequences, view.pool.cells, view.pool.num_free) == ([], "", 64)
 
 
 def test_a_request_waits_then_computes_its_prompt_then_generates() -> None:
@@ -85,25 +80,14 @@ def test_a_victim_is_preempted_without_blocks_and_comes_back() -> None:
     assert (seen[-1].sequences, seen[-1].totals.num_preemptions) == ([], 1)
 
 
-def test_a_view_does_not_change_with_the_engine() -> None:
-    observed = Observed()
-    observed.add([5] * 6, 30)
-    observed.engine.step()
-    view = take_view(observed.engine, observed.metrics)
-    before = msgspec.json.encode(view)
-    run(observed.engine, [])
-    assert msgspec.json.encode(view) == before
-    assert take_view(observed.engine, observed.metrics) != view
-
-
 def test_nothing_of_a_prompt_is_in_a_view() -> None:
     observed = Observed()
     prompt = observed.engine.tokenizer.encode("a most private matter")
     observed.add(prompt, 3, "id")
-    views = [msgspec.json.encode(take_view(observed.engine, observed.metrics))]
+    views = [msgspec.json.encode(take_view(observed.engine, observed.observer))]
     while observed.engine.has_unfinished:
         observed.engine.step()
-        views.append(msgspec.json.encode(take_view(observed.engine, observed.metrics)))
+        views.append(msgspec.json.encode(take_view(observed.engine, observed.observer)))
     tokens = ",".join(map(str, prompt[:3])).encode()
     assert not any(tokens in view for view in views)
 
@@ -115,7 +99,7 @@ def test_rows_blocks_and_cells_are_bounded_and_counts_are_of_all(monkeypatch: py
     for i in range(12):
         observed.add([i] * 14, 4, f"r{i}")
     observed.engine.step()
-    view = take_view(observed.engine, observed.metrics)
+    view = take_view(observed.engine, observed.observer)
     assert (view.num_running, view.num_waiting) == (5, 7)
     assert [seq.request_id for seq in view.sequences] == ["r0", "r1", "r2", "r5", "r6"], "the first in order of each"
     assert [(seq.num_blocks, len(seq.blocks)) for seq in view.sequences] == [(4, 2)] * 3 + [(0, 0)] * 2

@@ -9,10 +9,8 @@ from nanoengine.core.block_manager import BlockManager, FullLayout
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
-from nanoengine.observability.kv_events import KVEventPublisher
-from nanoengine.observability.metrics import EngineMetrics, Metrics
+from nanoengine.observability.metrics import EngineMetrics, RequestTimes
 from nanoengine.observability.observer import Observer
-from nanoengine.observability.request_times import RequestTimes
 from nanoengine.sampling.params import SamplingParams
 from tests.core.toys import Done, ToyModel, make_engine
 
@@ -58,21 +56,24 @@ class Observed:
         self.model = SlowModel(block_size) if model is None else model
         if isinstance(self.model, SlowModel):
             self.model.clock = self.clock
-        self.observer = Observer(max_model_len, enable_prefix_caching=enable_prefix_caching, clock=self.clock)
-        self.events = KVEventPublisher()
         self.sources: dict[str, Any] = {}
-        longest = blocks_of_longest or num_groups * -(-max_model_len // block_size)
-        self.metrics = Metrics(max_model_len, longest, self.observer, self.events, sources=self.sources)
+        self.observer = Observer(
+            max_model_len,
+            blocks_of_longest or num_groups * -(-max_model_len // block_size),
+            enable_prefix_caching=enable_prefix_caching,
+            sources=self.sources,
+            clock=self.clock,
+        )
         layouts = [FullLayout() for _ in range(num_groups)]
         self.model.layouts = layouts
         blocks = BlockManager(
-            num_blocks, block_size, layouts, [self.events], enable_prefix_caching=enable_prefix_caching
+            num_blocks, block_size, layouts, [self.observer.events], enable_prefix_caching=enable_prefix_caching
         )
         self.engine: LLMEngine = make_engine(
             model=self.model,
             blocks=blocks,
             max_model_len=max_model_len,
-            parts=[*parts, self.observer, self.events],
+            parts=[*parts, self.observer],
             **options,
         )
 
@@ -85,13 +86,14 @@ class Observed:
         return request
 
     def snapshot(self) -> EngineMetrics:
-        return self.metrics.snapshot(self.engine)
+        return self.observer.snapshot(self.engine)
 
     @property
     def times(self) -> RequestTimes:
         return self.snapshot().times
 
-    def shown(self, *names: str) -> dict[str, tuple[int, float]]:
-        """How many values some histograms have, and their sum."""
+    def check(self, **expected: tuple[int, float]) -> None:
+        """How many values histograms have, and their sums."""
         times = self.times
-        return {name: (getattr(times, name).count, getattr(times, name).sum) for name in names}
+        found = {name: getattr(times, name) for name in expected}
+        assert {name: (own.count, own.sum) for name, own in found.items()} == expected

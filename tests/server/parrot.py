@@ -15,8 +15,6 @@ from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.models.tokenizer import HFTokenizer
-from nanoengine.observability.kv_events import KVEventPublisher
-from nanoengine.observability.metrics import Metrics
 from nanoengine.observability.observer import Observer
 from nanoengine.sampling.collector import LOGPROBS, PROMPT_LOGPROBS, Collector
 from nanoengine.sampling.token_logprobs import TokenLogprobs
@@ -105,13 +103,13 @@ def build(
     tokenizer = HFTokenizer(folder)
     assert tokenizer.eos_token_id is not None
     [poison] = tokenizer.encode(POISON)
-    events, observer, collector = KVEventPublisher(), Observer(max_model_len), Collector()
+    observer, collector = Observer(max_model_len, max_model_len // BLOCK_SIZE), Collector()
     scheduler = Scheduler(
-        BlockManager(num_blocks, BLOCK_SIZE, stores=[events]),
+        BlockManager(num_blocks, BLOCK_SIZE, stores=[observer.events]),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=512,
         policy=policy,
-        parts=[collector, observer, events],
+        parts=[collector, observer],
     )
     engine = LLMEngine(
         scheduler,
@@ -121,9 +119,8 @@ def build(
         max_model_len=max_model_len,
         eos_token_ids=tokenizer.eos_token_ids,
     )
-    metrics = Metrics(max_model_len, max_model_len // BLOCK_SIZE, observer, events)
     capabilities: dict[str, Any] = {
-        "observability": SimpleNamespace(metrics=metrics),
+        "observability": SimpleNamespace(metrics=observer),
         "models": SimpleNamespace(default_sampling={}),
     }
     return Built(read_config("parrot", {}), engine, tokenizer, capabilities)

@@ -16,9 +16,8 @@ import uvicorn
 
 from nanoengine.builder import Built
 from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.server.app import make_app
+from nanoengine.server.app import http_settings
 from nanoengine.server.config import ServerConfig
-from nanoengine.server.http import BoundedHTTP
 from nanoengine.server.serving import Serving
 from tests.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.server.events import read_events
@@ -85,18 +84,7 @@ class Server:
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        settings = uvicorn.Config(
-            make_app(self.serving),
-            http=BoundedHTTP,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=2,
-        )
-        self._server = uvicorn.Server(settings)
+        self._server = uvicorn.Server(http_settings(self.serving))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
         until(lambda: self._server.started)

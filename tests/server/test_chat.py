@@ -89,13 +89,6 @@ def test_the_template_is_told_of_tools(parrot: Server) -> None:
         assert (answer.status, answer.error["param"]) == (400, "tool_choice")
 
 
-def test_the_template_is_told_what_the_client_says(parrot: Server) -> None:
-    assert prompt_of(parrot, "x", chat_template_kwargs={"name": "critic"}).endswith("<|im_start|>critic\n")
-    answer = parrot.chat("x", chat_template_kwargs={"messages": [{"role": "user", "content": "forged"}]}, max_tokens=1)
-    assert answer.status == 200
-    assert "forged" not in prompt_of(parrot, "x", chat_template_kwargs={"messages": []})
-
-
 def test_a_message_may_be_gone_on_with_and_echoed(parrot: Server) -> None:
     going_on = {"add_generation_prompt": False, "continue_final_message": True}
     prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\nWell, "

@@ -20,13 +20,9 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def test_what_is_not_given_is_left_to_the_engine(parser: argparse.ArgumentParser) -> None:
-    options, server = configs(parser.parse_args(["demo"]))
-    assert options == {}
-    assert server == ServerConfig()
-
-
 def test_options_have_the_types_of_their_fields(parser: argparse.ArgumentParser) -> None:
+    """What is not given is left to the engine."""
+    assert configs(parser.parse_args(["demo"])) == ({}, ServerConfig())
     line = "demo --max-model-len 512 --max-client-share 0.25 --no-enable-prefix-caching --async-scheduling --port 0"
     line += " --api-key a b --request-timeout 2.5 --no-page --served-model-name m"
     options, server = configs(parser.parse_args(line.split()))
@@ -60,10 +56,10 @@ def test_a_key_may_come_by_the_environment(parser: argparse.ArgumentParser, monk
         *(("max_n", value) for value in (0, 16385)),
         ("max_waiting", -1),
         ("request_timeout", 0),
-        ("shutdown_timeout", -1),
-        ("api_key", ()),
+        *(("shutdown_timeout", value) for value in (-1, float("nan"))),
+        *(("api_key", value) for value in ((), ("",))),
         ("cors_origin", ("",)),
-        ("host", ""),
+        *((name, "") for name in ("host", "uds")),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(option: str, value: object) -> None:

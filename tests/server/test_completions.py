@@ -126,24 +126,6 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
     assert demo.complete(PROMPT, max_tokens=0).status == 400
 
 
-@pytest.mark.parametrize("logprobs", [0, 1, 5])
-def test_so_many_likeliest_tokens_and_the_chosen_one(demo: Server, logprobs: int) -> None:
-    answer = demo.complete(PROMPT, max_tokens=8, temperature=1.5, seed=1, logprobs=logprobs, return_token_ids=True)
-    [choice] = answer.json["choices"]
-    found = choice["logprobs"]
-    assert "".join(found["tokens"]) == choice["text"]
-    for token, logprob, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
-        assert top[token] == logprob
-        assert logprobs <= len(top) <= logprobs + 1
-        assert all(-9999 <= value <= 0 for value in top.values())
-
-
-def test_tokens_may_be_named_by_their_ids(demo: Server) -> None:
-    answer = demo.complete(PROMPT, max_tokens=4, logprobs=1, return_tokens_as_token_ids=True, return_token_ids=True)
-    [choice] = answer.json["choices"]
-    assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
-
-
 # ---- several completions
 
 
@@ -157,13 +139,6 @@ def test_the_best_of_several(demo: Server, demo_llm: LLM) -> None:
     assert (refused.status, refused.error["param"]) == (400, "best_of")
     assert demo.complete(PROMPT, n=2, best_of=1).status == 400
     assert demo.complete(PROMPT, n=None, best_of=1, max_tokens=2, stream=True).status == 200
-
-
-def test_choices_of_one_prompt_differ_and_a_seed_repeats_them(demo: Server) -> None:
-    first, second = (demo.complete(PROMPT, n=4, max_tokens=8, temperature=1.5, seed=2).json for _ in range(2))
-    texts = [choice["text"] for choice in first["choices"]]
-    assert len(set(texts)) > 1
-    assert texts == [choice["text"] for choice in second["choices"]]
 
 
 # ---- usage

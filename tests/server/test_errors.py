@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from nanoengine.errors import (
@@ -14,13 +12,7 @@ from nanoengine.errors import (
     NoTokenLeft,
     StepFailed,
 )
-from nanoengine.server.errors import Problem, problem_of
-
-
-def test_a_problem_has_openais_shape() -> None:
-    told = json.loads(Problem(400, "x is 3: it must be 2", "x").body())
-    assert told == {"error": {"message": "x is 3: it must be 2", "type": "BadRequestError", "param": "x", "code": 400}}
-
+from nanoengine.server.errors import problem_of
 
 FAILED = StepFailed("the request failed: allowed_token_ids leave nothing", [])
 FAILED.__cause__ = NoTokenLeft("allowed_token_ids leave nothing")  # by what the request forbids: its own fault

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import struct
-from typing import Any
 
 import pytest
 
@@ -36,34 +34,15 @@ def hang_up(connection: socket.socket, rudely: bool) -> None:
 # ---- the client hangs up
 
 
-@pytest.mark.parametrize("rudely", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_is_gone_before_the_first_byte_costs_one_step(
-    server: Server, way: str, stream: bool, rudely: bool
-) -> None:
-    path, body = WAYS[way]
-    server.gate.shut()
-    connection = server.connect(post_bytes(path, body | {"stream": stream}))
-    server.gate.wait_until_held()
-    hang_up(connection, rudely)
-    server.wait_until_ended()
-    server.gate.let()
-    server.check_idle()
-    assert server.gate.num_steps == 1
-
-
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("num_steps", [1, 20])
+@pytest.mark.parametrize("num_steps", [0, 1, 20])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_client_that_is_gone_in_the_middle_costs_one_step(
-    server: Server, way: str, num_steps: int, stream: bool
-) -> None:
+def test_a_client_that_is_gone_costs_one_step(server: Server, way: str, num_steps: int, stream: bool) -> None:
     path, body = WAYS[way]
     server.gate.shut()
     connection = server.connect(post_bytes(path, body | {"stream": stream}))
     server.gate.let(num_steps)
-    assert not stream or connection.recv(1) == b"H"
+    assert not (stream and num_steps) or connection.recv(1) == b"H"
     server.gate.wait_until_held()
     hang_up(connection, rudely=stream)
     server.wait_until_ended()
@@ -113,33 +92,6 @@ def test_the_next_request_of_a_connection_outlives_the_first(server: Server) -> 
 
 
 # ---- slow readers
-
-
-def test_500_slow_readers_get_all_of_it(make_server: MakeServer) -> None:
-    server = make_server({"num_blocks": 20_000, "max_num_seqs": 256}, access_log=False)
-    text = "slow reader "
-    request = post_bytes("/v1/completions", {"prompt": text, "max_tokens": 20, "stream": True}, "connection: close\r\n")
-    server.gate.shut()
-    readers = [server.connect(request) for _ in range(500)]
-    until(lambda: len(server.serving.jobs) == 500)
-    server.gate.open()
-    until(lambda: not server.serving.engine.engine.has_unfinished)
-    received = dict.fromkeys(readers, b"")
-    with selectors.DefaultSelector() as selector:
-        for reader in readers:
-            selector.register(reader, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select():
-                reader: Any = key.fileobj
-                part = reader.recv(1000)
-                received[reader] += part
-                if not part:
-                    selector.unregister(reader)
-                    reader.close()
-    for response in received.values():
-        events = read_events(body_of(response))
-        assert (text_of(events), reasons_of(events)) == (text, ["stop"])
-    server.check_idle()
 
 
 def test_a_reader_that_reads_nothing_holds_no_other_up(make_server: MakeServer) -> None:
@@ -199,11 +151,6 @@ def test_what_takes_too_long_is_ended_with_504(make_server: MakeServer, stream: 
         assert (answer.status, answer.error["type"]) == (504, "TimeoutError")
         assert "request_timeout" in answer.error["message"]
     server.check_idle()
-
-
-def test_a_request_in_time_hears_nothing_of_it(make_server: MakeServer) -> None:
-    server = make_server(request_timeout=60.0)
-    assert server.complete("abc", max_tokens=3).json["choices"][0]["finish_reason"] == "length"
 
 
 # ---- failures

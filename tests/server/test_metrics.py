@@ -62,27 +62,25 @@ def families(text: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def value(text: str, name: str, **labels: str) -> float:
-    """That of the one series that has these labels, among others."""
-    found = [
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
-    assert len(found) == 1, f"{len(found)} series of {name} with {labels}"
-    return found[0]
+def check(observed: Observed, expected: Mapping[str, float]) -> None:
+    """Some series have these values; labels are written behind their names."""
+    found = {}
+    for family in text_string_to_metric_families(text_of(observed)):
+        for sample in family.samples:
+            labels = [f"{key}={value}" for key, value in sample.labels.items() if key not in ("model_name", "engine")]
+            key = " ".join([sample.name, *labels])
+            assert key not in found, "no series comes twice"
+            found[key] = sample.value
+    assert {key: found[key] for key in expected} == expected
 
 
 def test_histograms_have_vllms_bounds() -> None:
-    text = text_of()
+    found = families(text_of())
     for name, bounds in HISTOGRAMS.items():
-        family = families(text)[name]
-        assert family.type == "histogram"
-        buckets = [sample for sample in family.samples if sample.name == f"{name}_bucket"]
+        assert found[name].type == "histogram"
+        buckets = [sample for sample in found[name].samples if sample.name == f"{name}_bucket"]
         assert [float(sample.labels["le"]) for sample in buckets] == [*bounds, math.inf]
         assert {tuple(sample.labels) for sample in buckets} == {("engine", "le", "model_name")}
-        assert value(text, f"{name}_count", model_name="demo", engine="0") == 0
 
 
 def test_bounds_are_written_as_prometheus_writes_them() -> None:
@@ -105,53 +103,42 @@ def test_other_families_have_vllms_types_and_labels_from_the_start() -> None:
             assert sample.labels == {"model_name": "demo", **of_engine, label: sample.labels[label]}
 
 
-def test_no_series_comes_twice() -> None:
-    observed = Observed()
-    stats = SpeculationStats()
-    stats.record(3, 3)
-    observed.sources |= {"speculation": lambda: stats, "offload": OffloadStats}
-    series = [line.rsplit(" ", 1)[0] for line in text_of(observed).splitlines() if not line.startswith("#")]
-    assert len(series) == len(set(series))
-
-
 def test_the_values_are_those_of_the_engine() -> None:
     observed = Observed()
     for _ in range(2):  # equal prompts: the completions of one, and the other request, find its two full blocks
         observed.add(list(range(10)), 3, n=2)
     run(observed.engine, [])
     observed.engine.abort(observed.add([1, 2]).request_id)
-    text = text_of(observed)
-    assert value(text, "vllm:request_success_total", finished_reason="length") == 4
-    assert value(text, "vllm:request_success_total", finished_reason="abort") == 1
-    assert value(text, "vllm:prompt_tokens_total") == 40
-    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_compute") == 10 + 3 * 2
-    assert value(text, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 3 * 8
-    assert value(text, "vllm:prompt_tokens_cached_total") == 3 * 8
-    assert value(text, "vllm:generation_tokens_total") == 12
-    assert value(text, "vllm:prefix_cache_queries_total") == 40
-    assert value(text, "vllm:prefix_cache_hits_total") == 3 * 8
     # A step for the first prompt, one for the rest of the others, two for the other tokens of all.
-    assert value(text, "vllm:time_to_first_token_seconds_count") == 4
-    assert value(text, "vllm:time_to_first_token_seconds_sum") == 0.25 + 3 * 0.5
-    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.1") == 0
-    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="0.25") == 1
-    assert value(text, "vllm:time_to_first_token_seconds_bucket", le="+Inf") == 4
-    assert value(text, "vllm:inter_token_latency_seconds_count") == 8
-    assert value(text, "vllm:e2e_request_latency_seconds_sum") == 4 * 1.0
-    assert value(text, "vllm:request_queue_time_seconds_sum") == 3 * 0.25
-    assert value(text, "vllm:request_prefill_time_seconds_sum") == 4 * 0.25
-    assert value(text, "vllm:request_decode_time_seconds_sum") == 0.75 + 3 * 0.5
-    assert value(text, "vllm:request_inference_time_seconds_sum") == 1.0 + 3 * 0.75
-    assert value(text, "vllm:request_prompt_tokens_sum") == 40
-    assert value(text, "vllm:request_prefill_kv_computed_tokens_sum") == 16
-    assert value(text, "vllm:request_generation_tokens_sum") == 12
-    assert value(text, "vllm:request_max_num_generation_tokens_sum") == 6
-    assert value(text, "vllm:request_params_n_sum") == 4
-    assert value(text, "vllm:request_params_max_tokens_sum") == 12
-    assert value(text, "vllm:iteration_tokens_total_sum") == 16 + 12
-    assert value(text, "vllm:iteration_tokens_total_count") == 4
-    assert value(text, "nanoengine:step_seconds_total", phase="prefill") == 0.5
-    assert value(text, "nanoengine:step_seconds_total", phase="decode") == 0.5
+    check(
+        observed,
+        {
+            "vllm:request_success_total finished_reason=length": 4,
+            "vllm:request_success_total finished_reason=abort": 1,
+            "vllm:prompt_tokens_total": 40,
+            "vllm:prompt_tokens_by_source_total source=local_compute": 10 + 3 * 2,
+            "vllm:prompt_tokens_by_source_total source=local_cache_hit": 3 * 8,
+            "vllm:prompt_tokens_cached_total": 3 * 8,
+            "vllm:generation_tokens_total": 12,
+            "vllm:prefix_cache_queries_total": 40,
+            "vllm:prefix_cache_hits_total": 3 * 8,
+            "vllm:time_to_first_token_seconds_count": 4,
+            "vllm:time_to_first_token_seconds_sum": 0.25 + 3 * 0.5,
+            "vllm:time_to_first_token_seconds_bucket le=0.1": 0,
+            "vllm:time_to_first_token_seconds_bucket le=0.25": 1,
+            "vllm:time_to_first_token_seconds_bucket le=+Inf": 4,
+            "vllm:inter_token_latency_seconds_count": 8,
+            "vllm:e2e_request_latency_seconds_sum": 4 * 1.0,
+            "vllm:request_queue_time_seconds_sum": 3 * 0.25,
+            "vllm:request_prefill_time_seconds_sum": 4 * 0.25,
+            "vllm:request_decode_time_seconds_sum": 0.75 + 3 * 0.5,
+            "vllm:request_params_max_tokens_sum": 12,
+            "vllm:iteration_tokens_total_sum": 16 + 12,
+            "vllm:iteration_tokens_total_count": 4,
+            "nanoengine:step_seconds_total phase=prefill": 0.5,
+            "nanoengine:step_seconds_total phase=decode": 0.5,
+        },
+    )
 
 
 def test_gauges_are_those_of_the_moment() -> None:
@@ -159,90 +146,74 @@ def test_gauges_are_those_of_the_moment() -> None:
     for i in range(3):
         observed.add([i] * 4, 3)
     observed.engine.step()
-    text = text_of(observed)
-    assert value(text, "vllm:num_requests_running") == 1
-    assert value(text, "vllm:num_requests_waiting") == 2
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 0
-    assert value(text, "vllm:kv_cache_usage_perc") == 2 / 16
-    observed.sources["fetching"] = lambda: observed.engine.scheduler.waiting[:1]
-    text = text_of(observed)
-    assert value(text, "vllm:num_requests_waiting") == 2
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 1
-    assert value(text, "vllm:num_requests_waiting_by_reason", reason="deferred") == 1
-    del observed.sources["fetching"]
+    for num_fetching in (0, 1):
+        observed.sources["fetching"] = lambda count=num_fetching: observed.engine.scheduler.waiting[:count]
+        expected = {
+            "vllm:num_requests_running": 1,
+            "vllm:num_requests_waiting": 2,
+            "vllm:num_requests_waiting_by_reason reason=capacity": 2 - num_fetching,
+            "vllm:num_requests_waiting_by_reason reason=deferred": num_fetching,
+            "vllm:kv_cache_usage_perc": 2 / 16,
+        }
+        check(observed, expected)
     run(observed.engine, [])
-    idle = text_of(observed)
-    assert value(idle, "vllm:num_requests_running") == value(idle, "vllm:num_requests_waiting") == 0
-    assert value(idle, "vllm:kv_cache_usage_perc") == 0
+    check(observed, dict.fromkeys(GAUGES, 0))
 
 
-def test_preemptions_are_counted() -> None:
+def test_preemptions_drafts_and_blocks_that_move_are_counted() -> None:
     observed = Observed(num_blocks=4, max_model_len=16)
     for i in (1, 2):
         observed.add([i] * 6, 9)
     run(observed.engine, [])
-    text = text_of(observed)
-    assert value(text, "vllm:num_preemptions_total") == 1
-    assert value(text, "vllm:request_num_preemptions_sum") == 1
-
-
-def test_speculation_is_told_of_where_there_is_any() -> None:
-    assert "spec_decode" not in text_of()
-    observed = Observed()
-    stats = SpeculationStats()
-    observed.sources["speculation"] = lambda: stats
+    assert "spec_decode" not in text_of(observed)
+    assert "nanoengine:kv_" not in text_of(observed)
+    drafts = SpeculationStats()
     for num_accepted in (3, 1):
-        stats.record(3, num_accepted)
-    text = text_of(observed)
-    assert value(text, "vllm:spec_decode_num_drafts_total") == 2
-    assert value(text, "vllm:spec_decode_num_draft_tokens_total") == 6
-    assert value(text, "vllm:spec_decode_num_accepted_tokens_total") == 4
-    for place, count in (("0", 2), ("1", 1), ("2", 1)):
-        assert value(text, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position=place) == count
-
-
-def test_blocks_that_move_are_told_of_where_there_are_tiers() -> None:
-    assert "nanoengine:kv_" not in text_of()
-    observed = Observed()
-    stats = OffloadStats(
+        drafts.record(3, num_accepted)
+    blocks = OffloadStats(
         num_saved_blocks=1, num_loaded_blocks=2, num_written_files=3, num_loaded_files=4, num_bad_files=5
     )
-    observed.sources["offload"] = lambda: stats
-    text = text_of(observed)
+    observed.sources |= {"speculation": lambda: drafts, "offload": lambda: blocks}
     ways = ("device_to_host", "host_to_device", "to_disk", "from_disk")
-    assert [value(text, "nanoengine:kv_blocks_moved_total", way=way) for way in ways] == [1, 2, 3, 4]
-    assert value(text, "nanoengine:kv_file_errors_total") == 5
+    accepted = "vllm:spec_decode_num_accepted_tokens"
+    check(
+        observed,
+        {
+            "vllm:num_preemptions_total": 1,
+            "vllm:request_num_preemptions_sum": 1,
+            "vllm:spec_decode_num_drafts_total": 2,
+            "vllm:spec_decode_num_draft_tokens_total": 6,
+            f"{accepted}_total": 4,
+            **{f"{accepted}_per_pos_total position={place}": count for place, count in enumerate((2, 1, 1))},
+            **{f"nanoengine:kv_blocks_moved_total way={way}": count for count, way in enumerate(ways, 1)},
+            "nanoengine:kv_file_errors_total": 5,
+        },
+    )
 
 
 def test_rejections_are_counted_by_reason_and_belong_to_no_engine() -> None:
     text = text_of(None, {"max_num_queued_reqs": 3, "draining": 1})
     samples = families(text)["vllm:admission_rejections"].samples
     assert [(sample.labels, sample.value) for sample in samples] == [
-        ({"model_name": "demo", "reason": "max_num_queued_reqs"}, 3),
-        ({"model_name": "demo", "reason": "max_num_queued_tokens"}, 0),
-        ({"model_name": "demo", "reason": "draining"}, 1),
+        ({"model_name": "demo", "reason": reason}, count)
+        for reason, count in (("max_num_queued_reqs", 3), ("max_num_queued_tokens", 0), ("draining", 1))
     ]
 
 
-def test_the_options_of_the_cache_are_labels() -> None:
-    options = {"cache_dtype": "int8", "enable_prefix_caching": "True"}
-    text = text_of(Observed(num_blocks=24, max_model_len=64), cache_config=options)
-    [sample] = families(text)["vllm:cache_config_info"].samples
+def test_the_options_of_the_cache_are_labels_and_names_of_models_are_escaped() -> None:
+    options, name = {"cache_dtype": "int8", "enable_prefix_caching": "True"}, 'my "own"\\\nmodel é'
+    found = families(text_of(Observed(num_blocks=24, max_model_len=64), cache_config=options, model_name=name))
+    [sample] = found["vllm:cache_config_info"].samples
     assert sample.value == 1
     sizes = {"block_size": "4", "num_gpu_blocks": "24", "kv_cache_size_tokens": "96", "kv_cache_max_concurrency": "1.5"}
     assert sample.labels == {**options, **sizes, "engine": "0"}
-
-
-def test_names_of_models_are_escaped() -> None:
-    name = 'my "own"\\\nmodel é'
-    assert value(text_of(model_name=name), "vllm:num_requests_running", model_name=name) == 0
+    assert found["vllm:num_requests_running"].samples[0].labels["model_name"] == name
 
 
 def test_the_process_is_told_of_and_nothing_global_is_touched() -> None:
     before = {family.name for family in REGISTRY.collect()}
-    text = text_of()
+    found = families(text_of())
     assert {family.name for family in REGISTRY.collect()} == before
     if Path("/proc/self/stat").exists():
-        assert value(text, "process_resident_memory_bytes") > 2**20
+        assert found["process_resident_memory_bytes"].samples[0].value > 2**20
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")

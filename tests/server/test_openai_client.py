@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.running import Server, until
+from tests.server.running import Server
 
 MESSAGES = [{"role": "system", "content": "A module."}, {"role": "user", "content": "Write a function."}]
 PROMPT = "def binary_search("
@@ -71,31 +70,6 @@ def test_a_chat_by_the_streaming_helper(client: openai.OpenAI) -> None:
         helped = stream.get_final_completion().choices[0]
     whole = client.chat.completions.create(**fields).choices[0]
     assert (helped.message.content, helped.finish_reason) == (whole.message.content, whole.finish_reason)
-
-
-def test_many_at_once_from_an_event_loop(demo: Server, client: openai.OpenAI) -> None:
-    async def main() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as own:
-
-            async def stream(i: int) -> str:
-                chunks = await own.completions.create(
-                    model="demo", prompt=PROMPT + "x" * i, max_tokens=6, temperature=0, stream=True
-                )
-                return "".join([chunk.choices[0].text async for chunk in chunks])
-
-            return await asyncio.gather(*(stream(i) for i in range(8)))
-
-    texts = asyncio.run(main())
-    for i, text in enumerate(texts):
-        own = client.completions.create(model="demo", prompt=PROMPT + "x" * i, max_tokens=6, temperature=0)
-        assert own.choices[0].text == text
-
-
-def test_a_stream_that_is_left_early_ends(demo: Server, client: openai.OpenAI) -> None:
-    with client.completions.create(model="demo", prompt=PROMPT, max_tokens=2000, stream=True) as stream:
-        next(iter(stream))
-    until(lambda: not len(demo.serving.jobs))
-    demo.check_idle()
 
 
 def test_vllms_fields_pass_as_extras(client: openai.OpenAI) -> None:

@@ -19,6 +19,15 @@ def test_health_and_version(parrot: Server) -> None:
     assert parrot.get("/version").json == {"version": nanoengine.__version__}
 
 
+def test_a_server_that_ends_says_so_and_takes_no_more(make_server: MakeServer) -> None:
+    server = make_server()
+    server.serving.is_draining = True
+    health, refused = server.get("/health"), server.chat("a", stream=True)
+    assert (health.status, health.json) == (503, {"status": "the server is shutting down"})
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert "shutting down" in refused.error["message"]
+
+
 def test_the_model_has_each_of_its_names(make_server: MakeServer) -> None:
     server = make_server(served_model_name=("first", "org/second"))
     models = server.get("/v1/models").json
@@ -103,6 +112,7 @@ def test_the_prefix_cache_may_be_forgotten_when_nothing_runs(make_server: MakeSe
     server.gate.shut()
     running = server.later(server.complete, "x" * 50, max_tokens=50)
     server.gate.let(3)
+    server.gate.wait_until_held()
     reset = in_thread(server.post, "/reset_prefix_cache", b"")
     until(server.serving.engine._inbox.qsize)
     server.gate.let()

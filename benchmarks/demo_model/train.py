@@ -1,21 +1,20 @@
 """Train the demo model from the sources of the Python standard library, in three steps.
 
-    python -m nanoengine.demo.train prepare --work WORK             tokenizer and tokens; needs the corpus
-    python -m nanoengine.demo.train fit --work WORK --minutes 8     weights; wants a GPU, needs no corpus
-    python -m nanoengine.demo.train join --work WORK                the model folder, beside this file
+    python -m benchmarks.demo_model.train prepare --work WORK             tokenizer and tokens; needs the corpus
+    python -m benchmarks.demo_model.train fit --work WORK --minutes 8     weights; wants a GPU, needs no corpus
+    python -m benchmarks.demo_model.train join --work WORK                the model folder, nanoengine/demo
 
 `fit` ends itself: `--minutes` counts from its start, and the learning rate falls with the share of the time used,
-so it always completes.  It leaves its weights in small pieces in `WORK/fit` (`--out`).  On a CPU, which sees the
-corpus only a few times, use `--dropout 0 --batch-tokens 8192 --short-share 0.8`: the rows of 4096 come last.
+so it always completes.  On a CPU, which sees the corpus only a few times, use `--dropout 0 --batch-tokens 8192
+--short-share 0.8`: the rows of 4096 come last.
 """
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from nanoengine.demo.folder import HERE, join, model_config, save_pieces
+from benchmarks.demo_model.folder import join, model_config, save_weights
+from nanoengine.models.names import DEMO
 
 LIBRARY_WEIGHT = 2  # the held-out files are library modules, and tests are two thirds of the corpus
 MUON_RATE, MUON_DECAY = 4e-3, 0.1
@@ -44,13 +44,11 @@ class Recipe:
     dropout: float
     short_length: int
     short_share: float
-    tiny: bool
-    compiled: bool
 
 
 def prepare(corpus_folder: Path | None, work: Path) -> None:
     """Split the corpus, train the tokenizer on the training part, and write all tokens to `work/tokens.npz`."""
-    from nanoengine.demo import corpus  # the other steps do without the `tokenizers` package
+    from benchmarks.demo_model import corpus  # the other steps do without the `tokenizers` package
 
     parts = corpus.split(corpus.read_documents(corpus_folder or corpus.standard_library()))
     tokenizer = corpus.train_tokenizer(d.text for d in parts.train)
@@ -122,7 +120,7 @@ def optimizers(model: Qwen3ForCausalLM, cuda: bool) -> list[torch.optim.Optimize
 
 def dev_bits_per_byte(model: Qwen3ForCausalLM, data: dict[str, np.ndarray]) -> float:
     """Bits per byte on the dev documents, by the same windows as the held-out measurement."""
-    from nanoengine.demo.measure import document_bits
+    from benchmarks.demo_model.measure import document_bits
 
     documents = np.split(data["dev"].astype(np.int64), data["dev_ends"][:-1])
     with torch.autocast(model.device.type, torch.bfloat16):
@@ -130,14 +128,13 @@ def dev_bits_per_byte(model: Qwen3ForCausalLM, data: dict[str, np.ndarray]) -> f
     return bits / float(data["dev_bytes"].sum())
 
 
-def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
-    """Train for `recipe.minutes` and leave the best averaged weights by dev loss, a log and a summary in `out`."""
+def fit(data: dict[str, np.ndarray], work: Path, recipe: Recipe) -> None:
+    """Train for `recipe.minutes` and leave the best averaged weights by dev loss, and a log, in `work`."""
     began = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Qwen3ForCausalLM(model_config(recipe.tiny)).to(device)
+    model = Qwen3ForCausalLM(model_config()).to(device)
     average = copy.deepcopy(model).eval()
     add_dropout(model, recipe.dropout)
     full = model.config.max_position_embeddings
@@ -146,10 +143,8 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
     parameters, averaged = list(model.parameters()), list(average.parameters())
     steppers = optimizers(model, device == "cuda")
     rates = [[group["lr"] for group in stepper.param_groups] for stepper in steppers]
-    compiled = recipe.compiled
-    loss_of = torch.compile(loss_function(model)) if compiled else loss_function(model)
-    per_epoch = len(data["train"]) * (1 + (LIBRARY_WEIGHT - 1) * _library_share(data))
-    log = (out / "log.txt").open("w")
+    loss_of = torch.compile(loss_function(model))
+    log = (work / "log.txt").open("w")
 
     def report(line: str) -> None:
         for stream in (sys.stdout, log):
@@ -164,21 +159,12 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
     interval = max(LOG_SECONDS, 60 * recipe.minutes / 6)
     report(f"untrained: dev {best:.4f} bits/byte")
     step, tokens, first, next_log = 0, 0, 0.0, time.monotonic() + interval
-    summary: dict[str, float] = {}
     share = 0.0
     while share < 1:
         rows = next(source)
-        try:
-            with torch.autocast(device, torch.bfloat16):
-                loss = loss_of(rows)
-            loss.backward()
-        except Exception as error:
-            if step or not compiled:
-                raise
-            report(f"not compiled: {error!r}")  # slower, but it trains
-            model.zero_grad()
-            compiled, loss_of = False, loss_function(model)
-            continue
+        with torch.autocast(device, torch.bfloat16):
+            loss = loss_of(rows)
+        loss.backward()
         now = time.monotonic()
         first = first or now  # compiling is over: the schedule starts here
         share = min(1.0, (now - first) / max(1.0, deadline - first))
@@ -199,25 +185,16 @@ def fit(data: dict[str, np.ndarray], out: Path, recipe: Recipe) -> None:
         if share < 1 and (now < next_log or now + 2 * cost > deadline):
             continue
         dev = dev_bits_per_byte(average, data)
-        speed = tokens / max(now - first, 1e-9) / 1e3
         report(
             f"{share:6.1%} step {step} loss {loss.item():.4f} dev {dev:.4f} bits/byte, length {length}, "
-            f"{tokens / 1e6:.1f} M tokens, epoch {tokens / per_epoch:.2f}, {speed:.1f} k/s"
+            f"{tokens / 1e6:.1f} M tokens, {tokens / max(now - first, 1e-9) / 1e3:.1f} k/s"
         )
         if dev < best:
             best = dev
-            save_pieces(average, out)
-            summary = {"dev_bits_per_byte": best, "step": step, "tokens": tokens, "epochs": tokens / per_epoch}
-            (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+            save_weights(average, work / "model.safetensors")
         next_log = time.monotonic() + interval
-    report(f"best {summary}; {time.monotonic() - began:.0f} s in all")
+    report(f"best dev {best:.4f} bits/byte; {time.monotonic() - began:.0f} s in all")
     log.close()
-
-
-def _library_share(data: dict[str, np.ndarray]) -> float:
-    """The share of the training tokens that belong to the library rather than to its tests."""
-    lengths = np.diff(data["train_ends"], prepend=0)
-    return float(lengths[~data["is_test"]].sum() / lengths.sum())
 
 
 def main() -> None:
@@ -226,32 +203,21 @@ def main() -> None:
     parser.add_argument("step", choices=["prepare", "fit", "join"])
     parser.add_argument("--work", type=Path, required=True, help="folder for what one step leaves to the next")
     parser.add_argument("--corpus", type=Path, help="folder of sources; by default the running Python's library")
-    parser.add_argument("--out", type=Path, help="where fit writes (WORK/fit), or the model folder that join writes")
-    parser.add_argument("--pieces", type=Path, help="where join finds the weights (WORK/fit)")
+    parser.add_argument("--out", type=Path, default=DEMO, help="the model folder that join writes")
     parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--batch-tokens", type=int, default=98304)
     parser.add_argument("--dropout", type=float, default=0.1, help="0 where the corpus is seen only a few times")
     parser.add_argument("--short-length", type=int, default=1024, help="tokens in a row in the first phase")
     parser.add_argument("--short-share", type=float, default=0.0, help="share of the time that phase takes")
-    parser.add_argument("--tiny", action="store_true", help="a toy model, to try the code out")
-    parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
     if options.step == "prepare":
         prepare(options.corpus, options.work)
     elif options.step == "fit":
-        recipe = Recipe(
-            minutes=options.minutes,
-            batch_tokens=options.batch_tokens,
-            dropout=options.dropout,
-            short_length=options.short_length,
-            short_share=options.short_share,
-            tiny=options.tiny,
-            compiled=not options.no_compile,
-        )
+        names = [field.name for field in fields(Recipe)]
         with np.load(options.work / "tokens.npz") as archive:
-            fit(dict(archive), options.out or options.work / "fit", recipe)
+            fit(dict(archive), options.work, Recipe(**{name: getattr(options, name) for name in names}))
     else:
-        join(options.work, options.pieces or options.work / "fit", options.out or HERE, options.tiny)
+        join(options.work, options.out)
 
 
 if __name__ == "__main__":
