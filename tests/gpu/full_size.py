@@ -12,8 +12,8 @@ from torch import Tensor
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from tests.attention.paged import PLAIN, Heads, first_seen
+from tests.kernels.formulas import DEVICE
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PRODUCTION = Heads(8, 2, 128)
 SMALL = Heads(2, 2, 32)
 BLOCK_SIZE = 16

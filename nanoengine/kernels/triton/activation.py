@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.triton.launch import Launch
 
 BLOCK = 1024
 """Columns of a program."""
@@ -66,22 +65,3 @@ def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
         sizes = width, gate_up.stride(0)
         _gate_and_multiply_kernel[grid](gate_up, out, *sizes, BLOCK=BLOCK, ACTIVATION=number, num_warps=NUM_WARPS)
     return out
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"gate_and_multiply, {activation} {dtype}",
-            kernel=_gate_and_multiply_kernel,
-            signature={
-                **dict.fromkeys(("gate_up", "out"), f"*{dtype}"),
-                **dict.fromkeys(("width", "stride"), "i32"),
-                **dict.fromkeys(("BLOCK", "ACTIVATION"), "constexpr"),
-            },
-            constants={"BLOCK": BLOCK, "ACTIVATION": ACTIVATIONS.index(activation)},
-            num_warps=NUM_WARPS,
-        )
-        for dtype in ("bf16", "fp16", "fp32")
-        for activation in ("silu", "gelu_tanh")
-    ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.core import sampling
 from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 
 TILE = 1024
 """Logits that a program looks at together."""
@@ -263,18 +263,3 @@ def size_of_parts(n: int, vocab_size: int, num_sms: int) -> int:
 def row_stride(logits: Tensor) -> int:
     """Numbers from row to row: for one row, whose stride may be anything, what it is for several."""
     return logits.stride(0) if len(logits) > 1 else logits.shape[1]
-
-
-def launches() -> list[Launch]:
-    """The configuration of the kernel."""
-    signature = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "top_ks": "*i32",
-        **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
-        "rows": "*i32",
-        **dict.fromkeys(("peaks", "masses"), "*fp32"),
-        **dict.fromkeys(("vocab_size", "logits_stride", "part_size"), "i32"),
-        "TILE": "constexpr",
-    }
-    return [Launch("find_peaks", _find_peaks_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

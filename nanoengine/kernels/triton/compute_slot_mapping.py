@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens
-from nanoengine.kernels.triton.launch import Launch
 
 TILE = 256
 """Tokens of a program."""
@@ -127,25 +126,3 @@ def compute_slot_mapping(
             num_warps=NUM_WARPS,
         )
     return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"compute_slot_mapping, {groups} groups, block_size {block_size}",
-            kernel=_slot_mapping_kernel,
-            signature={
-                **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
-                "last_tokens": "*i64",
-                "tables": "*i32",
-                **dict.fromkeys(("padding_row", "group_stride", "table_stride", "slot_stride"), "i32"),
-                **dict.fromkeys(("input_ids", "positions", "slot_mapping"), "*i64"),
-                "seq_lens": "*i32",
-                **dict.fromkeys(("GROUPS", "BLOCK_SIZE", "TILE"), "constexpr"),
-            },
-            constants={"GROUPS": groups, "BLOCK_SIZE": block_size, "TILE": TILE},
-            num_warps=NUM_WARPS,
-        )
-        for groups, block_size in ((1, 16), (1, 256), (6, 16))
-    ]

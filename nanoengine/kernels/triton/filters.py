@@ -32,7 +32,6 @@ from nanoengine.kernels.triton.candidates import (
     tile,
     weight_of,
 )
-from nanoengine.kernels.triton.launch import Launch
 
 TILE = 4096
 """Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
@@ -263,23 +262,3 @@ def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor) -> Limits:
         num_warps=NUM_WARPS,
     )
     return limits
-
-
-def launches() -> list[Launch]:
-    """The configuration of the kernel."""
-    signature = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "top_ks": "*i32",
-        **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
-        "rows": "*i32",
-        **dict.fromkeys(("peaks", "masses"), "*fp32"),
-        "groups": "*i32",
-        "lowest": "*fp32",
-        **dict.fromkeys(("last_ids", "counts"), "*i32"),
-        "candidates": "*fp32",
-        "candidate_ids": "*i32",
-        **dict.fromkeys(("vocab_size", "logits_stride"), "i32"),
-        "TILE": "constexpr",
-    }
-    return [Launch("find_limits", _find_limits_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

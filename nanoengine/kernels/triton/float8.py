@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import INTERPRETED
 from nanoengine.quantization.tensor import Float8, QuantizedTensor
 
@@ -134,21 +133,3 @@ def _sizes(size: int) -> tuple[int, int]:
     """Columns of a program, and its warps: 8 to 16 values for each thread."""
     block = triton.next_power_of_2(size)
     return block, min(16, max(1, block // 512))
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    found = []
-    for dtype in ("bf16", "fp16", "fp32"):
-        for size in (1024, 3072, 12288):
-            block, warps = _sizes(size)
-            constants = {"SIZE": size, "BLOCK": block}
-            signature = {
-                "x": f"*{dtype}",
-                "numbers": "*fp8e4nv",
-                "scales": "*fp32",
-                **dict.fromkeys(constants, "constexpr"),
-            }
-            label = f"quantize_rows, size {size}, {dtype}"
-            found.append(Launch(label, _quantize_kernel, signature, constants, warps, least_capability=90))
-    return found

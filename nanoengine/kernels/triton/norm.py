@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
-
 
 @triton.jit
 def _rms_norm_kernel(
@@ -63,28 +61,6 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         eps: is added to the mean of the squares.
     """
     return _launch(x, residual, weight, eps), residual
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"{'add_' * add}rms_norm, size {size}, {dtype}",
-            kernel=_rms_norm_kernel,
-            signature={
-                **dict.fromkeys(("x", "residual", "out"), f"*{dtype}"),
-                "weight": "*fp32",
-                "eps": "fp32",
-                **dict.fromkeys(("x_stride", "residual_stride"), "i32"),
-                **dict.fromkeys(("SIZE", "BLOCK", "ADD"), "constexpr"),
-            },
-            constants={"SIZE": size, "BLOCK": triton.next_power_of_2(size), "ADD": add},
-            num_warps=_num_warps(size),
-        )
-        for dtype, sizes in (("bf16", (48, 1024, 5120, 12288)), ("fp16", (1024,)), ("fp32", (1024, 5120)))
-        for size in sizes
-        for add in (False, True)
-    ]
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

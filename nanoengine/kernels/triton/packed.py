@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 
 BLOCK = 32
@@ -207,37 +206,3 @@ def _dequantize_kernel(
     for half in tl.static_range(8 // BITS):
         values = numbers_of(stored, scale, zero, half, BITS)
         tl.store(target + column_of(place, half, BITS)[None, :], values.to(out.dtype.element_ty), mask=mask)
-
-
-FORMATS = {"int8": (8, None, "fp32", False), "int4": (4, 32, "fp16", True), "int4-128": (4, 128, "fp16", True)}
-"""Bits, group, type of the scales, and whether there are zeros, of what `quantization/at_load.py` makes."""
-
-
-def launches() -> list[Launch]:
-    """All of a weight and some of its rows, in each format."""
-    found = []
-    for dtype in ("bf16", "fp16", "fp32"):
-        for name, (bits, group, scales, has_zeros) in FORMATS.items():
-            for inputs, is_chosen in ((1024, False), (896, True)):
-                width, groups = inputs * bits // 8, 1 if group is None else inputs // group
-                constants = {
-                    "WIDTH": width,
-                    "GROUPS": groups,
-                    "BITS": bits,
-                    "ZEROS": has_zeros,
-                    "CHOSEN": is_chosen,
-                    "TILE": TILE,
-                    "DEPTH": DEPTH,
-                }
-                signature = {
-                    "numbers": "*u8",
-                    "scales": f"*{scales}",
-                    "zeros": "*u8",
-                    "chosen": "*i64",
-                    "out": f"*{dtype}",
-                    "num_rows": "i32",
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                label = f"dequantize {name}, {inputs} inputs, {'some' if is_chosen else 'all'} rows, {dtype}"
-                found.append(Launch(label, _dequantize_kernel, signature, constants, NUM_WARPS))
-    return found

@@ -6,7 +6,6 @@ It knows block tables and lengths. Whose tokens they are, and how the cache came
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 import triton
@@ -14,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
-from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Split, Workspace, combine, part_size, split
+from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Workspace, combine, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 ROWS = 16
@@ -351,73 +350,3 @@ def _constants(
         "AT_ONCE": max(1, combined // (tokens * heads * head_dim)),
         "DEPENDENT": dependent,
     }
-
-
-def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
-    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Gemma 2 and gpt-oss.
-    Several tokens of each sequence: with their heads, they fill 16 rows, 32 or more.
-    """
-    tunings = [replace(DEFAULTS, decode_tile=t, decode_warps=w, decode_stages=s) for t, w, s in CANDIDATES]
-    return [
-        *(_launch(torch.bfloat16, 128, tuning=tuning) for tuning in tunings),
-        *(_launch(torch.bfloat16, 128, group) for group in (1, 4, 8, 16)),
-        _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
-        *(_launch(torch.bfloat16, 128, 4, 8, tuning) for tuning in tunings),
-        *(_launch(torch.bfloat16, 128, group, queries) for group, queries in ((1, 8), (2, 4), (2, 8), (2, 17), (8, 8))),
-        *(_launch(torch.bfloat16, head_dim, 2, queries) for head_dim in (64, 256) for queries in (1, 4, 16)),
-        _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.bfloat16, 256, 2, queries, WINDOW=4096, SOFT_CAP=50.0) for queries in (1, 4, 16)),
-        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True) for queries in (1, 4)),
-        *(_launch(torch.float32, head_dim, 2, queries) for head_dim in (64, 128, 256) for queries in (1, 16)),
-        *(_launch(torch.float32, 128, 2, queries, WINDOW=4096, sinks=True, SOFT_CAP=50.0) for queries in (1, 16)),
-        *(_launch(torch.bfloat16, 128, 4, queries, tuning, int8=True) for queries in (1, 8) for tuning in tunings),
-        *(_launch(torch.bfloat16, head_dim, 4, queries, int8=True) for head_dim in (64, 256) for queries in (1, 8)),
-        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True, int8=True) for queries in (1, 4)),
-        *(
-            _launch(dtype, 128, 2, queries, int8=True)
-            for dtype in (torch.float16, torch.float32)
-            for queries in (1, 16)
-        ),
-    ]
-
-
-def _launch(
-    dtype: torch.dtype,
-    head_dim: int,
-    group: int = 2,
-    queries: int = 1,
-    tuning: Tuning = DEFAULTS,
-    *,
-    sinks: bool = False,
-    int8: bool = False,
-    **asked: float,
-) -> Launch:
-    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning, int8=int8)
-    sizes = _constants(group, queries, head_dim, 16, tile, num_warps, tuning.dependent_launch)
-    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
-    strides = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    signature = {
-        "out": f"*{type_name}",
-        **dict.fromkeys(("results", "log_sums"), "*fp32"),
-        "arrivals": "*i32",
-        "q": f"*{type_name}",
-        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
-        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-        "block_tables": "*i32",
-        "query_start_loc": "*i32" if queries > 1 else "constexpr",
-        "seq_lens": "*i32",
-        "sinks": "*fp32" if sinks else "constexpr",
-        "scale": "fp32",
-        **dict.fromkeys((*strides, *Split._fields), "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    name = f"paged_decode {type_name} {head_dim} group {group} queries {queries} {shape}"
-    name += " dependent" * tuning.dependent_launch
-    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
-    name += " int8" * int8
-    nothing = {"query_start_loc": queries == 1, "sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
-    known = constants | {name: None for name, missing in nothing.items() if missing}
-    least = 90 if tuning.dependent_launch else 80
-    return Launch(name, _decode_kernel, signature, known, num_warps, num_stages, least_capability=least)

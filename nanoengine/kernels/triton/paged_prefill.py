@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 
 MOST_HEADS = 16
@@ -277,45 +276,3 @@ def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, 
     if head_dim > 128:
         return 64, 32, 8, 5
     return 64 if int8 else 128, 64, 8, 5
-
-
-def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two, and what some models ask for beside: Gemma 2 and
-    gpt-oss."""
-    return [
-        *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
-        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
-        _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
-        *(_launch(torch.bfloat16, head_dim, int8=True) for head_dim in (64, 128, 256)),
-        *(_launch(dtype, 128, int8=True) for dtype in (torch.float16, torch.float32)),
-        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True, int8=True),
-    ]
-
-
-def _launch(
-    dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = False, int8: bool = False, **asked: float
-) -> Launch:
-    integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    rows, tile, num_warps, num_stages = _shape(dtype, head_dim, int8=int8)
-    heads = triton.next_power_of_2(group)
-    sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
-    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
-    signature = {
-        **dict.fromkeys(("out", "q"), f"*{type_name}"),
-        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
-        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-        **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
-        "sinks": "*fp32" if sinks else "constexpr",
-        "scale": "fp32",
-        **dict.fromkeys(integers, "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    name = f"paged_prefill {type_name} {head_dim} group {group}"
-    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks + " int8" * int8
-    nothing = {"sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
-    known = constants | {name: None for name, missing in nothing.items() if missing}
-    return Launch(name, _prefill_kernel, signature, known, num_warps, num_stages)

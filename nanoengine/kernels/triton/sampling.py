@@ -24,7 +24,7 @@ from nanoengine.kernels.triton.candidates import (
     size_of_parts,
 )
 from nanoengine.kernels.triton.filters import find_limits
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
@@ -218,33 +218,3 @@ def choose_tokens(
     sources = scores, tokens, highest
     _choose_best_kernel[(n,)](*sources, chosen, last_tokens, rows, parts, MOST_PARTS=MOST_PARTS, KEEP=keep, num_warps=1)
     return chosen
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernels."""
-    parts = {"scores": "*fp32", "tokens": "*i32", "highest": "*fp32"}
-    draw = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "seeds": "*i64",
-        "rows": "*i32",
-        "positions": "*i32",
-        "lowest": "*fp32",
-        **dict.fromkeys(("last_ids", "counts"), "*i32"),
-        "candidates": "*fp32",
-        "candidate_ids": "*i32",
-        **parts,
-        **dict.fromkeys(("vocab_size", "logits_stride", "candidates_stride", "part_size"), "i32"),
-        "TILE": "constexpr",
-    }
-    choose = {
-        **parts,
-        **dict.fromkeys(("chosen", "last_tokens"), "*i64"),
-        "rows": "*i32",
-        "parts": "i32",
-        **dict.fromkeys(("MOST_PARTS", "KEEP"), "constexpr"),
-    }
-    return [
-        Launch("draw", _draw_kernel, draw, {"TILE": TILE}, NUM_WARPS),
-        Launch("choose_best", _choose_best_kernel, choose, {"MOST_PARTS": MOST_PARTS, "KEEP": True}, 1),
-    ]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine import SamplingParams
 from nanoengine.core.randomness import sequence_seed
@@ -19,8 +15,8 @@ from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.candidates import TILE
 from nanoengine.kernels.triton.filters import Limits, find_limits
 from nanoengine.kernels.triton.sampling import choose_tokens
+from tests.kernels.formulas import DEVICE
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 REFERENCE = TorchKernels()
 VOCAB_SIZES = [2, 3, 17, 1000, TILE, TILE + 1, 5003, 9001]
 GREEDY = {"temperature": 0.0}

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
-
-import triton
-import triton.language as tl
-
 from nanoengine.kernels.triton.split_kv import MAX_PARTS, MOST_PROGRAMS, STEP, Split, Workspace, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.kernels.formulas import DEVICE
 
 
 @triton.jit

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 if torch.cuda.is_available():
     pytest.skip("bytes are counted in the interpreter, which is off where there is a GPU", allow_module_level=True)
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.triton import few_rows
 from nanoengine.kernels.triton.activation import gate_and_multiply
