@@ -15,7 +15,7 @@ NUM_WARPS = 4
 
 
 @triton.jit
-def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def gated(gate, up, ACTIVATION: tl.constexpr):
     """What a gate makes of the value beside it, both float32; activations are numbered as in ACTIVATIONS."""
     slope = gate
     if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
@@ -28,14 +28,7 @@ def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def _gate_and_multiply_kernel(
-    gate_up: tl.tensor,
-    out: tl.tensor,
-    width: tl.tensor,
-    stride: tl.tensor,
-    BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-) -> None:
+def _gate_and_multiply_kernel(gate_up, out, width, stride, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
     """Program (i, j): block j of row i."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

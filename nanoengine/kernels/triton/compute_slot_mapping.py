@@ -24,24 +24,24 @@ EVEN = 2
 
 @triton.jit(do_not_specialize=["slot_stride"])  # it follows the tokens of a step
 def _slot_mapping_kernel(
-    token_ids: tl.tensor,
-    rows: tl.tensor,
-    query_start_loc: tl.tensor,
-    num_computed: tl.tensor,
-    last_tokens: tl.tensor,
-    tables: tl.tensor,
-    padding_row: tl.tensor,
-    group_stride: tl.tensor,
-    table_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    input_ids: tl.tensor,
-    positions: tl.tensor,
-    slot_mapping: tl.tensor,
-    seq_lens: tl.tensor,
+    token_ids,
+    rows,
+    query_start_loc,
+    num_computed,
+    last_tokens,
+    tables,
+    padding_row,
+    group_stride,
+    table_stride,
+    slot_stride,
+    input_ids,
+    positions,
+    slot_mapping,
+    seq_lens,
     GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-) -> None:
+):
     """Program (i, j): tile j of the tokens of sequence i, in every KV group."""
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)

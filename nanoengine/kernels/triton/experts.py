@@ -27,14 +27,7 @@ NUM_STAGES = 4
 
 
 @triton.jit(do_not_specialize=["num_choices"])
-def _sort_kernel(
-    chosen: tl.tensor,
-    starts: tl.tensor,
-    order: tl.tensor,
-    num_choices: tl.tensor,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _sort_kernel(chosen, starts, order, num_choices, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
     """Program e: the choices of expert e in ascending order, from starts[e] on, behind those of the experts before."""
     expert = tl.program_id(0)
     step = tl.arange(0, BLOCK)
@@ -59,15 +52,15 @@ def _sort_kernel(
 
 @triton.jit
 def _product_kernel(
-    x: tl.tensor,
-    weight: tl.tensor,
-    ups: tl.tensor,
-    bias: tl.tensor,
-    up_bias: tl.tensor,
-    factors: tl.tensor,
-    out: tl.tensor,
-    starts: tl.tensor,
-    order: tl.tensor,
+    x,
+    weight,
+    ups,
+    bias,
+    up_bias,
+    factors,
+    out,
+    starts,
+    order,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PER_ROW: tl.constexpr,
@@ -79,7 +72,7 @@ def _product_kernel(
     GATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
-) -> None:
+):
     """Program (i, j): outputs [j * TILE, (j + 1) * TILE) of the i-th tile of ROWS sorted choices of one expert.
 
     With GATE, from x by rows to gated values by sorted choices; without, from these to float32 by choices as they were, times
@@ -143,9 +136,7 @@ def _product_kernel(
 
 
 @triton.jit
-def _sum_kernel(
-    parts: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _sum_kernel(parts, out, WIDTH: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
     """Program (i, j): block j of row i of out, the sum of PER_ROW rows of parts in their order."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -31,13 +31,7 @@ NUM_STAGES = 4
 
 
 @triton.jit
-def _load_rows(
-    x: tl.tensor,
-    residual: tl.tensor,
-    place: tl.tensor,
-    mask: tl.tensor,
-    ADD: tl.constexpr,
-) -> tl.tensor:
+def _load_rows(x, residual, place, mask, ADD: tl.constexpr):
     """Elements of x, or of x + residual, rounded to their dtype; as float32."""
     values = tl.load(x + place, mask=mask, other=0.0)
     if ADD:
@@ -48,17 +42,17 @@ def _load_rows(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_rows_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    norm_weight: tl.tensor,
-    weight: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    new_residual: tl.tensor,
-    eps: tl.tensor,
-    num_rows: tl.tensor,
+    x,
+    residual,
+    norm_weight,
+    weight,
+    scales,
+    zeros,
+    bias,
+    out,
+    new_residual,
+    eps,
+    num_rows,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -74,7 +68,7 @@ def _few_rows_kernel(
     GROUPS: tl.constexpr,
     ZEROS: tl.constexpr,
     DEPENDENT: tl.constexpr,
-) -> None:
+):
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time, rows for the norm
     NORM_DEPTH at a time. With BITS weights are packed, and read DEPTH bytes at a time; without, they are numbers.
     """

@@ -85,7 +85,7 @@ def can_multiply(source: Float8, outputs: int) -> bool:
 
 
 @triton.jit
-def _to_nearest(values: tl.tensor) -> tl.tensor:
+def _to_nearest(values):
     """The nearest numbers of the format, ties to even: 3 bits behind the first, or below 2^-6 multiples of 2^-9."""
     bits = values.to(tl.int32, bitcast=True)
     nearest = (bits + 0x7FFFF + (bits >> 20 & 1) & -0x100000).to(tl.float32, bitcast=True)
@@ -94,9 +94,7 @@ def _to_nearest(values: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _quantize_kernel(
-    x: tl.tensor, numbers: tl.tensor, scales: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _quantize_kernel(x, numbers, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Row i. One with a number that is not finite has the scale NaN, so that nothing that comes of it is finite."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

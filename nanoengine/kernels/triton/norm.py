@@ -10,17 +10,8 @@ from torch import Tensor
 
 @triton.jit
 def _rms_norm_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-) -> None:
+    x, residual, weight, out, eps, x_stride, residual_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
     """Row i: with ADD, the residual becomes x + residual, and the norm is of that."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

@@ -113,15 +113,15 @@ def can_pack(source: Grouped) -> bool:
 
 @triton.jit
 def _of_groups(
-    values: tl.tensor,
-    output: tl.tensor,
-    first: tl.tensor,
-    has_output: tl.tensor,
+    values,
+    output,
+    first,
+    has_output,
     GROUPS: tl.constexpr,
     PER_GROUP: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> tl.tensor:
+):
     """[TILE, DEPTH] float32: of each byte from `first` on the scale, or the zero, of its group. It is read once a group, since a
     group is a power of two, or all there is.
     """
@@ -135,18 +135,18 @@ def _of_groups(
 
 @triton.jit
 def scales_of(
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    output: tl.tensor,
-    first: tl.tensor,
-    has_output: tl.tensor,
+    scales,
+    zeros,
+    output,
+    first,
+    has_output,
     BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     ZEROS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+):
     """Scales and zeros of a tile of bytes; without BITS nothing is packed, and they mean nothing."""
     scale = tl.full([1, 1], 1.0, tl.float32)
     zero = tl.full([1, 1], 1 << BITS >> 1, tl.float32)
@@ -158,9 +158,7 @@ def scales_of(
 
 
 @triton.jit
-def numbers_of(
-    stored: tl.tensor, scale: tl.tensor, zero: tl.tensor, half: tl.constexpr, BITS: tl.constexpr
-) -> tl.tensor:
+def numbers_of(stored, scale, zero, half: tl.constexpr, BITS: tl.constexpr):
     """What bytes stand for, float32: all of each, or of two numbers to a byte those of the low half (0) or the high one (1)."""
     if BITS == 4:
         stored = (stored >> (4 * half)) & 15
@@ -168,7 +166,7 @@ def numbers_of(
 
 
 @triton.jit
-def column_of(place: tl.tensor, half: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+def column_of(place, half: tl.constexpr, BITS: tl.constexpr):
     """The inputs that stand at these bytes of a row, in one half of them if there are two to a byte."""
     if BITS == 4:
         place = place // 16 * 32 + half * 16 + place % 16
@@ -177,12 +175,12 @@ def column_of(place: tl.tensor, half: tl.constexpr, BITS: tl.constexpr) -> tl.te
 
 @triton.jit
 def _dequantize_kernel(
-    numbers: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    chosen: tl.tensor,
-    out: tl.tensor,
-    num_rows: tl.tensor,
+    numbers,
+    scales,
+    zeros,
+    chosen,
+    out,
+    num_rows,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
@@ -190,7 +188,7 @@ def _dequantize_kernel(
     CHOSEN: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> None:
+):
     """Program (i, j): bytes [j * DEPTH, (j + 1) * DEPTH) of rows [i * TILE, (i + 1) * TILE), or of those that are chosen."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first = tl.program_id(1) * DEPTH

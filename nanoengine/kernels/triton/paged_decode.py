@@ -29,9 +29,7 @@ CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
 
 
 @triton.jit
-def _row(
-    row: tl.tensor, num_tokens: tl.tensor, num_heads: tl.tensor, HEADS: tl.constexpr, QUERIES: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _row(row, num_tokens, num_heads, HEADS: tl.constexpr, QUERIES: tl.constexpr):
     """Which token and which head of a lot a row is, and whether it is one of those that there are."""
     if QUERIES > 1:
         token, head = row // HEADS, row % HEADS
@@ -44,29 +42,29 @@ def _row(
     do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
 )
 def _decode_kernel(
-    out: tl.tensor,
-    results: tl.tensor,
-    log_sums: tl.tensor,
-    arrivals: tl.tensor,
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    block_tables: tl.tensor,
-    query_start_loc: tl.tensor | None,
-    seq_lens: tl.tensor,
-    sinks: tl.tensor | None,
-    scale: tl.tensor,
-    q_token_stride: tl.tensor,
-    q_head_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    kv_head_stride: tl.tensor,
-    table_stride: tl.tensor,
-    to_fill: tl.tensor,
-    longest_part: tl.tensor,
-    most_parts: tl.tensor,
+    out,
+    results,
+    log_sums,
+    arrivals,
+    q,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    block_tables,
+    query_start_loc,
+    seq_lens,
+    sinks,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
+    table_stride,
+    to_fill,
+    longest_part,
+    most_parts,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -81,7 +79,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
-) -> None:
+):
     """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of the rows that share a KV head.
 
     Rows of a lot are HEADS query heads of each of TOKENS tokens; the rest of ROWS is padding. A sequence has at most QUERIES

@@ -21,21 +21,21 @@ MOST_HEADS = 16
 
 @triton.jit
 def _walk(
-    acc: tl.tensor,
-    total: tl.tensor,
-    highest: tl.tensor,
-    query: tl.tensor,
-    position: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    k_head: tl.tensor,
-    v_head: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    table: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    scale: tl.tensor,
+    acc,
+    total,
+    highest,
+    query,
+    position,
+    start,
+    end,
+    k_head,
+    v_head,
+    k_scales,
+    v_scales,
+    table,
+    block_stride,
+    slot_stride,
+    scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -43,7 +43,7 @@ def _walk(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+):
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
     ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, HEAD_DIM)
@@ -79,27 +79,26 @@ def _walk(
 
 # The stride changes from step to step; where the sequences begin in lists that others lead, from batch to batch.
 @triton.jit(
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"]
 )
 def _prefill_kernel(
-    out: tl.tensor,
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    block_tables: tl.tensor,
-    query_start_loc: tl.tensor,
-    seq_lens: tl.tensor,
-    sinks: tl.tensor | None,
-    scale: tl.tensor,
-    q_token_stride: tl.tensor,
-    q_head_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    kv_head_stride: tl.tensor,
-    table_stride: tl.tensor,
+    out,
+    q,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    block_tables,
+    query_start_loc,
+    seq_lens,
+    sinks,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
+    table_stride,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -108,7 +107,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-) -> None:
+):
     """Program (i, j, t): in sequence j, tile t from the end, for the i-th lot of HEADS query heads that share a KV head.
 
     A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.

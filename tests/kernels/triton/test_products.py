@@ -78,15 +78,6 @@ def test_choices_that_are_sorted_in_several_pieces() -> None:
     assert_mixture(given.by(TritonKernels()), given, 2)
 
 
-def test_rows_that_are_not_finite_spoil_no_others() -> None:
-    given = mixture(20, 3, 2, 33, 16, torch.float32, DEVICE.type)
-    together = given.by(TritonKernels())
-    given.x[3], given.factors[4] = torch.nan, torch.nan
-    spoilt, rest = given.by(TritonKernels()), [i for i in range(20) if i not in (3, 4)]
-    assert spoilt[3:5].isnan().all()
-    assert torch.equal(spoilt[rest], together[rest])
-
-
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-128", "fp8"])
 def test_quantized_experts_become_numbers_as_they_come(name: str) -> None:
     source = quantizer(name)(torch.randn(32, 128))
