@@ -9,8 +9,8 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from tests.kernels.draws import DRAWS, native_draw, needs_kernels, random_keys
-from tests.kernels.formulas import DTYPES, assert_gated, assert_linear, new_weight, random, weight_of
+from tests.kernels.draws import DRAWS, needs_kernels, random_keys
+from tests.kernels.formulas import DTYPES, assert_gated, new_weight, random, weight_of
 
 pytestmark = needs_kernels
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
@@ -23,13 +23,6 @@ def kernels() -> NativeKernels:
 
 def rows_of(kernels: NativeKernels, weight: Weight) -> Tensor:
     return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
-@both_dtypes
-def test_a_large_linear(kernels: NativeKernels, dtype: torch.dtype) -> None:
-    """Several panels of outputs, long sums."""
-    x, w = random(100, 3000, dtype=dtype), random(300, 3000, dtype=dtype, seed=1)
-    assert_linear(kernels.linear(x, weight_of(kernels, w), None), x, w, None)
 
 
 # ---- what is not finite
@@ -76,19 +69,6 @@ def test_gates_that_are_not_finite(kernels: NativeKernels, size: int, dtype: tor
 
 
 @both_dtypes
-def test_a_part_that_is_filled_again_holds_the_new_rows_and_spoils_no_other(
-    kernels: NativeKernels, dtype: torch.dtype
-) -> None:
-    values, others = random(70, 33, dtype=dtype), random(9, 33, dtype=dtype, seed=1)
-    weight = weight_of(kernels, values)
-    weight.rows(28, 9).copy_(others)
-    values[28:37] = others
-    assert torch.equal(rows_of(kernels, weight), values)
-    x = random(2, 33, dtype=dtype, seed=2)
-    assert torch.equal(kernels.logits(x, weight), kernels.logits(x, weight_of(kernels, values)))
-
-
-@both_dtypes
 @pytest.mark.parametrize("source", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_checkpoint_may_have_another_dtype(kernels: NativeKernels, source: torch.dtype, dtype: torch.dtype) -> None:
     values, weight = random(40, 31, dtype=source), new_weight(kernels, 40, 31, dtype)
@@ -107,13 +87,6 @@ def test_rows_of_another_shape_are_refused(kernels: NativeKernels, shape: tuple[
 
 
 # ---- drawing
-
-
-def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
-    logits = torch.full((50, 20_000), -torch.inf)
-    allowed = torch.arange(50) * 399 + 3
-    logits[torch.arange(50), allowed] = -1e30
-    assert torch.equal(native_draw(logits, random_keys(50)), allowed)
 
 
 @pytest.mark.parametrize("places", [[5, 20], [0, 16], [3, 4], [17, 16_390], [100, 16_384, 33_000]])
