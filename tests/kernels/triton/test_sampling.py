@@ -137,7 +137,7 @@ def is_close_call(row: Tensor, rows: Rows, i: int, mine: int, other: int) -> boo
     """Whether rounding decides between two tokens: at a limit of the filters, or because their scores are equal but for it."""
     params = rows.params[i]
     _, close = kept_exactly(row, params)
-    if close & {mine, other}:
+    if close[[mine, other]].any():
         return True
     key = torch.tensor([signed(position_key(rows.seeds[i], rows.positions[i]))])
     tokens = torch.tensor([[mine, other]])
