@@ -343,7 +343,7 @@ def experts(case: Case) -> Operation:
 
     def call(rows: Tensor) -> Made:
         x, chosen, factors = (case.somehow(x[rows]) for x in (given.x, given.chosen, given.factors))
-        return (case.kernels.experts(x, *weights, chosen, factors, activation, given.biases),)
+        return (case.kernels.experts(x, weights, chosen, factors, activation, given.biases),)
 
     def check(out: Tensor) -> None:
         if not form:

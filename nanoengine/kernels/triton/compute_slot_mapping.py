@@ -80,21 +80,7 @@ def compute_slot_mapping(
     block_size: int,
     max_query_len: int,
 ) -> PlacedTokens:
-    """`Kernels.compute_slot_mapping`: the tokens of a step, their positions and slots, and the lengths of the sequences.
-
-    The last row of each table is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
-    written. Its length is 0.
-
-    Args:
-        token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
-        rows: [num_seqs] int32, the row of each sequence.
-        query_start_loc: [num_seqs + 1] int32: where each sequence's tokens start, and where the last one's end.
-        num_computed: [num_seqs] int32: tokens of each sequence before these.
-        last_tokens: [num_rows] int64; a token below 0 is taken for 0.
-        tables: [num_groups, num_rows, width] int32, the block tables of each KV group.
-        block_size: tokens of a block, a power of two.
-        max_query_len: no sequence has more tokens here.
-    """
+    """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0."""
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
     assert len(query_start_loc) == num_seqs + 1

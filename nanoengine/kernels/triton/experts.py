@@ -157,19 +157,11 @@ def mixture(
     activation: str = "silu",
     biases: ExpertBiases | None = None,
 ) -> Tensor:
-    """`Kernels.experts`: sums are float32, gated values are rounded to the dtype of x before they are multiplied again.
+    """`Kernels.experts`, of tensors. Gated values are rounded to the dtype of x before they are multiplied again.
 
     Args:
-        x: [num_rows, hidden].
         gate, up: [experts, size, hidden].
         down: [experts, hidden, size].
-        chosen: [num_rows, k] int64, experts of each row.
-        factors: [num_rows, k] float32.
-        activation: one of ACTIVATIONS.
-        biases: of the three products, if there are any.
-
-    Returns:
-        [num_rows, hidden].
     """
     num_experts, size, hidden = gate.shape
     assert gate.shape == up.shape == (len(down), down.shape[2], down.shape[1])

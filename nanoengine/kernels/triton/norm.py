@@ -45,11 +45,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and takes the residual's place.
 
-    Args:
-        x: [..., size]; the last dimension is contiguous.
-        residual: the same, of the same dtype; overwritten. Its leading dimensions must be those of one list of rows.
-        weight: [size] float32.
-        eps: is added to the mean of the squares.
+    The residual is like x, and overwritten: its leading dimensions must be those of one list of rows.
     """
     return _launch(x, residual, weight, eps), residual
 

@@ -215,7 +215,6 @@ def paged_decode(
     scale: float,
     workspace: Workspace,
     tuning: Tuning = DEFAULTS,
-    num_sms: int | None = None,
     *,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
@@ -234,30 +233,11 @@ def paged_decode(
 
     The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
 
-    Args:
-        q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the last tokens of all sequences.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
-            `paged_cache.cache_strides`. A block_size is a power of two. The last tokens are in it.
-        block_tables: [num_seqs, width] int32, rows may have gaps.
-        seq_lens: [num_seqs] int32, the last tokens included; if it is 0, results of that sequence are zeros.
-        scale: factor of the scores, before the softmax.
+    Args are those of `paged_prefill`, where the new tokens are the last ones, and:
         workspace: of the engine; no other launch may use it at the same time.
         tuning: how 16-bit numbers are computed.
-        num_sms: multiprocessors of the device, if they are not to be asked for.
-        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        query_start_loc: [num_seqs + 1] int32: the last tokens of sequence i are [start[i], start[i + 1]), or none. It is not
-            read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of sequence i.
-        max_query_len: of all sequences, or more. Only a sequence of length 0 may have more tokens; those may get anything.
-        window: tokens that each sees, its own included; all if None.
-            In a block table, what stands before the first of them is not read.
-        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
-
-    Returns:
-        [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
-
-    Raises:
-        ValueError: the cache does not lie as the kernel reads it.
+        query_start_loc: it is not read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of
+            sequence i. Only a sequence of length 0 may have more than `max_query_len` tokens; those may get anything.
     """
     num_seqs, (_, num_heads, head_dim) = len(seq_lens), q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -272,7 +252,7 @@ def paged_decode(
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
     longest = min([block_tables.shape[1] * block_size, *([] if window is None else [window + queries - 1])])
-    cut = split(num_seqs * num_lots, longest, num_sms or num_multiprocessors(q.device, 132), tuning, step)
+    cut = split(num_seqs * num_lots, longest, num_multiprocessors(q.device, 132), tuning, step)
     in_parts = cut.most_parts if cut.most_parts > 1 else 0
     rows = num_seqs * num_lots * tokens * heads
     results = torch.empty(rows, in_parts, head_dim, dtype=torch.float32, device=q.device)
