@@ -32,7 +32,7 @@ GPU_TESTS = {
 PARTS_OF_ENGINE = ("equal tokens", "one stream", "workload", "decode", "start-up")
 """What is not quantized: that has a stage of its own, behind what is wanted more."""
 
-TRITON_TESTS = ("tests/kernels/triton", "tests/kernels/test_triton_kernels.py", "tests/attention/test_triton.py")
+TRITON_TESTS = ("tests/kernels/triton", "tests/kernels/test_contract.py")
 PYTEST = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rfEs"]
 
 SHORT_RUN = """

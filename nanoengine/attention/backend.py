@@ -77,11 +77,7 @@ def choose_backend(
     from nanoengine.attention.torch_reference import TorchAttention
     from nanoengine.attention.triton import TritonAttention
 
-    on_cuda: tuple[type[AttentionBackend], ...] = (
-        FlashAttention,
-        TritonAttention,
-        TorchAttention,
-    )
+    on_cuda: tuple[type[AttentionBackend], ...] = (FlashAttention, TritonAttention, TorchAttention)
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
     backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
     if name != "auto" and name not in backends:

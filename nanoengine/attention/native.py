@@ -109,24 +109,12 @@ class NativeAttention(AttentionBackend):
         self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(k_cache))
 
     def decode(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         return self._attend(self.c.attention_decode, q, k_cache, v_cache, runs, spec, sinks, num_shared(runs, spec))
 
     def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         return self._attend(self.c.attention_prefill, q, k_cache, v_cache, runs, spec, sinks)
 

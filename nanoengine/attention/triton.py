@@ -93,13 +93,7 @@ class TritonAttention(AttentionBackend):
         self._write(k, v, *caches, slot_mapping, **scales)
 
     def decode(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         caches, scales = self._views(k_cache, v_cache)
         return self._decode(
@@ -116,13 +110,7 @@ class TritonAttention(AttentionBackend):
         )
 
     def prefill(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        runs: Runs,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
         (caches, scales), longest = self._views(k_cache, v_cache), runs.longest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -35,6 +35,34 @@ class QuantizableWeight(Weight, Protocol):
     def rows(self, first: int, count: int) -> QuantizedSlot:
         """Rows [first, first + count), to be filled from a checkpoint."""
         ...
+
+
+class Puts(Protocol):
+    """A weight that is put together of rows."""
+
+    shape: torch.Size
+
+    def put_numbers(self, first: int, source: Tensor) -> None:
+        """Rows from `first` on become these numbers."""
+
+    def put_quantized(self, first: int, source: QuantizedTensor) -> None:
+        """The same with quantized ones, which stay that as far as the weight can hold them."""
+
+
+class WeightRows:
+    """Rows [first, first + count) of such a weight."""
+
+    def __init__(self, weight: Puts, first: int, count: int):
+        self.weight, self.first = weight, first
+        self.shape = torch.Size((count, weight.shape[1]))
+
+    def copy_(self, source: Tensor) -> None:
+        assert source.shape == self.shape
+        self.weight.put_numbers(self.first, source)
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        assert source.shape == self.shape
+        self.weight.put_quantized(self.first, source)
 
 
 class ExpertWeights(Protocol):
@@ -111,9 +139,7 @@ class Kernels(core.Kernels, ABC):
     def experts(
         self,
         x: Tensor,
-        gate: ExpertWeights,
-        up: ExpertWeights,
-        down: ExpertWeights,
+        weights: Sequence[ExpertWeights],
         chosen: Tensor,
         factors: Tensor,
         activation: str = "silu",
@@ -126,8 +152,7 @@ class Kernels(core.Kernels, ABC):
 
         Args:
             x: [num_tokens, hidden].
-            gate, up: matrices [size, hidden].
-            down: matrices [hidden, size].
+            weights: gate and up, matrices [size, hidden], and down, [hidden, size].
             chosen: [num_tokens, k] int64, the experts of each token, which must exist and differ.
             factors: [num_tokens, k] float32.
             activation: one of `gates.py`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
@@ -119,17 +120,13 @@ class NativeKernels(Kernels):
     def experts(
         self,
         x: Tensor,
-        gate: ExpertWeights,
-        up: ExpertWeights,
-        down: ExpertWeights,
+        weights: Sequence[ExpertWeights],
         chosen: Tensor,
         factors: Tensor,
         activation: str = "silu",
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        assert isinstance(gate, NativeExperts)
-        assert isinstance(up, NativeExperts)
-        assert isinstance(down, NativeExperts)
+        gate, up, down = (own for own in weights if isinstance(own, NativeExperts))
         count = gate.shape[0]
         assert gate.shape == up.shape == (count, down.shape[2], x.shape[1])
         x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()

@@ -14,6 +14,7 @@ from torch import Tensor
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import c_functions
+from nanoengine.kernels.interface import WeightRows
 from nanoengine.kernels.memory import Arena
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 
@@ -123,9 +124,9 @@ class NativeWeight:
         self.segments: dict[int, Segment] = {}
         self._packer, self._exact = packer, exact
 
-    def rows(self, first: int, count: int) -> NativeRows:
+    def rows(self, first: int, count: int) -> WeightRows:
         assert first + count <= self.shape[0]
-        return NativeRows(self, first, count)
+        return WeightRows(self, first, count)
 
     def formats(self) -> Mapping[str, int]:
         total: Counter[str] = Counter()
@@ -192,22 +193,6 @@ def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
     return out
 
 
-class NativeRows:
-    """Rows [first, first + count) of a weight."""
-
-    def __init__(self, weight: NativeWeight, first: int, count: int):
-        self.weight, self.first = weight, first
-        self.shape = torch.Size((count, weight.shape[1]))
-
-    def copy_(self, source: Tensor) -> None:
-        assert source.shape == self.shape
-        self.weight.put_numbers(self.first, source)
-
-    def copy_quantized(self, source: QuantizedTensor) -> None:
-        assert source.shape == self.shape
-        self.weight.put_quantized(self.first, source)
-
-
 class NativeExperts:
     """The matrices of experts, as one weight in which each is a part: it begins with a panel of its own."""
 
@@ -218,5 +203,5 @@ class NativeExperts:
     def formats(self) -> Mapping[str, int]:
         return self.weight.formats()
 
-    def expert(self, index: int) -> NativeRows:
+    def expert(self, index: int) -> WeightRows:
         return self.weight.rows(index * self.shape[1], self.shape[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -89,24 +89,20 @@ class TorchKernels(Kernels):
     def experts(
         self,
         x: Tensor,
-        gate: ExpertWeights,
-        up: ExpertWeights,
-        down: ExpertWeights,
+        weights: Sequence[ExpertWeights],
         chosen: Tensor,
         factors: Tensor,
         activation: str = "silu",
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        assert isinstance(gate, RowMajorExperts)
-        assert isinstance(up, RowMajorExperts)
-        assert isinstance(down, RowMajorExperts)
+        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in chosen.unique().tolist():
             tokens, choices = torch.where(chosen == expert)
             rows = x[tokens]
             of_gate, of_up, of_down = (None,) * 3 if biases is None else (bias[expert].to(x.dtype) for bias in biases)
-            values = F.linear(rows, gate.tensor[expert], of_gate), F.linear(rows, up.tensor[expert], of_up)
-            results = F.linear(GATES[activation](*values), down.tensor[expert], of_down).float()
+            values = F.linear(rows, gate[expert], of_gate), F.linear(rows, up[expert], of_up)
+            results = F.linear(GATES[activation](*values), down[expert], of_down).float()
             total.index_add_(0, tokens, results * factors[tokens, choices, None])
         return total.to(x.dtype)
 

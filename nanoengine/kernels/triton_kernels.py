@@ -4,6 +4,7 @@ Triton kernels, and the steps around the model that the device does by itself, s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,18 +116,14 @@ class TritonKernels(Kernels):
     def experts(
         self,
         x: Tensor,
-        gate: ExpertWeights,
-        up: ExpertWeights,
-        down: ExpertWeights,
+        weights: Sequence[ExpertWeights],
         chosen: Tensor,
         factors: Tensor,
         activation: str = "silu",
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        assert isinstance(gate, RowMajorExperts)
-        assert isinstance(up, RowMajorExperts)
-        assert isinstance(down, RowMajorExperts)
-        return mixture(x, gate.tensor, up.tensor, down.tensor, chosen, factors, activation, biases)
+        gate, up, down = (own.tensor for own in weights if isinstance(own, RowMajorExperts))
+        return mixture(x, gate, up, down, chosen, factors, activation, biases)
 
     def _are_few(self, x: Tensor, content: Content, *, of_norm: bool = False) -> bool:
         """Whether a product is our own. A larger batch is multiplied by cuBLAS: its programs share what they read."""

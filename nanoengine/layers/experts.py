@@ -53,7 +53,7 @@ class Experts:
         x, residual = norm.add_and_norm(hidden, residual)
         chosen, factors = self.route(x)
         weights = self.gate, self.up, self.down
-        return self.kernels.experts(x, *weights, chosen, factors, self.activation, self.biases), residual
+        return self.kernels.experts(x, weights, chosen, factors, self.activation, self.biases), residual
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[num_tokens, hidden_size] -> [num_tokens, num_chosen] experts, the likeliest first, and as many factors."""

@@ -123,7 +123,7 @@ def check_step(kind: Kind, backend_of: BackendOf, seed: int) -> None:
 def check_write(kind: Kind, backend_of: BackendOf, seed: int, most: int = 100) -> None:
     """Tokens in any pieces, some of them at first nowhere, are written as all at once, and nothing else is."""
     rng = random.Random(seed)
-    heads = Heads(rng.randint(1, 3), rng.choice([1, 2, 3]), rng.choice(kind.head_dims))
+    heads = Heads(rng.randint(1, 5), rng.choice([1, 2, 3]), rng.choice(kind.head_dims))
     tokens, block_size, dtype = rng.randint(1, most), rng.choice(kind.block_sizes), rng.choice(DTYPES)
     norms, rotated, one_go, some = (rng.random() < 0.5 for _ in range(4))
     quantized = kind.quantizes and rng.random() < 0.3

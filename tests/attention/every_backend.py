@@ -17,12 +17,10 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.kv_int8 import quantize
 from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.stand_ins import PACKAGES, installed
+from tests.kernels.formulas import DEVICE
 from tests.support import TOY
 
 CPU = torch.device("cpu")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Of Triton's kernels."""
-
 REASON = unsupported_reason(CPU, torch.float32)
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 

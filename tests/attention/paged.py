@@ -51,6 +51,7 @@ class Sequences:
 
     Args:
         shared: leading blocks that the other sequences share with the first, and with them the tokens.
+        num_blocks: of the pool, whose last ones they have; None: a few more than there have to be.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class Sequences:
         *,
         seed: int = 0,
         shared: int = 0,
+        num_blocks: int | None = None,
     ):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(seed)
 
         def drawn(draw: Callable[..., Tensor], *shape: int) -> Tensor:
-            return draw(shape, generator=generator, device="cpu").to(torch.get_default_device())
+            return draw(shape, generator=generator)
 
         self.heads = heads
         self.block_size = block_size
@@ -78,8 +80,8 @@ class Sequences:
         self.sinks = drawn(torch.randn, heads.num * heads.group)
         self.norms = [(drawn(torch.rand, heads.dim) + 0.5).to(dtype) for _ in range(2)]
         counts = [math.ceil(n / block_size) for n in self.lens]
-        self.num_blocks = sum(counts) + 3
-        blocks = list(range(1, self.num_blocks))
+        self.num_blocks = num_blocks or sum(counts) + 3
+        blocks = list(range(self.num_blocks - sum(counts) if num_blocks else 1, self.num_blocks))
         random.Random(seed).shuffle(blocks)
         self.tables = [[blocks.pop() for _ in range(count)] for count in counts]
         for i in range(1, len(self.lens) if shared else 0):

@@ -5,7 +5,6 @@ What it computes is tested together with the other backends.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -231,11 +230,3 @@ def test_stand_ins_have_the_signatures_of_the_real_functions(package: str) -> No
         theirs = inspect.signature(getattr(real, name)).parameters.values()
         ours = inspect.signature(function).parameters.values()
         assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
-
-
-def test_a_stand_in_is_gone_afterwards() -> None:
-    before = reason_of(torch.float32), sys.modules.get("flash_attn")
-    with installed(V2, exact=True):
-        assert not reason_of(torch.float32)
-        assert importlib.import_module("flash_attn").flash_attn_varlen_func
-    assert (reason_of(torch.float32), sys.modules.get("flash_attn")) == before

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionSpec
@@ -159,13 +158,3 @@ def test_what_is_written_may_have_gaps_anywhere() -> None:
     for other in (strided(k), k.transpose(0, 1).contiguous().transpose(0, 1)):
         gaps.backend.write_kv(other, v, gaps.k_cache, gaps.v_cache, strided(slots))
         assert_same_memory(gaps, dense)
-
-
-@in_both_ways
-def test_block_tables_may_be_a_window_onto_wider_ones(decoding: bool) -> None:
-    pool = native_pool(Sequences(Heads(2, 2, 32), 16, [20, 40]))
-    pool.fill([20, 40])
-    metadata, q = pool.metadata(2 * decoding, [0, 1], [19, 39], [20, 40]), torch.randn(2, 4, 32)
-    dense = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, PLAIN)
-    window = replace(metadata, block_tables=F.pad(metadata.block_tables, (0, 5))[:, :-5])
-    assert torch.equal(pool.backend.attend(q, pool.k_cache, pool.v_cache, window, PLAIN), dense)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
 from benchmarks.gpu.kernel_bench import lens_of_workload
+from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
-from tests.attention.paged import Heads
-from tests.gpu.full_size import BLOCK_SIZE, PRODUCTION, SMALL, PagedMemory
+from tests.attention.paged import PLAIN, Heads, Pool, Sequences, assert_attended
 from tests.gpu.marks import needs_gpu
+from tests.kernels.formulas import DEVICE
 
+PRODUCTION, SMALL = Heads(8, 2, 128), Heads(2, 2, 32)
+BLOCK_SIZE = 16
 MANY_ELEMENTS = 1 << 31
 
 DECODES = {
@@ -43,6 +44,23 @@ FEATURES = {
 }
 
 
+def check(
+    heads: Heads, lens: list[int], query_lens: list[int], spec: AttentionSpec = PLAIN, num_blocks: int | None = None
+) -> None:
+    """The last tokens of each sequence attend to all up to them; decodes, if each has one."""
+    starts = [n - count for n, count in zip(lens, query_lens, strict=True)]
+    with DEVICE:
+        sequences = Sequences(heads, BLOCK_SIZE, lens, torch.bfloat16, num_blocks=num_blocks)
+        spec = replace(spec, scale=heads.dim**-0.5)
+        pool = Pool(sequences, TritonAttention(BLOCK_SIZE), norms=False, rotated=False, spec=spec)
+        pool.fill(starts)
+        out = pool.step(len(lens) if max(query_lens) == 1 else 0, starts, lens)
+        assert_attended(out, pool.exact(starts, lens), 4)
+        if spec.window is None:
+            written = sum(int(part.isfinite().sum()) for part in pool.memory.flatten().split(1 << 28))
+            assert written == 2 * sum(lens) * heads.num * heads.dim, "nothing else is written"
+
+
 @pytest.mark.parametrize(
     ("heads", "lens"),
     [
@@ -51,12 +69,13 @@ FEATURES = {
     ],
 )
 def test_decodes(heads: Heads, lens: list[int]) -> None:
-    PagedMemory(heads, lens).check([1] * len(lens))
+    check(heads, lens, [1] * len(lens))
 
 
 @pytest.mark.parametrize("count", [pytest.param(count, marks=needs_gpu) for count in STEPS_OF_THE_WORKLOAD])
 def test_decodes_of_a_step_of_the_workload(count: int) -> None:
-    PagedMemory(PRODUCTION, lens_of_workload(count)).check([1] * count)
+    lens = lens_of_workload(count)
+    check(PRODUCTION, lens, [1] * len(lens))
 
 
 @pytest.mark.parametrize(
@@ -67,29 +86,22 @@ def test_decodes_of_a_step_of_the_workload(count: int) -> None:
     ],
 )
 def test_prefills(heads: Heads, lens: list[int], query_lens: list[int]) -> None:
-    PagedMemory(heads, lens).check(query_lens)
+    check(heads, lens, query_lens)
+
+
+LENS, QUERY_LENS = [1, 127, 129, 4097, 8192, 8193, 20_000], [1, 60, 129, 300, 100, 200, 99]
 
 
 @pytest.mark.parametrize(
     ("heads", "spec", "lens", "query_lens"),
     [
         pytest.param(SMALL, AttentionSpec(1.0, 20, True, 9.0), [1, 17, 60], [1, 5, 40], id="small"),
-        *(
-            pytest.param(
-                *feature,
-                [1, 127, 129, 4097, 8192, 8193, 20_000],
-                [1, 60, 129, 300, 100, 200, 99],
-                marks=needs_gpu,
-                id=name,
-            )
-            for name, feature in FEATURES.items()
-        ),
+        *(pytest.param(*asked, LENS, QUERY_LENS, marks=needs_gpu, id=name) for name, asked in FEATURES.items()),
     ],
 )
 def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: list[int], query_lens: list[int]) -> None:
-    memory = PagedMemory(heads, lens, spec=spec)
-    memory.check([1] * len(lens))
-    memory.check(query_lens)
+    check(heads, lens, [1] * len(lens), spec)
+    check(heads, lens, query_lens, spec)
 
 
 @pytest.mark.parametrize(
@@ -103,15 +115,6 @@ def test_windows_sinks_and_soft_caps(heads: Heads, spec: AttentionSpec, lens: li
 )
 def test_blocks_near_the_end_of_a_large_pool(heads: Heads, lens: list[int], elements: int) -> None:
     """Their offsets do not fit 32 bits: writes and reads must find them, and nothing else may be written."""
-    memory = PagedMemory(heads, lens, num_blocks=elements // (heads.num * BLOCK_SIZE * heads.dim))
-    needed = sum(-(-n // BLOCK_SIZE) for n in lens)
-    first = int(memory.tables[memory.tables > 0].min())
-    assert first == memory.num_blocks - needed
-    for cache, values in zip(memory.caches, (memory.k, memory.v), strict=True):
-        written = sum(int(part.isfinite().sum()) for part in cache.flatten().split(1 << 28))
-        assert written == sum(lens) * heads.num * heads.dim
-        for i, value in enumerate(values):
-            slots = memory.slots(i)
-            assert torch.equal(cache[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE], value)
-    memory.check([1] * len(lens))
-    memory.check([max(1, n // 2) for n in lens])
+    num_blocks = elements // (heads.num * BLOCK_SIZE * heads.dim)
+    check(heads, lens, [1] * len(lens), num_blocks=num_blocks)
+    check(heads, lens, [max(1, n // 2) for n in lens], num_blocks=num_blocks)

@@ -106,14 +106,6 @@ def test_aborted_requests_leave_the_others_as_they_are(checkpoint: Path, expecte
                     assert completion.token_ids == whole[: len(completion.token_ids)], f"{i}, {mode}"
 
 
-def test_a_seed_decides_whatever_else_runs(checkpoint: Path) -> None:
-    prompts, params = requests()
-    with open_llm(checkpoint) as llm:
-        together = generate(llm, prompts, params)
-        llm.reset_prefix_cache()
-        assert [generate(llm, [prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)] == together
-
-
 def test_logprobs_best_of_bans_and_penalties_are_those_of_the_cpu(checkpoint: Path) -> None:
     """Whatever is asked for, a recorded step ends at the logits."""
     prompts, _ = requests(12, seed=1)

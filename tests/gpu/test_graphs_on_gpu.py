@@ -168,49 +168,6 @@ def test_sequences_reach_the_longest_length_there_is(llm: LLM, checkpoint: Path,
         llm.generate([[1] * MAX_LEN], params[0], use_tqdm=False)
 
 
-def test_no_wish_leaves_the_recordings(llm: LLM, sizes: list[int]) -> None:
-    """They end at the logits: how tokens are sampled from these is up to each request."""
-    common: dict[str, Any] = {"ignore_eos": True, "max_tokens": 25}
-    params = [
-        SamplingParams(temperature=0.0, **common),
-        SamplingParams(temperature=0.0, logprobs=2, **common),
-        SamplingParams(temperature=0.9, seed=3, frequency_penalty=1.0, repetition_penalty=1.3, **common),
-        SamplingParams(temperature=0.0, logit_bias={7: 5.0}, allowed_token_ids=range(100), min_tokens=9, **common),
-    ]
-    prompts = [[1, 2], [3], [4, 5, 6], [7]]
-    with running_in(llm, EAGER):
-        expected = generate(llm, prompts, params)
-    with running_in(llm, FASTEST):
-        assert generate(llm, prompts, params) == expected
-    assert sizes == [4] * 24, "each token but the first, which the prompt's own step samples"
-
-
-def test_recorded_and_unrecorded_steps_take_turns(llm: LLM, sizes: list[int]) -> None:
-    """A step that computes a prompt too is not recorded."""
-    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=12)
-    prompts = [[1, 2], [3], [4, 5, 6]]
-    with running_in(llm, EAGER):
-        expected = generate(llm, prompts, [params] * 3)
-    scheduler = llm.engine.scheduler
-    before, scheduler.policy = scheduler.policy, "mixed"
-    try:
-        with running_in(llm, FASTEST):
-            llm.reset_prefix_cache()
-            running = []
-            for prompt in prompts:
-                running.append(submit(llm, prompt, params))
-                for _ in range(3):
-                    llm.engine.step()
-            while llm.engine.has_unfinished:
-                llm.engine.step()
-    finally:
-        scheduler.policy = before
-    assert_idle(llm)
-    assert [[completion.token_ids for completion in request.output().outputs] for request in running] == expected
-    assert set(sizes) == {1, 2, 4}
-    assert len(sizes) < 3 * 12
-
-
 def test_log_probabilities_of_prompts_are_those_of_unrecorded_steps(llm: LLM, checkpoint: Path) -> None:
     prompts = [[(11 * i + 3 * j) % VOCAB_SIZE for j in range(5 + 30 * i)] for i in range(4)]
     params = [SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=2)] * 4

@@ -136,14 +136,3 @@ def test_a_card_that_is_full_is_an_error_with_advice(wide: Path) -> None:
         open_wide(wide, gpu_memory_utilization=0.9)
     with open_wide(wide, gpu_memory_utilization=0.5) as llm:
         run_in_full_size(llm)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_other_dtypes_are_sized_too(wide: Path, dtype: str) -> None:
-    with open_wide(wide, dtype=dtype, gpu_memory_utilization=0.3, max_model_len=4096) as llm:
-        runner = model_runner(llm)
-        assert runner.kv_cache.layers[0][0].dtype == getattr(torch, dtype)
-        assert llm.engine.scheduler.blocks.num_blocks == MAX_NUM_SEQS * 4096 // BLOCK_SIZE, (
-            "more could not be in use at once"
-        )
-        run_in_full_size(llm)

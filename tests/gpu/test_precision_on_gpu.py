@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu.modes import modes_of, running_in
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from nanoengine.attention.backend import choose_backend
 from nanoengine.core.model_config import read_json
 from nanoengine.errors import InvalidConfig
 from nanoengine.models.architectures import read_model_config
-from tests.e2e.small_engine import assert_idle
 from tests.gpu.engines import DEVICE, VOCAB_SIZE, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import forced_logits, reference_logits, reference_model
@@ -71,20 +69,3 @@ def test_logits_are_as_exact_as_those_of_torch(
     with open_half(checkpoint, backend, dtype) as llm:
         llm_error = error_of(llm, token_ids, exact)
     assert 0 < llm_error <= allowed, f"{llm_error / allowed * WORSE:.2f} times the error of torch"
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("backend", BLOCK_SIZES)
-def test_requests_come_to_their_ends_in_every_mode(checkpoint: Path, backend: str, dtype: str) -> None:
-    skip_unless_it_runs(checkpoint, backend, dtype)
-    prompts = [[(5 * i + j) % VOCAB_SIZE for j in range(1 + 19 * i)] for i in range(14)]
-    params = [
-        SamplingParams(temperature=0.7 * (i % 2), seed=i, ignore_eos=True, max_tokens=5 + 3 * i) for i in range(14)
-    ]
-    with open_half(checkpoint, backend, dtype) as llm:
-        for mode in modes_of(llm):
-            llm.reset_prefix_cache()
-            with running_in(llm, mode):
-                outputs = llm.generate(prompts, params, use_tqdm=False)
-            assert [len(output.outputs[0].token_ids) for output in outputs] == [5 + 3 * i for i in range(14)], mode
-            assert_idle(llm)

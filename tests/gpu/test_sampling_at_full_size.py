@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
 
-from nanoengine.core.sampling import LEAST_TEMPERATURE, gumbel_noise, position_keys
-from nanoengine.core.sampling_params import SamplingParams
+from nanoengine.core.sampling import gumbel_noise, position_keys
 from tests.gpu.marks import needs_gpu
-from tests.kernels.triton.sampled_rows import DEVICE, Rows, random_logits, signed
+from tests.kernels.triton.sampled_rows import DEVICE, Rows, kept_exactly, random_logits, signed
 
 AGREEING = 0.97
 """Share of rows in which torch's kernels must draw the same token: in the others rounding has decided at a limit."""
@@ -39,26 +34,6 @@ def rows_of_every_kind(count: int, vocab_size: int) -> Rows:
     return Rows(rows, seed=1)
 
 
-def keep_exactly(row: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Which tokens are kept, by a stable sort in float64; and which are so near a limit that rounding decides."""
-    x, order = row.double().sort(descending=True, stable=True)
-    weights = ((x - x[0]) / max(params.temperature, LEAST_TEMPERATURE)).exp()
-    weights[params.top_k if params.top_k > 0 else len(x) :] = 0.0
-    before = (weights.cumsum(0) - weights) / weights.sum()
-    most = params.top_k if params.top_k > 0 else len(x)
-    kept = torch.arange(len(x), device=x.device) < most
-    close = torch.zeros_like(kept)
-    if params.top_p < 1:
-        kept &= before < params.top_p
-        close |= (before - params.top_p).abs() <= 2e-5
-    if params.min_p > 0:
-        kept &= weights >= params.min_p
-        close |= (weights - params.min_p).abs() <= 1e-4 * params.min_p
-    kept[0] = True
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-    return kept[back], close[back]
-
-
 @pytest.mark.parametrize("kind", ["random", "ties", "peaked"])
 @pytest.mark.parametrize(("count", "vocab_size"), SIZES)
 def test_a_full_batch(count: int, vocab_size: int, kind: str) -> None:
@@ -71,7 +46,7 @@ def test_a_full_batch(count: int, vocab_size: int, kind: str) -> None:
         if params.temperature == 0:
             assert tokens[i] == int((logits[i] == logits[i].max()).nonzero()[0]), "the lowest id of the highest"
             continue
-        exact, close = keep_exactly(logits[i], params)
+        exact, close = kept_exactly(logits[i], params)
         assert not ((kept[i] ^ exact) & ~close).any(), params
         scores = logits[i] / params.temperature + gumbel_noise(keys[i : i + 1], ids)[0]
         scores = scores.masked_fill(~kept[i], -torch.inf)

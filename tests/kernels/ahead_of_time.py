@@ -1,9 +1,9 @@
 """Compile every launch of the Triton kernels for several GPUs, none of which need be there: a line of JSON for each.
 
-`python -m tests.kernels.ahead_of_time [--some] [MODULE ...]`, without TRITON_INTERPRET; no module means all of
-nanoengine.kernels.triton. Exits with 1 if anything does not fit. `--some` compiles a few launches of each kernel, every one for
-another GPU.
-It knows what a chip has, not what is in a kernel: a module offers `launches() -> list[Launch]`.
+`python -m tests.kernels.ahead_of_time [--some] [MODULE ...]`, without TRITON_INTERPRET. Exits with 1 if anything does not fit.
+`--some` compiles a few launches of each kernel, every one for another GPU. A module has a function `launch_all`, whose launches
+are noted; without one it is `tests.kernels.launches`.
+It knows what a chip has, not what is in a kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import io
 import json
 import multiprocessing
 import os
-import pkgutil
 import re
 import sys
 import time
@@ -22,9 +21,11 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import cache
 
-import nanoengine.kernels.triton as kernels
+from tests.kernels.noting import Launch, noting
+
+OURS = "tests.kernels.launches"
 
 PROCESSES = 2
 
@@ -48,11 +49,10 @@ TENSOR_MEMORY = 512
 class Compiled:
     """What one launch takes of one chip, or the error that compiling it ended in."""
 
-    module: str
-    launch: str
+    kernel: str
+    launch: str  # what it was noted for
     architecture: int
-    aligned: bool  # as if every address and integer were a multiple of 16, which is what most launches find
-    pointers: Sequence[str] = ()  # types of what its arguments point to
+    aligned: bool  # addresses and integers that were multiples of 16 are known to be
     seconds: float = 0.0
     registers: int = 0
     spilled: int = 0  # bytes, stored and loaded
@@ -76,19 +76,20 @@ class Compiled:
         return found
 
 
-def modules() -> list[str]:
-    """Names of all modules that must offer launches."""
-    shared = {"kv_int8", "launch", "paged_cache", "split_kv", "tuning", "weights"}
-    names = {module.name for module in pkgutil.iter_modules(kernels.__path__)} - shared
-    return [f"{kernels.__name__}.{name}" for name in sorted(names)]
+@cache
+def launches_of(module: str) -> list[Launch]:
+    """Those of a module, each once."""
+    loaded = importlib.import_module(module)
+    with noting(loaded) as launches:
+        loaded.launch_all()
+    return list({launch.key(): launch for launch in launches}.values())
 
 
 def compile_launch(module: str, index: int, architecture: int, aligned: bool) -> Compiled:
     """Compile launch `index` of a module; any error becomes part of the result."""
     start = time.perf_counter()
-    launch = importlib.import_module(module).launches()[index]
-    pointers = {kind.removeprefix("*") for kind in launch.signature.values() if kind.startswith("*")}
-    result = Compiled(module, launch.name, architecture, aligned, sorted(pointers))
+    launch = launches_of(module)[index]
+    result = Compiled(launch.name, launch.key(), architecture, aligned)
     log = io.StringIO()
     try:
         with contextlib.redirect_stdout(log):
@@ -100,7 +101,7 @@ def compile_launch(module: str, index: int, architecture: int, aligned: bool) ->
     return result
 
 
-def _compile(launch: Any, result: Compiled) -> None:
+def _compile(launch: Launch, result: Compiled) -> None:
     """Compile down to machine code, and print what the assembler says of it."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -108,12 +109,9 @@ def _compile(launch: Any, result: Compiled) -> None:
 
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True  # nothing is said of what comes from Triton's cache
-    multiple_of_16 = [["tt.divisibility", 16]]
-    is_address_or_integer = [kind.startswith(("*", "i")) for kind in launch.signature.values()]
-    attributes = {(i,): multiple_of_16 for i, known in enumerate(is_address_or_integer) if known and result.aligned}
-    source = ASTSource(launch.kernel, dict(launch.signature), dict(launch.constants), attributes)
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", result.architecture, 32), options=options)
+    attributes = launch.attributes if result.aligned else {}
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", result.architecture, 32), options=launch.options)
     result.shared = compiled.metadata.shared
     result.tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
 
@@ -130,8 +128,8 @@ def _read(log: str, result: Compiled) -> None:
 def jobs_of(module: str, *, some: bool) -> list[tuple[str, int, int, bool]]:
     """Arguments of `compile_launch`: every launch of a module for every GPU that it is for, or some of each kernel."""
     of_kernel: dict[str, list[tuple[int, int]]] = {}
-    for index, launch in enumerate(importlib.import_module(module).launches()):
-        of_kernel.setdefault(launch.kernel.__name__, []).append((index, launch.least_capability))
+    for index, launch in enumerate(launches_of(module)):
+        of_kernel.setdefault(launch.name, []).append((index, launch.least_capability))
     jobs = []
     for found in of_kernel.values():
         for i, variant in enumerate(VARIANTS):
@@ -144,7 +142,7 @@ def jobs_of(module: str, *, some: bool) -> list[tuple[str, int, int, bool]]:
 def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
-    names = [argument for argument in arguments if not argument.startswith("--")] or modules()
+    names = [argument for argument in arguments if not argument.startswith("--")] or [OURS]
     jobs = [job for name in names for job in jobs_of(name, some="--some" in arguments)]
     faulty = False
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it

@@ -231,7 +231,9 @@ def after_norm(case: Case) -> Operation:
         x = case.x[rows]
         product = case.kernels.norm_linear(x, added(), norm, EPS, matrix.weight, bias)
         made = *product, *case.kernels.norm_gated_linear(x, added(), norm, EPS, matrix.weight, activation)
-        assert torch.equal(x, case.x[rows]), "nothing that is given is changed, but a residual"
+        assert torch.equal(x.nan_to_num(), case.x[rows].nan_to_num()), (
+            "nothing that is given is changed, but a residual"
+        )
         return made
 
     def check(out: Tensor, total: Tensor, gates: Tensor, other_total: Tensor) -> None:
@@ -289,6 +291,7 @@ def norm(case: Case) -> Operation:
 
 def gate(case: Case) -> Operation:
     both, activation = case.numbers(case.rows, 2 * case.inputs) * 4, case.rng.choice(ACTIVATIONS)
+    case.x = both
 
     def check(out: Tensor) -> None:
         tolerance = case.looser * {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[case.dtype]
@@ -318,10 +321,13 @@ def embed(case: Case) -> Operation:
 
 
 def experts(case: Case) -> Operation:
-    count, activation = case.rng.choice([1, 2, 3, 5, 9, 64]), case.rng.choice(ACTIVATIONS)
+    count, activation = (
+        case.rng.choice([1, 2, 3, 5, 9, 64 if case.kind.is_native else 17]),
+        case.rng.choice(ACTIVATIONS),
+    )
     form = case.rng.choice([None, *DIFFERENT]) if case.kind.formats and case.kind.is_native else None
     size, hidden = (256, 256) if form else (case.size(case.kind.most[2]), case.size(case.kind.most[2]))
-    rows = case.rows = case.rng.choice([1, case.rows, 3 * case.rows])
+    rows = case.rows = case.rng.choice([1, case.rows, 3 * case.rows if case.kind.is_native else 97])
     per_row = case.rng.randint(1, min(count, 4))
     given = mixture(rows, count, per_row, hidden, size, case.dtype, case.kind.device.type, activation)
     matrices = [given.gate, given.up, given.down]
@@ -333,9 +339,11 @@ def experts(case: Case) -> Operation:
     else:
         weights = [experts_of(case.kernels, values) for values in matrices]
 
+    case.x = given.x
+
     def call(rows: Tensor) -> Made:
         x, chosen, factors = (case.somehow(x[rows]) for x in (given.x, given.chosen, given.factors))
-        return (case.kernels.experts(x, *weights, chosen, factors, activation, given.biases),)
+        return (case.kernels.experts(x, weights, chosen, factors, activation, given.biases),)
 
     def check(out: Tensor) -> None:
         if not form:
@@ -442,8 +450,23 @@ def check_operation(make: Callable[[Case], Operation], kind: Kind, seeds: Sequen
                 assert not any(map(len, call(torch.arange(0, device=kind.device)))), "no rows make no rows"
             if kind.is_native:
                 check_one_number(case.rng, call, made)
+            check_spoilt(make, case, call, made)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def check_spoilt(make: Callable[[Case], Operation], case: Case, call: Callable[[Tensor], Made], made: Made) -> None:
+    """What is not finite shows in its row, and spoils no other."""
+    row, bad = case.rng.randrange(len(case.x)), case.rng.choice([torch.nan, torch.inf, -torch.inf])
+    case.x[row, case.rng.randrange(case.x.shape[1])] = bad
+    for found, before in zip(call(torch.arange(case.rows, device=case.kind.device)), made, strict=True):
+        rest = torch.arange(len(found), device=found.device) != row
+        if case.kind.is_native:
+            assert torch.equal(found[rest].nan_to_num(7.5), before[rest].nan_to_num(7.5))
+        else:
+            torch.testing.assert_close(found[rest], before[rest], equal_nan=True)
+    if make in (linear, norm) or (make in (gated_linear, after_norm, experts) and bad is torch.nan):
+        assert not call(torch.tensor([row], device=case.kind.device))[0].isfinite().all()
 
 
 def check_one_number(rng: random.Random, call: Callable[[Tensor], Made], made: Made) -> None:

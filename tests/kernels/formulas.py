@@ -11,6 +11,9 @@ from nanoengine.core.randomness import GOLDEN_GAMMA, mix
 from nanoengine.core.sampling import gumbel_noise
 from nanoengine.kernels.interface import Kernels, Weight
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Of Triton's kernels."""
+
 DTYPES = [torch.float32, torch.bfloat16]
 
 ROUNDING = {torch.float32: 2.0**-23, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}

@@ -43,7 +43,7 @@ class Mixture:
 
     def by(self, kernels: Kernels) -> Tensor:
         weights = [experts_of(kernels, values) for values in (self.gate, self.up, self.down)]
-        return kernels.experts(self.x, *weights, self.chosen, self.factors, self.activation, self.biases)
+        return kernels.experts(self.x, weights, self.chosen, self.factors, self.activation, self.biases)
 
 
 def experts_of(kernels: Kernels, values: Tensor) -> ExpertWeights:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,26 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.ahead_of_time import SHARED_MEMORY, VARIANTS, Compiled, jobs_of, modules
+pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
+
+from tests.kernels.ahead_of_time import OURS, SHARED_MEMORY, VARIANTS, Compiled
+from tests.kernels.noting import kernels, modules
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not installed: it is made for Linux on x86-64 alone"
-)
-
-WITHOUT_HALF = {"compute_slot_mapping", "candidates", "filters", "sampling"}
-"""Modules whose kernels take token ids, or logits, which are float32 whatever the model's dtype."""
-
 GREEDY = '''
+import torch
 import triton
 import triton.language as tl
 
-from nanoengine.kernels.triton.launch import Launch
-
 
 @triton.jit
-def multiply(a, b, c, count, SIZE: tl.constexpr):
+def multiply_kernel(a, b, c, count, SIZE: tl.constexpr):
     """Several tiles of each operand wait in shared memory."""
     i = tl.arange(0, SIZE)
     square = i[:, None] * SIZE + i[None, :]
@@ -48,7 +41,7 @@ def multiply(a, b, c, count, SIZE: tl.constexpr):
 
 
 @triton.jit
-def normalize(a, SIZE: tl.constexpr):
+def normalize_kernel(a, SIZE: tl.constexpr):
     """All numbers stay in the registers of one warp until their sum is known."""
     i = tl.arange(0, SIZE)
     x = tl.load(a + i)
@@ -56,18 +49,15 @@ def normalize(a, SIZE: tl.constexpr):
 
 
 @triton.jit
-def misspell(a, SIZE: tl.constexpr):
+def misspell_kernel(a, SIZE: tl.constexpr):
     tl.store(a + tl.arange(0, SIZE), wrong_name)
 
 
-def launches():
-    operands = {"a": "*bf16", "b": "*bf16", "c": "*fp32", "count": "i32", "SIZE": "constexpr"}
-    numbers = {"a": "*fp32", "SIZE": "constexpr"}
-    return [
-        Launch("multiply", multiply, operands, {"SIZE": 128}, num_warps=8, num_stages=6),
-        Launch("normalize", normalize, numbers, {"SIZE": 16384}, num_warps=1),
-        Launch("misspell", misspell, numbers, {"SIZE": 16}),
-    ]
+def launch_all():
+    half, full = (torch.empty(16, dtype=dtype, device="meta") for dtype in (torch.bfloat16, torch.float32))
+    multiply_kernel[(1,)](half, half, full, 9, SIZE=128, num_warps=8, num_stages=6)
+    normalize_kernel[(1,)](full, SIZE=16384, num_warps=1)
+    misspell_kernel[(1,)](full, SIZE=16)
 '''
 """Kernels that want more than any chip has, and one that is none."""
 
@@ -85,58 +75,37 @@ def compile_all(arguments: Sequence[str], *more_paths: Path) -> list[Compiled]:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Compiled]:
-    """Some launches of all modules, and those of the greedy one: to start the processes takes longer than most kernels.
+    """Some launches of all kernels, and those of the greedy ones: to start the processes takes longer than most kernels.
 
     The two tests of them stand side by side, so that one process of several runs both.
     """
     folder = tmp_path_factory.mktemp("greedy")
     (folder / "greedy_kernels.py").write_text(GREEDY)
-    return compile_all(["--some", *modules(), "greedy_kernels"], folder)
+    return compile_all(["--some", OURS, "greedy_kernels"], folder)
 
 
-def test_launches_compile_and_fit_their_chips(compiled: list[Compiled]) -> None:
-    ours = [launch for launch in compiled if launch.module != "greedy_kernels"]
+def test_launches_of_all_kernels_compile_and_fit_their_chips(compiled: list[Compiled]) -> None:
+    own = {name for module in modules() for name in kernels(module)}
+    ours = [launch for launch in compiled if launch.kernel in own]
     faults = [
         f"{launch.launch} on sm_{launch.architecture}{', aligned' * launch.aligned}: {fault}"
         for launch in ours
         for fault in launch.faults()
     ]
     assert not faults, "\n".join(faults)
-    assert {launch.module for launch in ours} == set(modules())
+    assert {launch.kernel for launch in ours} == own
     assert {(launch.architecture, launch.aligned) for launch in ours} == set(VARIANTS)
 
 
 def test_kernels_that_take_too_much_or_do_not_compile_are_found_out(compiled: list[Compiled]) -> None:
-    faults: dict[str, list[str]] = {}
-    for launch in compiled:
-        if launch.module == "greedy_kernels" and launch.aligned:
-            faults.setdefault(launch.launch, []).append("\n".join(launch.faults()))
     for name, fault in (
-        ("multiply", "bytes of shared memory, and the chip has"),
-        ("normalize", "bytes of registers are spilled"),
-        ("misspell", "wrong_name is not defined"),
+        ("multiply_kernel", "bytes of shared memory, and the chip has"),
+        ("normalize_kernel", "bytes of registers are spilled"),
+        ("misspell_kernel", "wrong_name is not defined"),
     ):
-        assert len(faults[name]) == len(SHARED_MEMORY)
-        assert all(fault in found for found in faults[name]), faults[name]
-
-
-@pytest.mark.parametrize("module", modules())
-def test_every_launch_has_a_name_and_is_compiled_for_every_chip_that_it_is_for(module: str) -> None:
-    launches = importlib.import_module(module).launches()
-    assert len({launch.name for launch in launches}) == len(launches), "two launches have the same name"
-    jobs = jobs_of(module, some=False)
-    assert (
-        len(set(jobs)) == len(jobs) == sum(len([v for v in VARIANTS if v[0] >= x.least_capability]) for x in launches)
-    )
-
-
-@pytest.mark.parametrize("module", modules())
-def test_every_module_offers_launches_in_both_half_precisions_if_it_takes_any(module: str) -> None:
-    kinds = {
-        kind.removeprefix("*") for x in importlib.import_module(module).launches() for kind in x.signature.values()
-    }
-    missing = {"bf16", "fp16"} - kinds
-    assert not missing or module.rpartition(".")[2] in WITHOUT_HALF, f"{module} offers {sorted(kinds)} alone"
+        faults = ["\n".join(launch.faults()) for launch in compiled if launch.kernel == name and launch.aligned]
+        assert len(faults) == len(SHARED_MEMORY)
+        assert all(fault in found for found in faults), faults
 
 
 @pytest.mark.parametrize(("registers", "tensor_memory"), [(256, 0), (255, 513)])

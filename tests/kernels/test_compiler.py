@@ -67,45 +67,20 @@ def files(folder: Path) -> list[Path]:
 
 
 @needs_compiler
-def test_all_sources_become_one_library(sources: Path, tmp_path: Path) -> None:
-    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert answers(library) == (42, 43)
-    assert library.name == LIBRARY
-    assert library.is_relative_to(tmp_path / "cache")
-
-
-@needs_compiler
-def test_nothing_is_compiled_twice(sources: Path, tmp_path: Path, commands: list[list[str]]) -> None:
-    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert len(commands) == 3, "each source, and then they are linked"
-    before = sorted((tmp_path / "cache").rglob("*"))
-    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == first
-    assert len(commands) == 3
-    assert sorted((tmp_path / "cache").rglob("*")) == before
-
-
-@needs_compiler
-def test_the_same_sources_elsewhere_are_not_compiled_again(
+def test_all_sources_become_one_library_and_nothing_is_compiled_twice(
     sources: Path, tmp_path: Path, commands: list[list[str]]
 ) -> None:
+    """Wherever they lie; and nothing but the library is left."""
     first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert answers(first) == (42, 43)
+    assert len(commands) == 3, "each source, and then they are linked"
     moved = sources.rename(tmp_path / "moved")
     assert compile_library(moved, COMPILER, FLAGS, tmp_path / "cache") == first
     assert len(commands) == 3
-
-
-@needs_compiler
-def test_a_library_that_is_missing_is_compiled_again(sources: Path, tmp_path: Path) -> None:
-    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    library.unlink()
-    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
-    assert answers(library) == (42, 43)
-
-
-@needs_compiler
-def test_nothing_but_the_library_is_left(sources: Path, tmp_path: Path) -> None:
-    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert sorted((tmp_path / "cache").rglob("*")) == [library.parent, library]
+    assert sorted((tmp_path / "cache").rglob("*")) == [first.parent, first]
+    first.unlink()
+    assert compile_library(moved, COMPILER, FLAGS, tmp_path / "cache") == first
+    assert answers(first) == (42, 43)
 
 
 @needs_compiler
@@ -123,29 +98,18 @@ def test_a_changed_source_or_header_is_compiled_anew(sources: Path, tmp_path: Pa
 
 
 @needs_compiler
-def test_other_flags_are_another_folder(sources: Path, tmp_path: Path) -> None:
-    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    second = compile_library(sources, COMPILER, (*FLAGS, "-DMORE"), tmp_path / "cache")
-    assert second.parent != first.parent
-
-
-@needs_compiler
-def test_another_compiler_is_another_folder(sources: Path, tmp_path: Path) -> None:
+def test_other_flags_compilers_and_cpus_have_folders_of_their_own(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other = tmp_path / "other-compiler"
     other.write_text(f'#!/bin/sh\nexec "{COMPILER}" "$@"\n')
     other.chmod(0o755)
-    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    second = compile_library(sources, str(other), FLAGS, tmp_path / "cache")
-    assert second.parent != first.parent
-    assert answers(second) == (42, 43)
-
-
-@needs_compiler
-def test_another_cpu_is_another_folder(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    ways = [(COMPILER, FLAGS), (COMPILER, (*FLAGS, "-DMORE")), (str(other), FLAGS)]
+    found = [compile_library(sources, *way, tmp_path / "cache") for way in ways]
     monkeypatch.setattr(compiler, "_cpu", lambda: "a CPU that was never built")
-    second = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-    assert second.parent != first.parent
+    found.append(compile_library(sources, COMPILER, FLAGS, tmp_path / "cache"))
+    assert len({library.parent for library in found}) == 4
+    assert all(answers(library) == (42, 43) for library in found)
 
 
 def test_the_target_is_a_flag() -> None:
@@ -177,24 +141,46 @@ extern "C" void add_squares(const float* a, float* sums, int n) {
 
 
 @needs_compiler
-def test_a_source_that_does_not_compile_is_named_with_its_error(sources: Path, tmp_path: Path) -> None:
-    (sources / "two.cpp").write_text("int two() { return forty_two; }\n")
-    with pytest.raises(CannotCompile, match=r"could not compile two\.cpp: .*error.*forty_two"):
-        compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
-
-
-@needs_compiler
-def test_sources_that_cannot_be_linked_are_an_error_that_names_the_library(sources: Path, tmp_path: Path) -> None:
-    (sources / "three.cpp").write_text((sources / "two.cpp").read_text())
-    with pytest.raises(CannotCompile, match=rf"could not compile {LIBRARY}: .*multiple definition of .two"):
-        compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+@pytest.mark.parametrize(
+    ("source", "flags", "message"),
+    [
+        ("int two() { return forty_two; }", FLAGS, r"could not compile two\.cpp: .*error.*forty_two"),
+        (
+            'extern "C" int three() { return 0; }',
+            FLAGS,
+            rf"could not compile {LIBRARY}: .*multiple definition of .three",
+        ),
+        ("", (*FLAGS, "--no-such-flag"), "no-such-flag"),
+    ],
+)
+def test_what_fails_is_named_with_its_error(
+    sources: Path, tmp_path: Path, source: str, flags: tuple[str, ...], message: str
+) -> None:
+    (sources / "two.cpp").write_text(source + "\n")
+    with pytest.raises(CannotCompile, match=message):
+        compile_library(sources, COMPILER, flags, tmp_path / "cache")
     assert not files(tmp_path / "cache")
 
 
-@needs_compiler
-def test_an_unknown_flag_is_an_error_that_names_it(sources: Path, tmp_path: Path) -> None:
-    with pytest.raises(CannotCompile, match="no-such-flag"):
-        compile_library(sources, COMPILER, (*FLAGS, "--no-such-flag"), tmp_path / "cache")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("#!/bin/sh\nkill -9 $$\n", "could not compile t"),
+        (
+            f"#!{sys.executable}\nimport sys\nsys.stderr.write('a warning\\n' * 100_000)\nsys.exit('error: enough')\n",
+            "error: enough",
+        ),
+        ("\x7fELF", "does not run"),
+        ("no program", ""),
+    ],
+    ids=["dies", "has more to say than a pipe holds", "broken", "no program"],
+)
+def test_a_compiler_that_fails_is_an_error(sources: Path, tmp_path: Path, content: str, message: str) -> None:
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text(content)
+    stand_in.chmod(0o755)
+    with pytest.raises(CannotCompile, match=message):
+        compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
 
 
 @needs_compiler
@@ -207,34 +193,6 @@ def test_a_failure_leaves_nothing_that_is_taken_for_a_library(sources: Path, tmp
     assert not files(tmp_path / "cache")
     (sources / "two.cpp").write_text(good)
     assert answers(compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")) == (42, 43)
-
-
-def test_a_compiler_that_dies_without_a_word_is_an_error(sources: Path, tmp_path: Path) -> None:
-    dying = tmp_path / "dying"
-    dying.write_text("#!/bin/sh\nkill -9 $$\n")
-    dying.chmod(0o755)
-    with pytest.raises(CannotCompile, match=r"could not compile t"):
-        compile_library(sources, str(dying), FLAGS, tmp_path / "cache")
-
-
-def test_a_compiler_with_much_to_say_is_heard_out(sources: Path, tmp_path: Path) -> None:
-    """More than a pipe holds, from both of the sources."""
-    chatty = tmp_path / "chatty"
-    chatty.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.stderr.write('a warning\\n' * 100_000)\nsys.exit('error: enough')\n"
-    )
-    chatty.chmod(0o755)
-    with pytest.raises(CannotCompile, match="error: enough"):
-        compile_library(sources, str(chatty), FLAGS, tmp_path / "cache")
-
-
-@pytest.mark.parametrize("content", [b"\x7fELF", b"no program"])
-def test_a_compiler_that_is_no_program_is_an_error(sources: Path, tmp_path: Path, content: bytes) -> None:
-    broken = tmp_path / "broken"
-    broken.write_bytes(content)
-    broken.chmod(0o755)
-    with pytest.raises(CannotCompile):
-        compile_library(sources, str(broken), FLAGS, tmp_path / "cache")
 
 
 # ---- the folder
@@ -315,35 +273,28 @@ def install(folder: Path, name: str) -> str:
     return str(folder / name)
 
 
-@pytest.mark.parametrize("name", ["c++", "g++", "clang++"])
-def test_any_known_compiler_will_do(programs: Path, name: str) -> None:
-    path = install(programs, name)
-    assert find_compiler() == path
+@pytest.mark.parametrize(
+    ("there", "cxx", "found"),
+    [
+        *(([name], None, name) for name in ("c++", "g++", "clang++")),
+        (["g++"], "", "g++"),
+        (["c++", "my-compiler"], "my-compiler", "my-compiler"),
+    ],
+)
+def test_the_compiler_is_the_one_that_is_named_or_any_that_is_known(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, there: list[str], cxx: str | None, found: str
+) -> None:
+    paths = {name: install(programs, name) for name in there}
+    for value in (cxx, cxx and paths[cxx]):
+        if value is not None:
+            monkeypatch.setenv("CXX", value)
+        assert find_compiler() == paths[found]
 
 
-@pytest.mark.parametrize("by_path", [False, True])
-def test_cxx_says_which_compiler(programs: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool) -> None:
-    install(programs, "c++")
-    path = install(programs, "my-compiler")
-    monkeypatch.setenv("CXX", path if by_path else "my-compiler")
-    assert find_compiler() == path
-
-
-def test_an_empty_cxx_says_nothing(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = install(programs, "g++")
-    monkeypatch.setenv("CXX", "")
-    assert find_compiler() == path
-
-
-def test_without_any_compiler_the_names_that_were_tried_are_said(programs: Path) -> None:
-    assert programs.is_dir()
+def test_without_a_compiler_the_names_that_were_tried_are_said(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A $CXX that is not there is an error even if others are."""
     with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*c\+\+.*g\+\+.*clang\+\+"):
         find_compiler()
-
-
-def test_a_cxx_that_is_not_there_is_an_error_even_if_others_are(
-    programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     install(programs, "c++")
     monkeypatch.setenv("CXX", "/nowhere/c++")
     with pytest.raises(CannotCompile, match=r"/nowhere/c\+\+"):

@@ -13,11 +13,13 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 from tests.kernels.contract import OF_NATIVE_KERNELS, OPERATIONS, Case, Kind, Operation, check_operation, id_of
+from tests.kernels.formulas import DEVICE
 from tests.kernels.quantized_matrices import GROUPS
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ALL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SEEDS = {"torch": 12, "native": 50, "triton": 12}
+SEEDS = {"torch": 12, "native": 50, "triton": 18}
+FEW = (1, 2, 5, 7, 8, 8, 9, 16, 17, 33, 64)
+"""Rows around those that Triton kernels multiply by themselves."""
 
 
 @cache
@@ -36,7 +38,7 @@ def kind_of(name: str) -> Kind:
         return Kind([NativeKernels(), NativeKernels(), NativeKernels(exact=True)])
     from nanoengine.kernels.triton_kernels import TritonKernels
 
-    return Kind([TritonKernels()], (12, 200, 40), ALL_DTYPES, GROUPS, 4, DEVICE)
+    return Kind([TritonKernels()], (70, 300, 40), ALL_DTYPES, GROUPS, 4, DEVICE, FEW)
 
 
 @pytest.mark.parametrize("make", OF_NATIVE_KERNELS, ids=id_of)

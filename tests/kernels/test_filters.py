@@ -70,13 +70,6 @@ def test_of_equal_tokens_the_lower_ids_are_kept() -> None:
     assert len(found) == pytest.approx(VOCAB / 4, abs=2)
 
 
-def test_banned_tokens_stay_out_however_many_they_are() -> None:
-    logits = torch.full((VOCAB,), -torch.inf)
-    logits[[5, 9, VOCAB - 1]] = torch.tensor([0.0, 2.0, 1.0])
-    assert kept(logits, top_k=50) == [9, VOCAB - 1, 5]
-    assert kept(logits, top_p=0.9999) == [9, VOCAB - 1, 5]
-
-
 def test_a_row_keeps_the_same_whatever_its_neighbours_ask_for() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     rows = [{"top_k": 20, "top_p": 0.9}, {"top_p": 0.99999}, {"min_p": 0.5}, {}]
@@ -93,13 +86,6 @@ def test_logits_that_are_kept_are_not_changed_nor_are_those_that_are_given(vocab
     assert torch.equal(logits, before)
     finite = values.isfinite()
     assert torch.equal(values[finite], logits.gather(-1, token_ids)[finite])
-
-
-def test_a_row_of_nan_ends_and_leaves_its_neighbour_alone() -> None:
-    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6)) * 4
-    logits[0] = torch.nan
-    values, token_ids = keep(logits, {"top_p": 0.9}, {"top_p": 0.9})
-    assert token_ids[1][values[1].isfinite()].tolist() == kept(logits[1], top_p=0.9)
 
 
 def test_few_likely_tokens_are_found_without_sorting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from nanoengine.kernels.memory import CHUNK_BYTES, HUGE_PAGE, Arena, zeros_in_hu
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
-@pytest.mark.parametrize("shape", [(1,), (5, 3), (2, 3, 4, 5), [7, 1000, 1001]])
+@pytest.mark.parametrize("shape", [(1,), (2, 3, 4, 5), [7, 1000, 1001], (0,), (4, 0, 2)])
 def test_it_is_a_tensor_of_zeros(shape: Sequence[int], dtype: torch.dtype) -> None:
     tensor = zeros_in_huge_pages(shape, dtype)
     assert tensor.shape == torch.Size(shape)
@@ -22,29 +22,6 @@ def test_it_is_a_tensor_of_zeros(shape: Sequence[int], dtype: torch.dtype) -> No
     assert tensor.device.type == "cpu"
     assert tensor.is_contiguous()
     assert not tensor.any()
-
-
-def test_it_can_be_written() -> None:
-    tensor = zeros_in_huge_pages((300, 1000), torch.float32)
-    values = torch.randn(300, 1000)
-    tensor.copy_(values)
-    assert torch.equal(tensor, values)
-    tensor[7].fill_(float("nan"))
-    assert tensor[7].isnan().all()
-    assert torch.equal(tensor[8], values[8])
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 3), (4, 0, 2)])
-def test_it_may_be_empty(shape: tuple[int, ...]) -> None:
-    tensor = zeros_in_huge_pages(shape, torch.bfloat16)
-    assert tensor.shape == shape
-    assert tensor.dtype == torch.bfloat16
-
-
-def test_two_of_them_share_nothing() -> None:
-    first, second = (zeros_in_huge_pages((1000,), torch.float32) for _ in range(2))
-    first.fill_(1.0)
-    assert not second.any()
 
 
 def test_a_view_keeps_the_memory() -> None:

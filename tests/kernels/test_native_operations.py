@@ -31,7 +31,7 @@ def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> No
     runs, spec = Runs(torch.tensor([0, 1], dtype=torch.int32), one, one[None], [1], [1]), AttentionSpec(0.2, sinks=True)
     calls: list[Callable[[Tensor], object]] = [
         lambda floats: kernels.rms_norm(x, floats, 1e-6),
-        lambda floats: kernels.experts(x, *matrices, *choices, "silu", ExpertBiases(right, right, floats[None])),
+        lambda floats: kernels.experts(x, matrices, *choices, "silu", ExpertBiases(right, right, floats[None])),
         lambda floats: attention.decode(q, *caches, runs, spec, floats),
         lambda floats: attention.prefill(q, *caches, runs, spec, floats),
     ]
@@ -46,7 +46,7 @@ def test_a_choice_of_no_expert_is_refused(expert: int) -> None:
     kernels = NativeKernels()
     matrices = [experts_of(kernels, torch.randn(4, 16, 16)) for _ in range(3)]
     with pytest.raises(AssertionError, match="none of 4 experts"):
-        kernels.experts(torch.randn(2, 16), *matrices, torch.tensor([[0, 1], [2, expert]]), torch.ones(2, 2))
+        kernels.experts(torch.randn(2, 16), matrices, torch.tensor([[0, 1], [2, expert]]), torch.ones(2, 2))
 
 
 def test_profilers_see_every_call() -> None:

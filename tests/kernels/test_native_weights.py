@@ -16,15 +16,7 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 from tests.kernels.formulas import DTYPES, new_weight, random, weight_of
-from tests.kernels.mixtures import mixture
-from tests.kernels.quantized_matrices import (
-    DIFFERENT,
-    FORMATS,
-    Format,
-    drawn,
-    experts_from,
-    weight_from,
-)
+from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -88,23 +80,6 @@ def test_no_sum_saturates(exact: NativeKernels, fast: NativeKernels, form: Forma
         for kernels, rows in itertools.product((exact, fast), (1, 6)):
             result = kernels.logits(x[:rows], weight_from(kernels, source)).double()
             assert ((result - x[:rows].double() @ dense.T).abs() <= allowed[:rows]).all()
-
-
-@each_kind
-@both_dtypes
-def test_rows_that_are_not_finite_spoil_no_other(
-    exact: NativeKernels, fast: NativeKernels, form: Format, dtype: torch.dtype
-) -> None:
-    for kernels, rows in itertools.product((exact, fast), (3, 20)):
-        weight, x = weight_from(kernels, drawn(form, 40, 512), dtype=dtype), random(rows, 512, dtype=dtype)
-        expected = kernels.linear(x, weight, None)
-        for place, value in ((0, torch.nan), (300, torch.inf), (511, -torch.inf)):
-            spoilt = x.clone()
-            spoilt[1, place] = value
-            out = kernels.linear(spoilt, weight, None)
-            assert not out[1].isfinite().any()
-            rest = [i for i in range(rows) if i != 1]
-            assert torch.equal(out[rest], expected[rest])
 
 
 @each_kind
@@ -209,18 +184,6 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         size = source.numbers.numel() * form.bits // 8 + source.scales.nbytes
         size += 0 if source.zeros is None else source.zeros.nbytes
     assert sum(taken) <= 1.03 * size
-
-
-def test_experts_of_which_some_are_numbers(exact: NativeKernels) -> None:
-    given = mixture(9, 3, 2, 256, 256, torch.float32)
-    sources = [[drawn(DIFFERENT[5], 256, 256, seed=seed + i) for i in range(3)] for seed in (0, 10, 20)]
-    weights = [experts_from(exact, values, torch.float32) for values in sources]
-    expected = exact.experts(given.x, *weights, given.chosen, given.factors)
-    for i, expert in ((1, 1), (2, 0)):
-        weights[i].expert(expert).copy_(sources[i][expert].dequantize(torch.float32))
-        assert len(weights[i].formats()) == 2, "the others stay what they are"
-    out = exact.experts(given.x, *weights, given.chosen, given.factors)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
 
 
 def test_matrices_of_experts_begin_with_a_panel_each(exact: NativeKernels) -> None:

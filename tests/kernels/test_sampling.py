@@ -65,12 +65,6 @@ def random_logits(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def kept(logits: Tensor, **settings: float) -> set[int]:
-    """Tokens that the filters leave, for one row of logits."""
-    [survivors] = survivors_of(logits[None], [how(**settings)])
-    return survivors
-
-
 def survivors_of(logits: Tensor, rows: list[dict[str, float]]) -> list[set[int]]:
     filters = columns(rows)
     values, token_ids = keep_likeliest(logits.clone(), *(filters[name] for name in FILTERS), torch_kernels.log_sum_exp)
@@ -80,13 +74,6 @@ def survivors_of(logits: Tensor, rows: list[dict[str, float]]) -> list[set[int]]
 
 
 # ---- the likeliest token
-
-
-@every_draw
-@pytest.mark.parametrize("vocab_size", [1, 2, 100, 1000, 40_000])
-def test_the_likeliest_token_is_argmax(draw: Draw, vocab_size: int) -> None:
-    logits = random_logits(0, 20, vocab_size)
-    assert torch.equal(draw(logits, random_keys(20), torch.zeros(20)), logits.argmax(-1))
 
 
 @every_draw
@@ -115,11 +102,6 @@ def test_a_logit_that_is_not_finite_is_found_wherever_it_is(draw: Draw, vocab_si
 # ---- greedy
 
 
-def test_greedy_is_argmax() -> None:
-    logits = random_logits(0, 20, 50)
-    assert sample(logits, [how(temperature=0) for i in range(20)]) == logits.argmax(-1).tolist()
-
-
 def test_greedy_rows_are_argmax_inside_a_mixed_batch() -> None:
     logits = random_logits(1, 40, 50)
     rows = [how(seed=i, temperature=0 if i % 3 == 0 else 50.0, top_k=i % 4) for i in range(40)]
@@ -127,18 +109,6 @@ def test_greedy_rows_are_argmax_inside_a_mixed_batch() -> None:
     best = logits.argmax(-1).tolist()
     assert tokens[::3] == best[::3]
     assert tokens != best  # the others do draw
-
-
-def test_greedy_takes_no_notice_of_filters_and_seeds() -> None:
-    logits = random_logits(2, 1, 50)
-    rows = [how(seed=s, temperature=0, top_p=0.1, min_p=0.9, top_k=2) for s in range(5)]
-    assert {sample(logits, [r])[0] for r in rows} == {int(logits.argmax())}
-
-
-def test_top_k_1_is_greedy_at_any_temperature() -> None:
-    logits = random_logits(3, 200, 30)
-    rows = [how(seed=i, temperature=100.0, top_k=1) for i in range(200)]
-    assert sample(logits, rows) == logits.argmax(-1).tolist()
 
 
 @every_draw
@@ -169,27 +139,6 @@ def reference_filter(logits: list[float], temperature: float, top_k: int, top_p:
         if weight >= min_p:  # the likeliest has weight 1
             survivors.append(token)
     return set(survivors)
-
-
-def test_top_k_keeps_the_k_likeliest() -> None:
-    logits = random_logits(5, 64)
-    for k in (1, 2, 3, 10, 63, 64, 1000):
-        assert kept(logits, top_k=k) == set(logits.topk(min(k, 64)).indices.tolist())
-
-
-@pytest.mark.parametrize(
-    ("p", "expected"),
-    [(0.05, {3}), (0.39, {3}), (0.6, {2, 3}), (0.69, {2, 3}), (0.75, {1, 2, 3}), (0.95, {0, 1, 2, 3})],
-)
-def test_top_p_keeps_the_token_that_crosses_p(p: float, expected: set[int]) -> None:
-    assert kept(torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), top_p=p) == expected
-
-
-@pytest.mark.parametrize(
-    ("min_p", "expected"), [(0.2, {0, 1, 2, 3}), (0.4, {1, 2, 3}), (0.7, {2, 3}), (0.8, {3}), (1.0, {3})]
-)
-def test_min_p_drops_what_is_less_likely_than_its_share_of_the_likeliest(min_p: float, expected: set[int]) -> None:
-    assert kept(torch.tensor([0.1, 0.2, 0.3, 0.4]).log(), min_p=min_p) == expected
 
 
 def random_filters(rng: random.Random, vocab_size: int) -> dict[str, float]:
@@ -228,34 +177,12 @@ def test_sampling_draws_exactly_the_tokens_that_the_reference_keeps() -> None:
         assert {token for token in survivors if chances[token] > 0.01} <= drawn
 
 
-def test_top_p_counts_what_top_k_left() -> None:
-    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    assert kept(logits, top_p=0.5) == {0, 1}
-    assert kept(logits, top_k=2, top_p=0.5) == {0}  # of the two, the first alone has 0.57
-
-
-def test_temperature_comes_before_top_p() -> None:
-    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().expand(2000, -1)
-    cold = {*sample(logits, [how(seed=i, temperature=0.25, top_p=0.7) for i in range(2000)])}
-    hot = {*sample(logits, [how(seed=i, temperature=100.0, top_p=0.7) for i in range(2000)])}
-    assert cold == {0}  # 0.4 ** 4 is 0.72 of the sum
-    assert hot == {0, 1, 2}  # all near 0.25
-
-
 def test_filters_that_are_off_change_no_draw() -> None:
     logits = random_logits(6, 300, 40)
     plain = [how(seed=i) for i in range(300)]
     off = [how(seed=i, top_k=40, top_p=1.0, min_p=0.0) for i in range(300)]
     assert sample(logits, plain) == sample(logits, off)
     assert sample(logits, plain) == sample(logits, [how(seed=i, top_k=-1) for i in range(300)])
-
-
-def test_a_filtered_neighbour_leaves_a_row_alone() -> None:
-    logits = random_logits(7, 2, 40)
-    free = [how(seed=s, temperature=5.0) for s in range(100)]
-    alone = [sample(logits[:1], [r])[0] for r in free]
-    beside = [sample(logits, [r, how(top_k=1, temperature=3.0)])[0] for r in free]
-    assert beside == alone
 
 
 # ---- randomness
@@ -277,28 +204,6 @@ def test_frequencies_are_those_of_the_softmax(vary: str, draw: Draw) -> None:
     positions = list(range(count)) if vary == "position" else [3] * count
     tokens = choose(logits, rows, positions, draw).tolist()
     assert chi_square(tokens, probabilities) < 20.5  # 5 degrees of freedom: one in a thousand
-
-
-def test_frequencies_after_temperature_and_top_k_are_those_of_what_is_left() -> None:
-    count = 20_000
-    logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log().expand(count, -1)
-    tokens = sample(logits, [how(seed=i, temperature=2.0, top_k=3) for i in range(count)])
-    weights = [0.0, 0.2**0.5, 0.3**0.5, 0.4**0.5]
-    assert 0 not in tokens
-    assert chi_square(tokens, [w / sum(weights) for w in weights]) < 13.8  # 2 degrees of freedom: one in a thousand
-
-
-@every_draw
-def test_a_draw_is_the_same_alone_in_a_batch_and_reordered(draw: Draw) -> None:
-    logits = random_logits(11, 30, 60)
-    rows = [how(seed=i * 17, temperature=2.0, top_k=(0, 20)[i % 2]) for i in range(30)]
-    positions = [i * 5 for i in range(30)]
-    together = choose(logits, rows, positions, draw).tolist()
-    alone = [int(choose(logits[i : i + 1], [rows[i]], [positions[i]], draw)) for i in range(30)]
-    order = random.Random(3).sample(range(30), 30)
-    shuffled = choose(logits[order], [rows[i] for i in order], [positions[i] for i in order], draw).tolist()
-    assert alone == together
-    assert shuffled == [together[i] for i in order]
 
 
 @pytest.mark.parametrize("what", ["seed", "position", "completion"])
@@ -351,22 +256,6 @@ def test_nan_and_infinity_give_no_token_and_leave_their_neighbours_alone(
     logits[1, 4] = value
     expected[1] = NOT_FINITE
     assert choose(logits, rows, draw=draw).tolist() == expected
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}], ids=str)
-def test_a_row_of_minus_infinity_gives_no_token(settings: dict[str, float]) -> None:
-    logits = random_logits(13, 2, 10)
-    logits[0] = -torch.inf
-    tokens = sample(logits, [how(**settings), how(temperature=0)])
-    assert tokens == [NONE_LEFT, int(logits[1].argmax())]
-
-
-@every_draw
-@pytest.mark.parametrize("top_p", [0.99, 1.0])
-def test_single_tokens_of_minus_infinity_are_never_drawn(draw: Draw, top_p: float) -> None:
-    logits = torch.zeros(500, 4)
-    logits[:, 2] = -torch.inf
-    assert set(choose(logits, [how(seed=i, top_p=top_p) for i in range(500)], draw=draw).tolist()) == {0, 1, 3}
 
 
 @needs_kernels

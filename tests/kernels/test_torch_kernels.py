@@ -22,14 +22,6 @@ def test_a_norm_with_a_weight_near_1_is_rounded_once(dtype: torch.dtype) -> None
     assert torch.equal(TorchKernels().rms_norm(x, weight, 1e-6), exact.float().to(dtype))
 
 
-def test_logits_are_float32_whatever_the_weights_are() -> None:
-    weight = TorchKernels().new_weight(7, 4, torch.bfloat16, torch.device("cpu"))
-    weight.rows(0, 7).copy_(torch.ones(7, 4))
-    logits = TorchKernels().logits(torch.ones(2, 4, dtype=torch.bfloat16), weight)
-    assert logits.dtype == torch.float32
-    assert torch.equal(logits, torch.full((2, 7), 4.0))
-
-
 @pytest.mark.parametrize(
     ("reason", "description"), [(None, "plain torch"), ("no native ones: no compiler", "no native ones: no compiler")]
 )
@@ -93,12 +85,3 @@ def test_tokens_stand_where_the_formula_says(
     assert placed.seq_lens.tolist() == seq_lens
     assert {placed.input_ids.dtype, placed.positions.dtype, placed.slot_mapping.dtype} == {torch.int64}
     assert placed.seq_lens.dtype == torch.int32
-
-
-def test_a_last_token_that_could_not_be_sampled_is_a_token_nevertheless() -> None:
-    """So that nothing is read out of bounds before its sequence is ended."""
-    tables = torch.zeros(1, 2, 4, dtype=torch.int32)
-    placed = TorchKernels().compute_slot_mapping(
-        ints([-1]), ints([0]), ints([0, 1]), ints([3]), torch.tensor([-1, 0]), tables, 4, 1
-    )
-    assert placed.input_ids.tolist() == [0]

@@ -7,7 +7,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.gates import ACTIVATIONS
-from nanoengine.kernels.triton.launch import Launch
 
 BLOCK = 1024
 """Columns of a program."""
@@ -16,7 +15,7 @@ NUM_WARPS = 4
 
 
 @triton.jit
-def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor:
+def gated(gate, up, ACTIVATION: tl.constexpr):
     """What a gate makes of the value beside it, both float32; activations are numbered as in ACTIVATIONS."""
     slope = gate
     if ACTIVATION == 1:  # (1 + tanh(y)) / 2 is the sigmoid of 2 y; sqrt(8 / pi) is 1.59576912
@@ -29,14 +28,7 @@ def gated(gate: tl.tensor, up: tl.tensor, ACTIVATION: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def _gate_and_multiply_kernel(
-    gate_up: tl.tensor,
-    out: tl.tensor,
-    width: tl.tensor,
-    stride: tl.tensor,
-    BLOCK: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-) -> None:
+def _gate_and_multiply_kernel(gate_up, out, width, stride, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
     """Program (i, j): block j of row i."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -66,22 +58,3 @@ def gate_and_multiply(gate_up: Tensor, activation: str) -> Tensor:
         sizes = width, gate_up.stride(0)
         _gate_and_multiply_kernel[grid](gate_up, out, *sizes, BLOCK=BLOCK, ACTIVATION=number, num_warps=NUM_WARPS)
     return out
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"gate_and_multiply, {activation} {dtype}",
-            kernel=_gate_and_multiply_kernel,
-            signature={
-                **dict.fromkeys(("gate_up", "out"), f"*{dtype}"),
-                **dict.fromkeys(("width", "stride"), "i32"),
-                **dict.fromkeys(("BLOCK", "ACTIVATION"), "constexpr"),
-            },
-            constants={"BLOCK": BLOCK, "ACTIVATION": ACTIVATIONS.index(activation)},
-            num_warps=NUM_WARPS,
-        )
-        for dtype in ("bf16", "fp16", "fp32")
-        for activation in ("silu", "gelu_tanh")
-    ]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.core import sampling
 from nanoengine.core.sampling import SamplingTable
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 
 TILE = 1024
 """Logits that a program looks at together."""
@@ -36,26 +36,26 @@ LEAST_TEMPERATURE = tl.constexpr(sampling.LEAST_TEMPERATURE)
 
 
 @triton.jit
-def load_logits(row: tl.tensor, token: tl.tensor, size: tl.tensor) -> tl.tensor:
+def load_logits(row, token, size):
     """Logits of a row; -inf beyond its end, and inf for NaN: both mean that the row has no finite highest logit."""
     x = tl.load(row + token, mask=token < size, other=-float("inf"))
     return tl.where(x == x, x, float("inf"))
 
 
 @triton.jit
-def tile(TILE: tl.constexpr) -> tl.tensor:
+def tile(TILE: tl.constexpr):
     """Offsets of a tile as [4, TILE / 4]: wide enough for all threads, so that a column is reduced by one of them alone."""
     return tl.arange(0, 4)[:, None] * (TILE // 4) + tl.arange(0, TILE // 4)[None, :]
 
 
 @triton.jit
-def weight_of(x: tl.tensor, highest: tl.tensor, inverse: tl.tensor, BY_MASS: tl.constexpr) -> tl.tensor:
+def weight_of(x, highest, inverse, BY_MASS: tl.constexpr):
     """What a token counts in a search: its probability, relative to the likeliest one's, or 1."""
     return tl.exp((x - highest) * inverse) if BY_MASS else tl.full(x.shape, 1.0, tl.float32)
 
 
 @triton.jit
-def range_of(row: tl.tensor, size: tl.tensor, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def range_of(row, size, TILE: tl.constexpr):
     """The lowest logit above -inf, and the highest of all."""
     low = tl.full([TILE // 4], float("inf"), tl.float32)
     high = tl.full([TILE // 4], -float("inf"), tl.float32)
@@ -67,28 +67,26 @@ def range_of(row: tl.tensor, size: tl.tensor, TILE: tl.constexpr) -> tuple[tl.te
 
 
 @triton.jit
-def has_filters(
-    temperature: tl.tensor, top_k: tl.tensor, top_p: tl.tensor, min_p: tl.tensor, vocab_size: tl.tensor
-) -> tl.tensor:
+def has_filters(temperature, top_k, top_p, min_p, vocab_size):
     """Whether a row keeps less than all; the likeliest token is always kept."""
     return (temperature > 0) & (((top_k > 0) & (top_k < vocab_size)) | (top_p < 1) | (min_p > 0))
 
 
 @triton.jit(do_not_specialize=["part_size"], do_not_specialize_on_alignment=["rows"])
 def _find_peaks_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    min_ps: tl.tensor,
-    rows: tl.tensor,
-    peaks: tl.tensor,
-    masses: tl.tensor,
-    vocab_size: tl.tensor,
-    logits_stride: tl.tensor,
-    part_size: tl.tensor,
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    rows,
+    peaks,
+    masses,
+    vocab_size,
+    logits_stride,
+    part_size,
     TILE: tl.constexpr,
-) -> None:
+):
     """Program (i, j): the highest logit of each group in part j of row i, and what the group weighs relative to that.
 
     Nothing is done for a row without filters.
@@ -114,22 +112,20 @@ def _find_peaks_kernel(
 
 
 @triton.jit
-def _order(x: tl.tensor) -> tl.tensor:
+def _order(x):
     """An integer for a float32 that is higher for higher numbers."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _in_order(order: tl.tensor) -> tl.tensor:
+def _in_order(order):
     """The float32 of an `_order`, which undoes itself."""
     return (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def bound_of_groups(
-    peaks: tl.tensor, num_groups: tl.tensor, low: tl.tensor, highest: tl.tensor, TILE: tl.constexpr
-) -> tl.tensor:
+def bound_of_groups(peaks, num_groups, low, highest, TILE: tl.constexpr):
     """A value that at most MOST_GROUPS groups are above, and half as many at least unless too many are alike."""
     few = tl.full([], 0, tl.int32)
     below, bound = _order(low) - 1, _order(tl.where(num_groups > MOST_GROUPS, highest, -float("inf")))
@@ -148,17 +144,7 @@ def bound_of_groups(
 
 
 @triton.jit
-def gather(
-    row: tl.tensor,
-    vocab_size: tl.tensor,
-    peaks: tl.tensor,
-    num_groups: tl.tensor,
-    bound: tl.tensor,
-    groups: tl.tensor,
-    candidates: tl.tensor,
-    candidate_ids: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+def gather(row, vocab_size, peaks, num_groups, bound, groups, candidates, candidate_ids, TILE: tl.constexpr):
     """Write all logits above the bound and their ids, in order, and first the groups that they are in.
 
     Returns how many logits that is: as many as the groups have tokens at most, which is MOST_GROUPS * GROUP.
@@ -187,14 +173,7 @@ def gather(
 
 
 @triton.jit
-def mass_of_groups(
-    peaks: tl.tensor,
-    masses: tl.tensor,
-    num_groups: tl.tensor,
-    highest: tl.tensor,
-    inverse: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+def mass_of_groups(peaks, masses, num_groups, highest, inverse, TILE: tl.constexpr):
     """What all logits weigh."""
     total = tl.zeros([TILE // 4], tl.float32)
     for start in range(0, num_groups, TILE):
@@ -205,15 +184,7 @@ def mass_of_groups(
 
 
 @triton.jit
-def mass_kept(
-    row: tl.tensor,
-    size: tl.tensor,
-    value: tl.tensor,
-    equals: tl.tensor,
-    highest: tl.tensor,
-    inverse: tl.tensor,
-    TILE: tl.constexpr,
-) -> tl.tensor:
+def mass_kept(row, size, value, equals, highest, inverse, TILE: tl.constexpr):
     """What all logits above `value` weigh, and at most `equals` of those equal to it: there may be fewer."""
     total = tl.zeros([TILE // 4], tl.float32)
     count = tl.zeros([TILE // 4], tl.int32)
@@ -263,18 +234,3 @@ def size_of_parts(n: int, vocab_size: int, num_sms: int) -> int:
 def row_stride(logits: Tensor) -> int:
     """Numbers from row to row: for one row, whose stride may be anything, what it is for several."""
     return logits.stride(0) if len(logits) > 1 else logits.shape[1]
-
-
-def launches() -> list[Launch]:
-    """The configuration of the kernel."""
-    signature = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "top_ks": "*i32",
-        **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
-        "rows": "*i32",
-        **dict.fromkeys(("peaks", "masses"), "*fp32"),
-        **dict.fromkeys(("vocab_size", "logits_stride", "part_size"), "i32"),
-        "TILE": "constexpr",
-    }
-    return [Launch("find_peaks", _find_peaks_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

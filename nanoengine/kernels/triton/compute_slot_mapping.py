@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens
-from nanoengine.kernels.triton.launch import Launch
 
 TILE = 256
 """Tokens of a program."""
@@ -25,24 +24,24 @@ EVEN = 2
 
 @triton.jit(do_not_specialize=["slot_stride"])  # it follows the tokens of a step
 def _slot_mapping_kernel(
-    token_ids: tl.tensor,
-    rows: tl.tensor,
-    query_start_loc: tl.tensor,
-    num_computed: tl.tensor,
-    last_tokens: tl.tensor,
-    tables: tl.tensor,
-    padding_row: tl.tensor,
-    group_stride: tl.tensor,
-    table_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    input_ids: tl.tensor,
-    positions: tl.tensor,
-    slot_mapping: tl.tensor,
-    seq_lens: tl.tensor,
+    token_ids,
+    rows,
+    query_start_loc,
+    num_computed,
+    last_tokens,
+    tables,
+    padding_row,
+    group_stride,
+    table_stride,
+    slot_stride,
+    input_ids,
+    positions,
+    slot_mapping,
+    seq_lens,
     GROUPS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-) -> None:
+):
     """Program (i, j): tile j of the tokens of sequence i, in every KV group."""
     sequence = tl.program_id(0)
     row = tl.load(rows + sequence).to(tl.int64)
@@ -81,21 +80,7 @@ def compute_slot_mapping(
     block_size: int,
     max_query_len: int,
 ) -> PlacedTokens:
-    """`Kernels.compute_slot_mapping`: the tokens of a step, their positions and slots, and the lengths of the sequences.
-
-    The last row of each table is the padding row: the tokens of a sequence there are 0, at position 0, in slot -1, which is not
-    written. Its length is 0.
-
-    Args:
-        token_ids: [num_tokens] int32; -1 stands for the last token of the sequence's row.
-        rows: [num_seqs] int32, the row of each sequence.
-        query_start_loc: [num_seqs + 1] int32: where each sequence's tokens start, and where the last one's end.
-        num_computed: [num_seqs] int32: tokens of each sequence before these.
-        last_tokens: [num_rows] int64; a token below 0 is taken for 0.
-        tables: [num_groups, num_rows, width] int32, the block tables of each KV group.
-        block_size: tokens of a block, a power of two.
-        max_query_len: no sequence has more tokens here.
-    """
+    """`Kernels.compute_slot_mapping`; a block_size is a power of two. Tokens of padding are 0, at position 0."""
     num_seqs = len(rows)
     assert block_size == triton.next_power_of_2(block_size), "block_size must be a power of two"
     assert len(query_start_loc) == num_seqs + 1
@@ -127,25 +112,3 @@ def compute_slot_mapping(
             num_warps=NUM_WARPS,
         )
     return PlacedTokens(input_ids, positions, slot_mapping, seq_lens)
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"compute_slot_mapping, {groups} groups, block_size {block_size}",
-            kernel=_slot_mapping_kernel,
-            signature={
-                **dict.fromkeys(("token_ids", "rows", "query_start_loc", "num_computed"), "*i32"),
-                "last_tokens": "*i64",
-                "tables": "*i32",
-                **dict.fromkeys(("padding_row", "group_stride", "table_stride", "slot_stride"), "i32"),
-                **dict.fromkeys(("input_ids", "positions", "slot_mapping"), "*i64"),
-                "seq_lens": "*i32",
-                **dict.fromkeys(("GROUPS", "BLOCK_SIZE", "TILE"), "constexpr"),
-            },
-            constants={"GROUPS": groups, "BLOCK_SIZE": block_size, "TILE": TILE},
-            num_warps=NUM_WARPS,
-        )
-        for groups, block_size in ((1, 16), (1, 256), (6, 16))
-    ]

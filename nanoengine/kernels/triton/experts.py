@@ -6,8 +6,6 @@ whose rows it multiplies; those that find none end.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,6 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.kernels.triton.activation import gated
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import dot
 
 SORTED_AT_ONCE = 1024
@@ -30,14 +27,7 @@ NUM_STAGES = 4
 
 
 @triton.jit(do_not_specialize=["num_choices"])
-def _sort_kernel(
-    chosen: tl.tensor,
-    starts: tl.tensor,
-    order: tl.tensor,
-    num_choices: tl.tensor,
-    EXPERTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+def _sort_kernel(chosen, starts, order, num_choices, EXPERTS: tl.constexpr, BLOCK: tl.constexpr):
     """Program e: the choices of expert e in ascending order, from starts[e] on, behind those of the experts before."""
     expert = tl.program_id(0)
     step = tl.arange(0, BLOCK)
@@ -62,15 +52,15 @@ def _sort_kernel(
 
 @triton.jit
 def _product_kernel(
-    x: tl.tensor,
-    weight: tl.tensor,
-    ups: tl.tensor,
-    bias: tl.tensor,
-    up_bias: tl.tensor,
-    factors: tl.tensor,
-    out: tl.tensor,
-    starts: tl.tensor,
-    order: tl.tensor,
+    x,
+    weight,
+    ups,
+    bias,
+    up_bias,
+    factors,
+    out,
+    starts,
+    order,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PER_ROW: tl.constexpr,
@@ -82,7 +72,7 @@ def _product_kernel(
     GATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr,
-) -> None:
+):
     """Program (i, j): outputs [j * TILE, (j + 1) * TILE) of the i-th tile of ROWS sorted choices of one expert.
 
     With GATE, from x by rows to gated values by sorted choices; without, from these to float32 by choices as they were, times
@@ -146,9 +136,7 @@ def _product_kernel(
 
 
 @triton.jit
-def _sum_kernel(
-    parts: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _sum_kernel(parts, out, WIDTH: tl.constexpr, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):
     """Program (i, j): block j of row i of out, the sum of PER_ROW rows of parts in their order."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -169,19 +157,11 @@ def mixture(
     activation: str = "silu",
     biases: ExpertBiases | None = None,
 ) -> Tensor:
-    """`Kernels.experts`: sums are float32, gated values are rounded to the dtype of x before they are multiplied again.
+    """`Kernels.experts`, of tensors. Gated values are rounded to the dtype of x before they are multiplied again.
 
     Args:
-        x: [num_rows, hidden].
         gate, up: [experts, size, hidden].
         down: [experts, hidden, size].
-        chosen: [num_rows, k] int64, experts of each row.
-        factors: [num_rows, k] float32.
-        activation: one of ACTIVATIONS.
-        biases: of the three products, if there are any.
-
-    Returns:
-        [num_rows, hidden].
     """
     num_experts, size, hidden = gate.shape
     assert gate.shape == up.shape == (len(down), down.shape[2], down.shape[1])
@@ -246,49 +226,3 @@ def _shape(dtype: torch.dtype, rows_per_expert: float) -> tuple[int, int, int, i
     if dtype is torch.float32:  # exact products take no tensor cores, and the registers of all threads
         return 16, 16, 64, 4
     return (16, 16, 256, 4) if rows_per_expert <= 16 else (64, 128, 32, 8)
-
-
-def launches() -> list[Launch]:
-    """Those of a model of 128 small experts, of one of 8 large ones, and of one with biases whose sizes are no powers of two."""
-    models = {
-        "small": (128, 8, 2048, 768, "silu", False),
-        "large": (8, 2, 4096, 14336, "silu", False),
-        "ragged": (60, 4, 1000, 700, "clamped", True),
-    }
-    found = []
-    for name, (experts, per_row, hidden, size, activation, has_biases) in models.items():
-        integers = dict.fromkeys(("starts", "order"), "*i32")
-        sort = {"EXPERTS": experts, "BLOCK": SORTED_AT_ONCE}
-        signature = {"chosen": "*i64", **integers, "num_choices": "i32", **dict.fromkeys(sort, "constexpr")}
-        found.append(Launch(f"sort, {name}", _sort_kernel, signature, sort, NUM_WARPS))
-        for dtype, kind in ((torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")):
-            total = {"WIDTH": hidden, "PER_ROW": per_row, "BLOCK": SUMMED_AT_ONCE}
-            signature = {"parts": "*fp32", "out": f"*{kind}", **dict.fromkeys(total, "constexpr")}
-            found.append(Launch(f"sum, {name} {kind}", _sum_kernel, signature, total, NUM_WARPS))
-            for few, is_gated in itertools.product(
-                (True, False) if dtype is not torch.float32 else (True,), (True, False)
-            ):
-                rows, tile, depth, warps = _shape(dtype, 1 if few else 64)
-                constants = {
-                    "INPUTS": hidden if is_gated else size,
-                    "OUTPUTS": size if is_gated else hidden,
-                    "PER_ROW": per_row,
-                    "EXPERTS": experts,
-                    "ALL": triton.next_power_of_2(experts),
-                    "ROWS": rows,
-                    "TILE": tile,
-                    "DEPTH": depth,
-                    "GATE": is_gated,
-                    "ACTIVATION": ACTIVATIONS.index(activation),
-                    "BIAS": has_biases,
-                }
-                signature = {
-                    **dict.fromkeys(("x", "weight", "ups"), f"*{kind}"),
-                    **dict.fromkeys(("bias", "up_bias", "factors"), "*fp32"),
-                    "out": f"*{kind}" if is_gated else "*fp32",
-                    **integers,
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                label = f"{'gated' if is_gated else 'down'}, {name} {kind}, {'few' if few else 'many'} rows"
-                found.append(Launch(label, _product_kernel, signature, constants, warps, NUM_STAGES))
-    return found

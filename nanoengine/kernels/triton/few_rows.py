@@ -6,8 +6,6 @@ kernels of its own it costs as much time as the product: here every program does
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import triton
 import triton.language as tl
@@ -16,8 +14,7 @@ from triton.language.extra import cuda
 
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.triton.activation import gated
-from nanoengine.kernels.triton.launch import Launch
-from nanoengine.kernels.triton.packed import FORMATS, NUMBERS, Packed, column_of, numbers_of, scales_of
+from nanoengine.kernels.triton.packed import NUMBERS, Packed, column_of, numbers_of, scales_of
 from nanoengine.kernels.triton.paged_cache import dot
 
 ROWS = 8
@@ -34,13 +31,7 @@ NUM_STAGES = 4
 
 
 @triton.jit
-def _load_rows(
-    x: tl.tensor,
-    residual: tl.tensor,
-    place: tl.tensor,
-    mask: tl.tensor,
-    ADD: tl.constexpr,
-) -> tl.tensor:
+def _load_rows(x, residual, place, mask, ADD: tl.constexpr):
     """Elements of x, or of x + residual, rounded to their dtype; as float32."""
     values = tl.load(x + place, mask=mask, other=0.0)
     if ADD:
@@ -51,17 +42,17 @@ def _load_rows(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _few_rows_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    norm_weight: tl.tensor,
-    weight: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    bias: tl.tensor,
-    out: tl.tensor,
-    new_residual: tl.tensor,
-    eps: tl.tensor,
-    num_rows: tl.tensor,
+    x,
+    residual,
+    norm_weight,
+    weight,
+    scales,
+    zeros,
+    bias,
+    out,
+    new_residual,
+    eps,
+    num_rows,
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -77,7 +68,7 @@ def _few_rows_kernel(
     GROUPS: tl.constexpr,
     ZEROS: tl.constexpr,
     DEPENDENT: tl.constexpr,
-) -> None:
+):
     """Program i: outputs [i * TILE, (i + 1) * TILE) of all rows; weights are read DEPTH inputs at a time, rows for the norm
     NORM_DEPTH at a time. With BITS weights are packed, and read DEPTH bytes at a time; without, they are numbers.
     """
@@ -234,63 +225,3 @@ def _constants(
     depth = min(depth, max(16 * halves, width)) // halves
     sizes = {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": rows, "TILE": tile, "DEPTH": depth}
     return {**sizes, "NORM_DEPTH": min(norm_depth, width), "BITS": bits, "GROUPS": groups, "ZEROS": has_zeros}
-
-
-Case = tuple[str, int, int, dict[str, int]]
-
-
-def launches() -> list[Launch]:
-    """The products of a model of 1,024 dimensions, and some of one whose sizes are no powers of two, of numbers and packed."""
-    types = torch.bfloat16, torch.float16, torch.float32
-    cases: list[Case] = [
-        ("qkv", 1024, 4096, {"ADD": True, "NORM": True}),
-        ("first qkv", 1024, 4096, {"NORM": True, "BIAS": True}),
-        ("out", 2048, 1024, {}),
-        ("gate and up", 1024, 3072, {"ADD": True, "NORM": True, "GATE": True}),
-        ("GELU's gate and up", 640, 2048, {"NORM": True, "GATE": True, "ACTIVATION": ACTIVATIONS.index("gelu_tanh")}),
-        ("gate and up of a norm", 1024, 3072, {"GATE": True}),
-        ("logits", 1024, 151936, {}),
-        ("ragged", 1000, 2500, {"ADD": True, "NORM": True, "BIAS": True}),
-    ]
-    found = []
-    for dtype, case in itertools.product(types, cases):
-        if dtype is torch.bfloat16 or case[0] != "ragged":
-            found.append(_described(dtype, case))
-    found.append(_described(torch.bfloat16, cases[0], dependent=True))
-    for dtype, case, format in itertools.product(types, cases[:7], FORMATS):
-        found.append(_described(dtype, case, ROWS, format))
-        if "NORM" not in case[3] and most_rows(dtype) > ROWS:
-            found.append(_described(dtype, case, most_rows(dtype), format))
-    return found
-
-
-def _described(
-    dtype: torch.dtype, case: Case, rows: int = ROWS, format: str | None = None, *, dependent: bool = False
-) -> Launch:
-    name, inputs, outputs, flags = case
-    kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    bits, group, scale, has_zeros = FORMATS[format] if format else (0, None, "fp32", False)
-    form = bits, inputs // group if group else 1, has_zeros
-    constants = {
-        **_constants(dtype, inputs, outputs, rows, form, has_gate="GATE" in flags),
-        **dict.fromkeys(("ADD", "NORM", "GATE", "BIAS"), False),
-        "ACTIVATION": 0,
-        **flags,
-        "DEPENDENT": dependent,
-    }
-    signature = {
-        "x": f"*{kind}",
-        "residual": f"*{kind}",
-        "norm_weight": "*fp32",
-        "weight": "*u8" if bits else f"*{kind}",
-        "scales": f"*{scale}",
-        "zeros": "*u8",
-        "bias": f"*{kind}",
-        "out": "*fp32" if name == "logits" else f"*{kind}",
-        "new_residual": f"*{kind}",
-        "eps": "fp32",
-        "num_rows": "i32",
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    label = f"few_rows {name} {kind}{f' {format}, {rows} rows' if format else ''}{' dependent' * dependent}"
-    return Launch(label, _few_rows_kernel, signature, constants, NUM_WARPS, NUM_STAGES, 90 if dependent else 80)

@@ -32,7 +32,6 @@ from nanoengine.kernels.triton.candidates import (
     tile,
     weight_of,
 )
-from nanoengine.kernels.triton.launch import Launch
 
 TILE = 4096
 """Logits that are looked at together: of a whole row many must be on their way at once, of candidates there are but hundreds."""
@@ -51,22 +50,14 @@ class Limits(NamedTuple):
 
 
 @triton.jit
-def _pivot(low: tl.tensor, high: tl.tensor, share: tl.constexpr) -> tl.tensor:
+def _pivot(low, high, share: tl.constexpr):
     """A value in [low, high), low < high."""
     pivot = tl.maximum(low * (1 - share) + high * share, low)
     return tl.where(pivot < high, pivot, low)
 
 
 @triton.jit
-def _narrow(
-    low: tl.tensor,
-    high: tl.tensor,
-    above: tl.tensor,
-    weight: tl.tensor,
-    below: tl.tensor,
-    over: tl.tensor,
-    limit: tl.tensor,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _narrow(low, high, above, weight, below, over, limit):
     """A bracket, after a look at a pivot inside: the weight above it, the next logit below (or there) and the next above."""
     enough = weight < limit
     lower = enough & (below < high)
@@ -74,16 +65,7 @@ def _narrow(
 
 
 @triton.jit
-def _lowest_kept(
-    row: tl.tensor,
-    size: tl.tensor,
-    low: tl.tensor,
-    highest: tl.tensor,
-    inverse: tl.tensor,
-    limit: tl.tensor,
-    BY_MASS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _lowest_kept(row, size, low, highest, inverse, limit, BY_MASS: tl.constexpr, TILE: tl.constexpr):
     """The lowest logit, `low` or above, such that those above it weigh less than `limit`, and what they weigh.
 
     low and high are logits at all times, the answer is one of [low, high], and each pass takes one of these away at least.
@@ -112,9 +94,7 @@ def _lowest_kept(
 
 
 @triton.jit
-def _last_of_equals(
-    row: tl.tensor, size: tl.tensor, value: tl.tensor, count: tl.tensor, TILE: tl.constexpr
-) -> tl.tensor:
+def _last_of_equals(row, size, value, count, TILE: tl.constexpr):
     """Id of the last of the first `count` tokens with that logit; the vocabulary's size if there are no more of them."""
     last = tl.full([], size, tl.int32)
     equals = tl.zeros([TILE // 4], tl.int32)
@@ -133,18 +113,7 @@ def _last_of_equals(
 
 
 @triton.jit
-def _limits_of(
-    row: tl.tensor,
-    size: tl.tensor,
-    highest: tl.tensor,
-    inverse: tl.tensor,
-    top_k: tl.tensor,
-    top_p: tl.tensor,
-    mass: tl.tensor,
-    by_count: tl.tensor,
-    by_mass: tl.tensor,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+def _limits_of(row, size, highest, inverse, top_k, top_p, mass, by_count, by_mass, TILE: tl.constexpr):
     """The lowest logit that top_k and top_p keep, and the last place where it is kept, `size` if all are; `mass` is of all."""
     value, last = tl.full([], -float("inf"), tl.float32), tl.full([], size, tl.int32)
     if by_count | by_mass:
@@ -170,24 +139,24 @@ def _limits_of(
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def _find_limits_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    top_ks: tl.tensor,
-    top_ps: tl.tensor,
-    min_ps: tl.tensor,
-    rows: tl.tensor,
-    peaks: tl.tensor,
-    masses: tl.tensor,
-    groups: tl.tensor,
-    lowest: tl.tensor,
-    last_ids: tl.tensor,
-    counts: tl.tensor,
-    candidates: tl.tensor,
-    candidate_ids: tl.tensor,
-    vocab_size: tl.tensor,
-    logits_stride: tl.tensor,
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    rows,
+    peaks,
+    masses,
+    groups,
+    lowest,
+    last_ids,
+    counts,
+    candidates,
+    candidate_ids,
+    vocab_size,
+    logits_stride,
     TILE: tl.constexpr,
-) -> None:
+):
     """Row i of `Limits`.
 
     Dividing by the temperature keeps the order, so values are those of the logits themselves; only weights need it.
@@ -263,23 +232,3 @@ def find_limits(logits: Tensor, table: SamplingTable, rows: Tensor) -> Limits:
         num_warps=NUM_WARPS,
     )
     return limits
-
-
-def launches() -> list[Launch]:
-    """The configuration of the kernel."""
-    signature = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "top_ks": "*i32",
-        **dict.fromkeys(("top_ps", "min_ps"), "*fp32"),
-        "rows": "*i32",
-        **dict.fromkeys(("peaks", "masses"), "*fp32"),
-        "groups": "*i32",
-        "lowest": "*fp32",
-        **dict.fromkeys(("last_ids", "counts"), "*i32"),
-        "candidates": "*fp32",
-        "candidate_ids": "*i32",
-        **dict.fromkeys(("vocab_size", "logits_stride"), "i32"),
-        "TILE": "constexpr",
-    }
-    return [Launch("find_limits", _find_limits_kernel, signature, {"TILE": TILE}, NUM_WARPS)]

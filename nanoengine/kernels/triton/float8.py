@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import INTERPRETED
 from nanoengine.quantization.tensor import Float8, QuantizedTensor
 
@@ -86,7 +85,7 @@ def can_multiply(source: Float8, outputs: int) -> bool:
 
 
 @triton.jit
-def _to_nearest(values: tl.tensor) -> tl.tensor:
+def _to_nearest(values):
     """The nearest numbers of the format, ties to even: 3 bits behind the first, or below 2^-6 multiples of 2^-9."""
     bits = values.to(tl.int32, bitcast=True)
     nearest = (bits + 0x7FFFF + (bits >> 20 & 1) & -0x100000).to(tl.float32, bitcast=True)
@@ -95,9 +94,7 @@ def _to_nearest(values: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _quantize_kernel(
-    x: tl.tensor, numbers: tl.tensor, scales: tl.tensor, SIZE: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _quantize_kernel(x, numbers, scales, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     """Row i. One with a number that is not finite has the scale NaN, so that nothing that comes of it is finite."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -134,21 +131,3 @@ def _sizes(size: int) -> tuple[int, int]:
     """Columns of a program, and its warps: 8 to 16 values for each thread."""
     block = triton.next_power_of_2(size)
     return block, min(16, max(1, block // 512))
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    found = []
-    for dtype in ("bf16", "fp16", "fp32"):
-        for size in (1024, 3072, 12288):
-            block, warps = _sizes(size)
-            constants = {"SIZE": size, "BLOCK": block}
-            signature = {
-                "x": f"*{dtype}",
-                "numbers": "*fp8e4nv",
-                "scales": "*fp32",
-                **dict.fromkeys(constants, "constexpr"),
-            }
-            label = f"quantize_rows, size {size}, {dtype}"
-            found.append(Launch(label, _quantize_kernel, signature, constants, warps, least_capability=90))
-    return found

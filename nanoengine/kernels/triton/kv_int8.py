@@ -43,20 +43,20 @@ def check_scales(numbers: Tensor, scales: Tensor) -> None:
 
 
 @triton.jit
-def scale_of(rows: tl.tensor) -> tl.tensor:
+def scale_of(rows):
     """Scales [n] of rows [n, size] float32; of a row that is not finite, NaN."""
     size = tl.maximum(tl.max(tl.abs(rows), axis=1), LEAST)
     return tl.div_rn(size, tl.full(size.shape, MOST_NUMBER, tl.float32)) + tl.sum(rows * 0.0, axis=1)
 
 
 @triton.jit
-def quantized(rows: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def quantized(rows, scale):
     """Rows [n, size] float32 as numbers. Where the scale is NaN, they may be any."""
     shifted = tl.div_rn(rows, tl.broadcast_to(scale[:, None], rows.shape)) + TO_WHOLE
     return shifted.to(tl.int32, bitcast=True).to(tl.int8)
 
 
 @triton.jit
-def dequantized(numbers: tl.tensor, scale: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+def dequantized(numbers, scale, dtype: tl.constexpr):
     """Numbers [n, size] and their scales [n] as elements of a dtype."""
     return (numbers.to(tl.float32) * scale[:, None]).to(dtype)

@@ -1,35 +1,10 @@
-"""What Triton kernels share: whether they can run here, and how a launch of one is described."""
+"""Where Triton kernels can run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One configuration in which a kernel is launched, with all that compiling it ahead of time takes.
-
-    Args:
-        name: says which configuration it is.
-        kernel: the function that `triton.jit` made.
-        signature: type of each argument by name, such as "*bf16", "i32", "fp32", or "constexpr".
-        constants: values of the arguments of type "constexpr".
-        num_warps, num_stages: as at the launch.
-        least_capability: compute capability times ten that it needs.
-    """
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 3
-    least_capability: int = 80
 
 
 def unsupported_reason(device: torch.device) -> str | None:

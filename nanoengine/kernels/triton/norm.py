@@ -7,22 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
-
 
 @triton.jit
 def _rms_norm_kernel(
-    x: tl.tensor,
-    residual: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    eps: tl.tensor,
-    x_stride: tl.tensor,
-    residual_stride: tl.tensor,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
-) -> None:
+    x, residual, weight, out, eps, x_stride, residual_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr
+):
     """Row i: with ADD, the residual becomes x + residual, and the norm is of that."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -56,35 +45,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(x + residual), x + residual), where the sum is rounded to its dtype first, and takes the residual's place.
 
-    Args:
-        x: [..., size]; the last dimension is contiguous.
-        residual: the same, of the same dtype; overwritten. Its leading dimensions must be those of one list of rows.
-        weight: [size] float32.
-        eps: is added to the mean of the squares.
+    The residual is like x, and overwritten: its leading dimensions must be those of one list of rows.
     """
     return _launch(x, residual, weight, eps), residual
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    return [
-        Launch(
-            name=f"{'add_' * add}rms_norm, size {size}, {dtype}",
-            kernel=_rms_norm_kernel,
-            signature={
-                **dict.fromkeys(("x", "residual", "out"), f"*{dtype}"),
-                "weight": "*fp32",
-                "eps": "fp32",
-                **dict.fromkeys(("x_stride", "residual_stride"), "i32"),
-                **dict.fromkeys(("SIZE", "BLOCK", "ADD"), "constexpr"),
-            },
-            constants={"SIZE": size, "BLOCK": triton.next_power_of_2(size), "ADD": add},
-            num_warps=_num_warps(size),
-        )
-        for dtype, sizes in (("bf16", (48, 1024, 5120, 12288)), ("fp16", (1024,)), ("fp32", (1024, 5120)))
-        for size in sizes
-        for add in (False, True)
-    ]
 
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 
 BLOCK = 32
@@ -114,15 +113,15 @@ def can_pack(source: Grouped) -> bool:
 
 @triton.jit
 def _of_groups(
-    values: tl.tensor,
-    output: tl.tensor,
-    first: tl.tensor,
-    has_output: tl.tensor,
+    values,
+    output,
+    first,
+    has_output,
     GROUPS: tl.constexpr,
     PER_GROUP: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> tl.tensor:
+):
     """[TILE, DEPTH] float32: of each byte from `first` on the scale, or the zero, of its group. It is read once a group, since a
     group is a power of two, or all there is.
     """
@@ -136,18 +135,18 @@ def _of_groups(
 
 @triton.jit
 def scales_of(
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    output: tl.tensor,
-    first: tl.tensor,
-    has_output: tl.tensor,
+    scales,
+    zeros,
+    output,
+    first,
+    has_output,
     BITS: tl.constexpr,
     GROUPS: tl.constexpr,
     ZEROS: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:
+):
     """Scales and zeros of a tile of bytes; without BITS nothing is packed, and they mean nothing."""
     scale = tl.full([1, 1], 1.0, tl.float32)
     zero = tl.full([1, 1], 1 << BITS >> 1, tl.float32)
@@ -159,9 +158,7 @@ def scales_of(
 
 
 @triton.jit
-def numbers_of(
-    stored: tl.tensor, scale: tl.tensor, zero: tl.tensor, half: tl.constexpr, BITS: tl.constexpr
-) -> tl.tensor:
+def numbers_of(stored, scale, zero, half: tl.constexpr, BITS: tl.constexpr):
     """What bytes stand for, float32: all of each, or of two numbers to a byte those of the low half (0) or the high one (1)."""
     if BITS == 4:
         stored = (stored >> (4 * half)) & 15
@@ -169,7 +166,7 @@ def numbers_of(
 
 
 @triton.jit
-def column_of(place: tl.tensor, half: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
+def column_of(place, half: tl.constexpr, BITS: tl.constexpr):
     """The inputs that stand at these bytes of a row, in one half of them if there are two to a byte."""
     if BITS == 4:
         place = place // 16 * 32 + half * 16 + place % 16
@@ -178,12 +175,12 @@ def column_of(place: tl.tensor, half: tl.constexpr, BITS: tl.constexpr) -> tl.te
 
 @triton.jit
 def _dequantize_kernel(
-    numbers: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    chosen: tl.tensor,
-    out: tl.tensor,
-    num_rows: tl.tensor,
+    numbers,
+    scales,
+    zeros,
+    chosen,
+    out,
+    num_rows,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
     BITS: tl.constexpr,
@@ -191,7 +188,7 @@ def _dequantize_kernel(
     CHOSEN: tl.constexpr,
     TILE: tl.constexpr,
     DEPTH: tl.constexpr,
-) -> None:
+):
     """Program (i, j): bytes [j * DEPTH, (j + 1) * DEPTH) of rows [i * TILE, (i + 1) * TILE), or of those that are chosen."""
     row = tl.program_id(0) * TILE + tl.arange(0, TILE)
     first = tl.program_id(1) * DEPTH
@@ -207,37 +204,3 @@ def _dequantize_kernel(
     for half in tl.static_range(8 // BITS):
         values = numbers_of(stored, scale, zero, half, BITS)
         tl.store(target + column_of(place, half, BITS)[None, :], values.to(out.dtype.element_ty), mask=mask)
-
-
-FORMATS = {"int8": (8, None, "fp32", False), "int4": (4, 32, "fp16", True), "int4-128": (4, 128, "fp16", True)}
-"""Bits, group, type of the scales, and whether there are zeros, of what `quantization/at_load.py` makes."""
-
-
-def launches() -> list[Launch]:
-    """All of a weight and some of its rows, in each format."""
-    found = []
-    for dtype in ("bf16", "fp16", "fp32"):
-        for name, (bits, group, scales, has_zeros) in FORMATS.items():
-            for inputs, is_chosen in ((1024, False), (896, True)):
-                width, groups = inputs * bits // 8, 1 if group is None else inputs // group
-                constants = {
-                    "WIDTH": width,
-                    "GROUPS": groups,
-                    "BITS": bits,
-                    "ZEROS": has_zeros,
-                    "CHOSEN": is_chosen,
-                    "TILE": TILE,
-                    "DEPTH": DEPTH,
-                }
-                signature = {
-                    "numbers": "*u8",
-                    "scales": f"*{scales}",
-                    "zeros": "*u8",
-                    "chosen": "*i64",
-                    "out": f"*{dtype}",
-                    "num_rows": "i32",
-                    **dict.fromkeys(constants, "constexpr"),
-                }
-                label = f"dequantize {name}, {inputs} inputs, {'some' if is_chosen else 'all'} rows, {dtype}"
-                found.append(Launch(label, _dequantize_kernel, signature, constants, NUM_WARPS))
-    return found

@@ -21,7 +21,7 @@ LOWEST = tl.constexpr(-1e38)
 
 
 @triton.jit
-def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
+def dot(a, b, acc):
     """a @ b + acc in float32, whatever the dtype of a and b."""
     if INTERPRETED:  # Triton's interpreter would multiply the bits of bfloat16 as integers
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -29,7 +29,7 @@ def dot(a: tl.tensor, b: tl.tensor, acc: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+def first_seen(position, WINDOW: tl.constexpr):
     """The first token that the token at a position sees, in a window of so many tokens; 0 is no limit."""
     first = 0
     if WINDOW:
@@ -38,7 +38,7 @@ def first_seen(position: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def capped(scores: tl.tensor, CAP: tl.constexpr) -> tl.tensor:
+def capped(scores, CAP: tl.constexpr):
     """CAP * tanh(score / CAP), where scores have log2(e) in them, before and after; 0 is no cap.
 
     tanh(x) = 1 - 2 / (exp(2 x) + 1) holds where the exponential is infinite, and where it is 0.

@@ -6,7 +6,6 @@ It knows block tables and lengths. Whose tokens they are, and how the cache came
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 import triton
@@ -14,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
-from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Split, Workspace, combine, part_size, split
+from nanoengine.kernels.triton.split_kv import COMBINED, MAX_PARTS, STEP, Workspace, combine, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 
 ROWS = 16
@@ -30,9 +29,7 @@ CANDIDATES = ((32, 4, 5), (32, 4, 7), (16, 2, 7), (64, 4, 5))
 
 
 @triton.jit
-def _row(
-    row: tl.tensor, num_tokens: tl.tensor, num_heads: tl.tensor, HEADS: tl.constexpr, QUERIES: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _row(row, num_tokens, num_heads, HEADS: tl.constexpr, QUERIES: tl.constexpr):
     """Which token and which head of a lot a row is, and whether it is one of those that there are."""
     if QUERIES > 1:
         token, head = row // HEADS, row % HEADS
@@ -45,29 +42,29 @@ def _row(
     do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
 )
 def _decode_kernel(
-    out: tl.tensor,
-    results: tl.tensor,
-    log_sums: tl.tensor,
-    arrivals: tl.tensor,
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    block_tables: tl.tensor,
-    query_start_loc: tl.tensor | None,
-    seq_lens: tl.tensor,
-    sinks: tl.tensor | None,
-    scale: tl.tensor,
-    q_token_stride: tl.tensor,
-    q_head_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    kv_head_stride: tl.tensor,
-    table_stride: tl.tensor,
-    to_fill: tl.tensor,
-    longest_part: tl.tensor,
-    most_parts: tl.tensor,
+    out,
+    results,
+    log_sums,
+    arrivals,
+    q,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    block_tables,
+    query_start_loc,
+    seq_lens,
+    sinks,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
+    table_stride,
+    to_fill,
+    longest_part,
+    most_parts,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -82,7 +79,7 @@ def _decode_kernel(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     DEPENDENT: tl.constexpr,
-) -> None:
+):
     """Program (i, j, p): part p of what is seen of sequence j, for the i-th lot of the rows that share a KV head.
 
     Rows of a lot are HEADS query heads of each of TOKENS tokens; the rest of ROWS is padding. A sequence has at most QUERIES
@@ -218,7 +215,6 @@ def paged_decode(
     scale: float,
     workspace: Workspace,
     tuning: Tuning = DEFAULTS,
-    num_sms: int | None = None,
     *,
     k_scales: Tensor | None = None,
     v_scales: Tensor | None = None,
@@ -237,30 +233,11 @@ def paged_decode(
 
     The earlier of the last tokens multiply V of the later ones by 0, so that V which is not finite spoils them all.
 
-    Args:
-        q: [num_tokens, num_heads, head_dim], head_dim a power of two from 16 to 256: the last tokens of all sequences.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim] of the dtype of q or int8, with the same strides: see
-            `paged_cache.cache_strides`. A block_size is a power of two. The last tokens are in it.
-        block_tables: [num_seqs, width] int32, rows may have gaps.
-        seq_lens: [num_seqs] int32, the last tokens included; if it is 0, results of that sequence are zeros.
-        scale: factor of the scores, before the softmax.
+    Args are those of `paged_prefill`, where the new tokens are the last ones, and:
         workspace: of the engine; no other launch may use it at the same time.
         tuning: how 16-bit numbers are computed.
-        num_sms: multiprocessors of the device, if they are not to be asked for.
-        k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
-        query_start_loc: [num_seqs + 1] int32: the last tokens of sequence i are [start[i], start[i + 1]), or none. It is not
-            read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of sequence i.
-        max_query_len: of all sequences, or more. Only a sequence of length 0 may have more tokens; those may get anything.
-        window: tokens that each sees, its own included; all if None.
-            In a block table, what stands before the first of them is not read.
-        sinks: [num_heads] float32, contiguous: one more score for each head, which takes weight and has no value.
-        soft_cap: scores become soft_cap * tanh(score / soft_cap); not those of sinks.
-
-    Returns:
-        [num_tokens, num_heads, head_dim], of the dtype of q; sums are float32.
-
-    Raises:
-        ValueError: the cache does not lie as the kernel reads it.
+        query_start_loc: it is not read if `max_query_len` is 1 and there are as many tokens as sequences: then token i is that of
+            sequence i. Only a sequence of length 0 may have more than `max_query_len` tokens; those may get anything.
     """
     num_seqs, (_, num_heads, head_dim) = len(seq_lens), q.shape
     block_size, num_kv_heads = k_cache.shape[1:3]
@@ -275,7 +252,7 @@ def paged_decode(
     heads, tokens, queries, step = (constants[name] for name in ("HEADS", "TOKENS", "QUERIES", "STEP"))
     num_lots = num_kv_heads * triton.cdiv(group, heads) * triton.cdiv(queries, tokens)
     longest = min([block_tables.shape[1] * block_size, *([] if window is None else [window + queries - 1])])
-    cut = split(num_seqs * num_lots, longest, num_sms or num_multiprocessors(q.device, 132), tuning, step)
+    cut = split(num_seqs * num_lots, longest, num_multiprocessors(q.device, 132), tuning, step)
     in_parts = cut.most_parts if cut.most_parts > 1 else 0
     rows = num_seqs * num_lots * tokens * heads
     results = torch.empty(rows, in_parts, head_dim, dtype=torch.float32, device=q.device)
@@ -351,73 +328,3 @@ def _constants(
         "AT_ONCE": max(1, combined // (tokens * heads * head_dim)),
         "DEPENDENT": dependent,
     }
-
-
-def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two; for bfloat16 and heads of 128 also every candidate, groups
-    of other sizes, and the launch that does not wait for the one before. And what some models ask for: Gemma 2 and gpt-oss.
-    Several tokens of each sequence: with their heads, they fill 16 rows, 32 or more.
-    """
-    tunings = [replace(DEFAULTS, decode_tile=t, decode_warps=w, decode_stages=s) for t, w, s in CANDIDATES]
-    return [
-        *(_launch(torch.bfloat16, 128, tuning=tuning) for tuning in tunings),
-        *(_launch(torch.bfloat16, 128, group) for group in (1, 4, 8, 16)),
-        _launch(torch.bfloat16, 128, tuning=replace(DEFAULTS, dependent_launch=True)),
-        *(_launch(torch.bfloat16, 128, 4, 8, tuning) for tuning in tunings),
-        *(_launch(torch.bfloat16, 128, group, queries) for group, queries in ((1, 8), (2, 4), (2, 8), (2, 17), (8, 8))),
-        *(_launch(torch.bfloat16, head_dim, 2, queries) for head_dim in (64, 256) for queries in (1, 4, 16)),
-        _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.bfloat16, 256, 2, queries, WINDOW=4096, SOFT_CAP=50.0) for queries in (1, 4, 16)),
-        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True) for queries in (1, 4)),
-        *(_launch(torch.float32, head_dim, 2, queries) for head_dim in (64, 128, 256) for queries in (1, 16)),
-        *(_launch(torch.float32, 128, 2, queries, WINDOW=4096, sinks=True, SOFT_CAP=50.0) for queries in (1, 16)),
-        *(_launch(torch.bfloat16, 128, 4, queries, tuning, int8=True) for queries in (1, 8) for tuning in tunings),
-        *(_launch(torch.bfloat16, head_dim, 4, queries, int8=True) for head_dim in (64, 256) for queries in (1, 8)),
-        *(_launch(torch.bfloat16, 64, 8, queries, WINDOW=128, sinks=True, int8=True) for queries in (1, 4)),
-        *(
-            _launch(dtype, 128, 2, queries, int8=True)
-            for dtype in (torch.float16, torch.float32)
-            for queries in (1, 16)
-        ),
-    ]
-
-
-def _launch(
-    dtype: torch.dtype,
-    head_dim: int,
-    group: int = 2,
-    queries: int = 1,
-    tuning: Tuning = DEFAULTS,
-    *,
-    sinks: bool = False,
-    int8: bool = False,
-    **asked: float,
-) -> Launch:
-    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    shape = tile, num_warps, num_stages = _shape(dtype, head_dim, tuning, int8=int8)
-    sizes = _constants(group, queries, head_dim, 16, tile, num_warps, tuning.dependent_launch)
-    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
-    strides = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    signature = {
-        "out": f"*{type_name}",
-        **dict.fromkeys(("results", "log_sums"), "*fp32"),
-        "arrivals": "*i32",
-        "q": f"*{type_name}",
-        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
-        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-        "block_tables": "*i32",
-        "query_start_loc": "*i32" if queries > 1 else "constexpr",
-        "seq_lens": "*i32",
-        "sinks": "*fp32" if sinks else "constexpr",
-        "scale": "fp32",
-        **dict.fromkeys((*strides, *Split._fields), "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    name = f"paged_decode {type_name} {head_dim} group {group} queries {queries} {shape}"
-    name += " dependent" * tuning.dependent_launch
-    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks
-    name += " int8" * int8
-    nothing = {"query_start_loc": queries == 1, "sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
-    known = constants | {name: None for name, missing in nothing.items() if missing}
-    least = 90 if tuning.dependent_launch else 80
-    return Launch(name, _decode_kernel, signature, known, num_warps, num_stages, least_capability=least)

@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, dequantized
-from nanoengine.kernels.triton.launch import Launch
 from nanoengine.kernels.triton.paged_cache import LOG2E, LOWEST, aligned, cache_strides, capped, dot, first_seen
 
 MOST_HEADS = 16
@@ -22,21 +21,21 @@ MOST_HEADS = 16
 
 @triton.jit
 def _walk(
-    acc: tl.tensor,
-    total: tl.tensor,
-    highest: tl.tensor,
-    query: tl.tensor,
-    position: tl.tensor,
-    start: tl.tensor,
-    end: tl.tensor,
-    k_head: tl.tensor,
-    v_head: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    table: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    scale: tl.tensor,
+    acc,
+    total,
+    highest,
+    query,
+    position,
+    start,
+    end,
+    k_head,
+    v_head,
+    k_scales,
+    v_scales,
+    table,
+    block_stride,
+    slot_stride,
+    scale,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -44,7 +43,7 @@ def _walk(
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
     MASKED: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+):
     """Attend to tokens `start` to `end`. Unless MASKED, those are whole tiles, and every row sees them all."""
     ALIGNED: tl.constexpr = 16 // (k_head.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
     dim = tl.arange(0, HEAD_DIM)
@@ -80,27 +79,26 @@ def _walk(
 
 # The stride changes from step to step; where the sequences begin in lists that others lead, from batch to batch.
 @triton.jit(
-    do_not_specialize=["table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"],
+    do_not_specialize=["table_stride"], do_not_specialize_on_alignment=["block_tables", "query_start_loc", "seq_lens"]
 )
 def _prefill_kernel(
-    out: tl.tensor,
-    q: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    block_tables: tl.tensor,
-    query_start_loc: tl.tensor,
-    seq_lens: tl.tensor,
-    sinks: tl.tensor | None,
-    scale: tl.tensor,
-    q_token_stride: tl.tensor,
-    q_head_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    kv_head_stride: tl.tensor,
-    table_stride: tl.tensor,
+    out,
+    q,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    block_tables,
+    query_start_loc,
+    seq_lens,
+    sinks,
+    scale,
+    q_token_stride,
+    q_head_stride,
+    block_stride,
+    slot_stride,
+    kv_head_stride,
+    table_stride,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -109,7 +107,7 @@ def _prefill_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFT_CAP: tl.constexpr,
-) -> None:
+):
     """Program (i, j, t): in sequence j, tile t from the end, for the i-th lot of HEADS query heads that share a KV head.
 
     A tile has ROWS rows: HEADS of each of its tokens. `scale` has log2(e) in it: all exponentials are of base 2.
@@ -277,45 +275,3 @@ def _shape(dtype: torch.dtype, head_dim: int, *, int8: bool) -> tuple[int, int, 
     if head_dim > 128:
         return 64, 32, 8, 5
     return 64 if int8 else 128, 64, 8, 5
-
-
-def launches() -> list[Launch]:
-    """What is launched for heads of the usual sizes in groups of two, and what some models ask for beside: Gemma 2 and
-    gpt-oss."""
-    return [
-        *(_launch(torch.bfloat16, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.float16, 128),  # it is as bfloat16 is
-        *(_launch(torch.float32, head_dim) for head_dim in (64, 128, 256)),
-        _launch(torch.bfloat16, 256, WINDOW=4096, SOFT_CAP=50.0),
-        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True),
-        _launch(torch.float32, 128, WINDOW=4096, sinks=True, SOFT_CAP=50.0),
-        *(_launch(torch.bfloat16, head_dim, int8=True) for head_dim in (64, 128, 256)),
-        *(_launch(dtype, 128, int8=True) for dtype in (torch.float16, torch.float32)),
-        _launch(torch.bfloat16, 64, group=8, WINDOW=128, sinks=True, int8=True),
-    ]
-
-
-def _launch(
-    dtype: torch.dtype, head_dim: int, group: int = 2, *, sinks: bool = False, int8: bool = False, **asked: float
-) -> Launch:
-    integers = ("q_token_stride", "q_head_stride", "block_stride", "slot_stride", "kv_head_stride", "table_stride")
-    type_name = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
-    rows, tile, num_warps, num_stages = _shape(dtype, head_dim, int8=int8)
-    heads = triton.next_power_of_2(group)
-    sizes = {"GROUP": group, "HEADS": heads, "HEAD_DIM": head_dim, "BLOCK_SIZE": 16, "ROWS": rows, "TILE": tile}
-    constants = {**sizes, "WINDOW": 0, "SOFT_CAP": 0.0, **asked}
-    signature = {
-        **dict.fromkeys(("out", "q"), f"*{type_name}"),
-        **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{type_name}"),
-        **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-        **dict.fromkeys(("block_tables", "query_start_loc", "seq_lens"), "*i32"),
-        "sinks": "*fp32" if sinks else "constexpr",
-        "scale": "fp32",
-        **dict.fromkeys(integers, "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    name = f"paged_prefill {type_name} {head_dim} group {group}"
-    name += "".join(f" {key} {value}" for key, value in asked.items()) + " sinks" * sinks + " int8" * int8
-    nothing = {"sinks": not sinks, "k_scales": not int8, "v_scales": not int8}
-    known = constants | {name: None for name, missing in nothing.items() if missing}
-    return Launch(name, _prefill_kernel, signature, known, num_warps, num_stages)

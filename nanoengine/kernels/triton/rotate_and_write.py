@@ -11,7 +11,6 @@ from torch import Tensor
 from triton.language.extra import cuda
 
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
-from nanoengine.kernels.triton.launch import Launch
 
 Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
 """Weights of the norms of q and k, their eps, cosines and sines: as `rotate_and_write` has them."""
@@ -25,20 +24,20 @@ ELEMENTS = 1024
 
 @triton.jit
 def _store(
-    cache: tl.tensor,
-    scales: tl.tensor | None,
-    block: tl.tensor,
-    place: tl.tensor,
-    head: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    head_stride: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    written: tl.tensor,
+    cache,
+    scales,
+    block,
+    place,
+    head,
+    block_stride,
+    slot_stride,
+    head_stride,
+    first,
+    second,
+    written,
     dtype: tl.constexpr,
     HALF: tl.constexpr,
-) -> None:
+):
     """Write the halves of the heads of a token, each [heads, HALF] float32, rounded to a dtype even if 8 bits are kept of it."""
     head = head.to(tl.int64)[:, None]
     target = cache + block * block_stride + place * slot_stride + head * head_stride + tl.arange(0, HALF)[None, :]
@@ -55,39 +54,39 @@ def _store(
 
 @triton.jit
 def _rotate_and_write_kernel(
-    q: tl.tensor,
-    k: tl.tensor,
-    v: tl.tensor,
-    q_weight: tl.tensor,
-    k_weight: tl.tensor,
-    eps: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    slots: tl.tensor,
-    q_out: tl.tensor,
-    k_cache: tl.tensor,
-    v_cache: tl.tensor,
-    k_scales: tl.tensor | None,
-    v_scales: tl.tensor | None,
-    num_heads: tl.tensor,
-    num_kv_heads: tl.tensor,
-    q_stride: tl.tensor,
-    k_stride: tl.tensor,
-    v_stride: tl.tensor,
-    angle_stride: tl.tensor,
-    k_block_stride: tl.tensor,
-    k_slot_stride: tl.tensor,
-    k_head_stride: tl.tensor,
-    v_block_stride: tl.tensor,
-    v_slot_stride: tl.tensor,
-    v_head_stride: tl.tensor,
+    q,
+    k,
+    v,
+    q_weight,
+    k_weight,
+    eps,
+    cos,
+    sin,
+    slots,
+    q_out,
+    k_cache,
+    v_cache,
+    k_scales,
+    v_scales,
+    num_heads,
+    num_kv_heads,
+    q_stride,
+    k_stride,
+    v_stride,
+    angle_stride,
+    k_block_stride,
+    k_slot_stride,
+    k_head_stride,
+    v_block_stride,
+    v_slot_stride,
+    v_head_stride,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEADS: tl.constexpr,
     NORM: tl.constexpr,
     ROTATE: tl.constexpr,
     DEPENDENT: tl.constexpr,
-) -> None:
+):
     """Program (i, j): group j of the heads of token i. The groups of q come first, then those of k and those of v."""
     HALF: tl.constexpr = HEAD_DIM // 2
     if DEPENDENT:  # the kernel before may still write what this one reads, or read where it writes
@@ -261,69 +260,6 @@ def _launch(
         num_warps=_num_warps(k.itemsize),
         **({"launch_pdl": True} if dependent else {}),
     )
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernel."""
-    strides = (
-        "q_stride",
-        "k_stride",
-        "v_stride",
-        "angle_stride",
-        "k_block_stride",
-        "k_slot_stride",
-        "k_head_stride",
-        "v_block_stride",
-        "v_slot_stride",
-        "v_head_stride",
-    )
-    return [
-        Launch(
-            name=f"rotate_and_write, head_dim {head_dim}, {dtype}{', no norms' * (not norm)}{', no rotation' * (not rotate)}"
-            f"{', dependent' * dependent}{', int8' * int8}",
-            kernel=_rotate_and_write_kernel,
-            signature={
-                **dict.fromkeys(("q", "k", "v"), f"*{dtype}"),
-                **dict.fromkeys(("q_weight", "k_weight"), "*fp32"),
-                "eps": "fp32",
-                **dict.fromkeys(("cos", "sin"), "*fp32"),
-                "slots": "*i64",
-                "q_out": f"*{dtype}",
-                **dict.fromkeys(("k_cache", "v_cache"), "*i8" if int8 else f"*{dtype}"),
-                **dict.fromkeys(("k_scales", "v_scales"), "*fp32" if int8 else "constexpr"),
-                **dict.fromkeys(("num_heads", "num_kv_heads", *strides), "i32"),
-                **dict.fromkeys(("BLOCK_SIZE", "HEAD_DIM", "HEADS", "NORM", "ROTATE", "DEPENDENT"), "constexpr"),
-            },
-            constants={
-                "BLOCK_SIZE": block_size,
-                "HEAD_DIM": head_dim,
-                "HEADS": heads_of_a_group(head_dim),
-                "NORM": norm,
-                "ROTATE": rotate,
-                "DEPENDENT": dependent,
-                **({} if int8 else {"k_scales": None, "v_scales": None}),
-            },
-            num_warps=_num_warps(4 if dtype == "fp32" else 2),
-            least_capability=90 if dependent else 80,
-        )
-        for dtype in ("bf16", "fp16", "fp32")
-        for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256))
-        for norm, rotate, dependent, int8 in (
-            (True, True, False, False),
-            (True, True, False, True),
-            *(
-                (
-                    (False, True, False, False),
-                    (True, False, False, False),
-                    (False, False, False, False),
-                    (False, False, False, True),
-                    (True, True, True, False),
-                )
-                if (dtype, head_dim) == ("bf16", 128)
-                else ()
-            ),
-        )
-    ]
 
 
 def heads_of_a_group(head_dim: int) -> int:

@@ -24,7 +24,7 @@ from nanoengine.kernels.triton.candidates import (
     size_of_parts,
 )
 from nanoengine.kernels.triton.filters import find_limits
-from nanoengine.kernels.triton.launch import Launch, num_multiprocessors
+from nanoengine.kernels.triton.launch import num_multiprocessors
 
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
@@ -40,7 +40,7 @@ MOST_NOISE = tl.constexpr(28.5)
 
 
 @triton.jit
-def _mix(x: tl.tensor) -> tl.tensor:
+def _mix(x):
     """`randomness.mix`; shifts of unsigned numbers bring in zeros."""
     x = (x ^ (x >> 30)) * MIX_1
     x = (x ^ (x >> 27)) * MIX_2
@@ -48,13 +48,13 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _gumbel_noise(key: tl.tensor, token: tl.tensor) -> tl.tensor:
+def _gumbel_noise(key, token):
     """`gumbel_noise`."""
     return _noise_of(_mix(key + (token + 1).to(tl.uint64) * GOLDEN_GAMMA))
 
 
 @triton.jit
-def _noise_of(bits: tl.tensor) -> tl.tensor:
+def _noise_of(bits):
     """Gumbel noise for 64 random bits."""
     uniform = tl.minimum(((bits >> 24).to(tl.int64).to(tl.float32) + 0.5) * 2.0**-40, 1 - 2.0**-24)
     # -log(1 - u) without the rounding of 1 - u (Kahan): log(1 - u) / u changes slowly.
@@ -65,19 +65,7 @@ def _noise_of(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _best_of(
-    logits: tl.tensor,
-    ids: tl.tensor,
-    first: tl.tensor,
-    end: tl.tensor,
-    size: tl.tensor,
-    key: tl.tensor,
-    temperature: tl.tensor,
-    value: tl.tensor,
-    last: tl.tensor,
-    HAS_IDS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+def _best_of(logits, ids, first, end, size, key, temperature, value, last, HAS_IDS: tl.constexpr, TILE: tl.constexpr):
     """The best score at the places from `first` to `end`, its token, and the highest logit. A place is the id if there are none.
 
     Scores do not fall where logits rise: a tile is passed over if the most noise would leave its highest logit below the best.
@@ -106,25 +94,25 @@ def _best_of(
 
 @triton.jit(do_not_specialize=["part_size"], do_not_specialize_on_alignment=["rows", "positions"])
 def _draw_kernel(
-    logits: tl.tensor,
-    temperatures: tl.tensor,
-    seeds: tl.tensor,
-    rows: tl.tensor,
-    positions: tl.tensor,
-    lowest: tl.tensor,
-    last_ids: tl.tensor,
-    counts: tl.tensor,
-    candidates: tl.tensor,
-    candidate_ids: tl.tensor,
-    scores: tl.tensor,
-    tokens: tl.tensor,
-    highest: tl.tensor,
-    vocab_size: tl.tensor,
-    logits_stride: tl.tensor,
-    candidates_stride: tl.tensor,
-    part_size: tl.tensor,
+    logits,
+    temperatures,
+    seeds,
+    rows,
+    positions,
+    lowest,
+    last_ids,
+    counts,
+    candidates,
+    candidate_ids,
+    scores,
+    tokens,
+    highest,
+    vocab_size,
+    logits_stride,
+    candidates_stride,
+    part_size,
     TILE: tl.constexpr,
-) -> None:
+):
     """Program (i, j): the best score of part j of row i, or of its candidates; its token, and the highest logit."""
     i = tl.program_id(0)
     entry = tl.load(rows + i)
@@ -153,16 +141,8 @@ def _draw_kernel(
 
 @triton.jit(do_not_specialize=["parts"], do_not_specialize_on_alignment=["rows"])
 def _choose_best_kernel(
-    scores: tl.tensor,
-    tokens: tl.tensor,
-    highest: tl.tensor,
-    chosen: tl.tensor,
-    last_tokens: tl.tensor,
-    rows: tl.tensor,
-    parts: tl.tensor,
-    MOST_PARTS: tl.constexpr,
-    KEEP: tl.constexpr,
-) -> None:
+    scores, tokens, highest, chosen, last_tokens, rows, parts, MOST_PARTS: tl.constexpr, KEEP: tl.constexpr
+):
     """Row i: the token of the best of its parts, or NOT_FINITE or NONE_LEFT; with KEEP into its row of `last_tokens`, too."""
     i = tl.program_id(0)
     part = tl.arange(0, MOST_PARTS)
@@ -218,33 +198,3 @@ def choose_tokens(
     sources = scores, tokens, highest
     _choose_best_kernel[(n,)](*sources, chosen, last_tokens, rows, parts, MOST_PARTS=MOST_PARTS, KEEP=keep, num_warps=1)
     return chosen
-
-
-def launches() -> list[Launch]:
-    """The configurations of the kernels."""
-    parts = {"scores": "*fp32", "tokens": "*i32", "highest": "*fp32"}
-    draw = {
-        "logits": "*fp32",
-        "temperatures": "*fp32",
-        "seeds": "*i64",
-        "rows": "*i32",
-        "positions": "*i32",
-        "lowest": "*fp32",
-        **dict.fromkeys(("last_ids", "counts"), "*i32"),
-        "candidates": "*fp32",
-        "candidate_ids": "*i32",
-        **parts,
-        **dict.fromkeys(("vocab_size", "logits_stride", "candidates_stride", "part_size"), "i32"),
-        "TILE": "constexpr",
-    }
-    choose = {
-        **parts,
-        **dict.fromkeys(("chosen", "last_tokens"), "*i64"),
-        "rows": "*i32",
-        "parts": "i32",
-        **dict.fromkeys(("MOST_PARTS", "KEEP"), "constexpr"),
-    }
-    return [
-        Launch("draw", _draw_kernel, draw, {"TILE": TILE}, NUM_WARPS),
-        Launch("choose_best", _choose_best_kernel, choose, {"MOST_PARTS": MOST_PARTS, "KEEP": True}, 1),
-    ]

@@ -82,7 +82,7 @@ def split(programs: int, longest: int, num_sms: int, tuning: Tuning, step: int =
 
 
 @triton.jit
-def part_size(seen: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP: tl.constexpr) -> tl.tensor:
+def part_size(seen, to_fill, longest_part, STEP: tl.constexpr):
     """Tokens of every part but the last: equal shares in whole steps, as many as fill the device, or more if those were longer
     than `longest_part`, of which they are never more. A short sequence has fewer parts: no part is empty.
     """
@@ -92,18 +92,18 @@ def part_size(seen: tl.tensor, to_fill: tl.tensor, longest_part: tl.tensor, STEP
 
 @triton.jit
 def combine(
-    out: tl.tensor,
-    place: tl.tensor,
-    exists: tl.tensor,
-    results: tl.tensor,
-    log_sums: tl.tensor,
-    parts: tl.tensor,
-    most_parts: tl.tensor,
+    out,
+    place,
+    exists,
+    results,
+    log_sums,
+    parts,
+    most_parts,
     HEAD_DIM: tl.constexpr,
     ROWS: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
-) -> None:
+):
     """Each part's result counts as much as the sum of its weights. The order is that of the parts, whoever came last.
 
     Args:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from nanoengine.kernels.interface import WeightRows
 from nanoengine.kernels.torch_kernels import RowMajor
 from nanoengine.kernels.triton.float8 import Float8Rows, can_multiply
 from nanoengine.kernels.triton.packed import Packed, can_pack
@@ -46,19 +47,17 @@ class LateWeight:
         format = "fp8" if isinstance(content, Float8Rows) else f"int{content.bits}"
         return {format: sum(part.nbytes for part in vars(content).values() if isinstance(part, Tensor))}
 
-    def rows(self, first: int, count: int) -> LateRows:
-        return LateRows(self, first, count)
+    def rows(self, first: int, count: int) -> WeightRows:
+        return WeightRows(self, first, count)
 
-    def copy_rows(self, first: int, source: Tensor) -> None:
-        """Rows from `first` on become these numbers."""
+    def put_numbers(self, first: int, source: Tensor) -> None:
         self._numbers()[first : first + len(source)].copy_(source)
 
-    def copy_quantized_rows(self, first: int, source: QuantizedTensor) -> None:
-        """The same with quantized ones, which stay that as far as this can hold them."""
+    def put_quantized(self, first: int, source: QuantizedTensor) -> None:
         if self._content is None:
             self._content = self._place_for(source)
         if isinstance(self._content, RowMajor | None) or not self._content.take_rows(first, source):
-            self.copy_rows(first, source.dequantize(self.dtype))
+            self.put_numbers(first, source.dequantize(self.dtype))
 
     def _place_for(self, source: QuantizedTensor) -> Packed | Float8Rows | None:
         if isinstance(source, Grouped) and can_pack(source):
@@ -79,17 +78,3 @@ class LateWeight:
     def _unset(self) -> RowMajor:
         outputs, inputs = self.shape
         return RowMajor(outputs, inputs, self.dtype, self.device)
-
-
-class LateRows:
-    """A place for some rows of a `LateWeight`."""
-
-    def __init__(self, weight: LateWeight, first: int, count: int):
-        self.weight, self.first = weight, first
-        self.shape = torch.Size((count, weight.shape[1]))
-
-    def copy_(self, source: Tensor) -> None:
-        self.weight.copy_rows(self.first, source)
-
-    def copy_quantized(self, source: QuantizedTensor) -> None:
-        self.weight.copy_quantized_rows(self.first, source)

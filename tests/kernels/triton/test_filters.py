@@ -38,23 +38,11 @@ def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, s
     rng, logits = random.Random(seed), random_logits(kind, n, vocab_size, seed)
     rows = Rows([random_params(rng, vocab_size) for _ in range(n)], seed)
     for row, params, mask in zip(logits, rows.params, rows.kept(logits), strict=True):
-        found = set(mask.nonzero()[:, 0].tolist())
         if params.temperature == 0:
-            assert len(found) == vocab_size  # nothing to look for
+            assert mask.all()  # nothing to look for
             continue
         exact, close = kept_exactly(row, params)
-        finite = set(row.isfinite().nonzero()[:, 0].tolist())
-        assert (found ^ exact) & finite <= close, (kind, params)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("top_k", [1, 2, 700, 4999, 5002])
-def test_top_k_keeps_exactly_k(kind: str, top_k: int) -> None:
-    logits = random_logits(kind, 1, 5003, top_k)
-    mask = Rows([{"top_k": top_k}]).kept(logits)[0]
-    order = logits[0].sort(descending=True, stable=True).indices[:top_k]
-    finite = logits[0].isfinite()
-    assert set(mask.logical_and(finite).nonzero()[:, 0].tolist()) == {t for t in order.tolist() if finite[t]}
+        assert not ((mask ^ exact) & row.isfinite() & ~close).any(), (kind, params)
 
 
 @pytest.mark.parametrize(("top_p", "expected"), [(1e-6, 1), (0.0499, 50), (0.4999, 500), (0.9999, 1000), (1.0, 1000)])
@@ -129,7 +117,7 @@ def test_the_whole_row_is_searched_only_where_candidates_do_not_tell(
     logits[0, 77:20_000:400] += 8  # 50 tokens have nearly all of the probability
     rows = Rows([params])
     assert bool(rows.limits(logits).counts[0]) == among_candidates
-    found = set(rows.kept(logits)[0].nonzero()[:, 0].tolist())
+    found = rows.kept(logits)[0]
     if params != GREEDY:
         exact, close = kept_exactly(logits[0], rows.params[0])
-        assert found ^ exact <= close
+        assert not ((found ^ exact) & ~close).any()

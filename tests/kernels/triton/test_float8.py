@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+from nanoengine.kernels.torch_kernels import TorchKernels
+from nanoengine.kernels.triton.float8 import Float8Rows, quantize_rows
+from nanoengine.kernels.triton.launch import float8_unsupported_reason
+from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.quantization.at_load import quantizer
+from nanoengine.quantization.tensor import Float8
+from tests.kernels.formulas import DEVICE, random, weight_of
 
-from nanoengine.kernels.triton.float8 import Float8Rows, can_multiply, quantize_rows
-from nanoengine.quantization.tensor import Float8, Grouped
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 def scaled_product(
@@ -34,27 +34,16 @@ def scaled_product(
     return (out if bias is None else out + bias.double()).to(out_dtype)
 
 
-def quantized(values: Tensor) -> Float8:
-    scales = values.abs().amax(1, keepdim=True).float() / 448
-    return Float8((values / scales).to(torch.float8_e4m3fn), scales)
-
-
-def rows_of(source: Float8) -> Float8Rows:
-    place = Float8Rows.like(source, source.shape[0], DEVICE)
-    assert place.take_rows(0, source)
-    return place
-
-
 @settings(deadline=None, max_examples=20)
 @given(
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(DTYPES),
     rows=st.integers(0, 5),
     size=st.integers(1, 100),
     exponent=st.integers(-8, 8),
     seed=st.integers(0, 99),
 )
 def test_rows_are_rounded_each_with_a_scale(dtype: torch.dtype, rows: int, size: int, exponent: int, seed: int) -> None:
-    x = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed)).mul(2.0**exponent).to(dtype).to(DEVICE)
+    x = (random(rows, size, dtype=torch.float32, seed=seed) * 2.0**exponent).to(dtype).to(DEVICE)
     numbers, scales = quantize_rows(x)
     assert (numbers.dtype, scales.dtype) == (torch.float8_e4m3fn, torch.float32)
     assert (numbers.shape, scales.shape) == (x.shape, (rows, 1))
@@ -77,34 +66,53 @@ def test_a_row_of_zeros_stays_that_and_one_that_is_not_finite_says_so() -> None:
     torch.testing.assert_close(found[3], x[3])
 
 
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 9])
-def test_products_are_those_of_the_rounded_numbers(out_dtype: torch.dtype, has_bias: bool, rows: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    source = quantized(torch.randn(32, 48, generator=generator))
-    x = torch.randn(rows, 48, generator=generator).to(out_dtype).to(DEVICE)
-    bias = torch.randn(32, generator=generator).to(out_dtype).to(DEVICE) if has_bias else None
-    out = rows_of(source).product(x, bias, out_dtype, scaled_product)
-    numbers, scales = quantize_rows(x)
-    exact = (numbers.double() * scales) @ source.dequantize(torch.float32).double().T.to(DEVICE)
-    if bias is not None:
-        exact += bias.double()
-    assert out.dtype == out_dtype
-    tolerance = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 1e-6}[out_dtype]
-    torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
+def test_products_are_those_of_the_rounded_numbers_and_near_those_of_x(dtype: torch.dtype, rows: int) -> None:
+    kernels, reference = TritonKernels(multiply=scaled_product), TorchKernels()
+    source = quantizer("fp8")(random(96, 48, dtype=torch.float32) / 8)
+    assert isinstance(source, Float8)
+    weight, numbers = kernels.new_weight(96, 48, dtype, DEVICE), source.dequantize(dtype).to(DEVICE)
+    weight.rows(0, 96).copy_quantized(source)
+    assert isinstance(weight.content, Float8Rows)
+    x, bias = (random(*shape, dtype=dtype, seed=rows).to(DEVICE) for shape in ((rows, 48), (96,)))
+    rounded, scales = quantize_rows(x)
+    exact = (rounded.double() * scales) @ source.dequantize(torch.float32).double().T.to(DEVICE)
+    for found, expected, of in (
+        (kernels.linear(x, weight, bias), exact + bias.double(), dtype),
+        (kernels.linear(x, weight, None), exact, dtype),
+        (kernels.logits(x, weight), exact, torch.float32),
+    ):
+        assert found.dtype is of
+        tolerance = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 1e-6}[of]
+        torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    norm, dense = 1 + random(48, dtype=torch.float32).to(DEVICE) / 8, weight_of(reference, numbers)
+    around = [
+        (
+            k.gated_linear(x, w),
+            *k.norm_linear(x, x.clone(), norm, 1e-6, w, bias),
+            k.norm_gated_linear(x, None, norm, 1e-6, w)[0],
+        )
+        for k, w in ((kernels, weight), (reference, dense))
+    ]
+    for found, expected in zip(*around, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.3, atol=0.3)
 
 
-def test_a_weight_stands_for_what_it_was_given() -> None:
-    source = quantized(torch.randn(16, 32))
-    place, chosen = rows_of(source), torch.tensor([5, 0, 5])
-    assert torch.equal(place.dequantize(torch.bfloat16).cpu(), source.dequantize(torch.bfloat16))
-    found = place.dequantize(torch.bfloat16, chosen.to(DEVICE)).cpu()
-    assert torch.equal(found, source.dequantize(torch.bfloat16)[chosen])
-    other = Grouped(torch.zeros(16, 32, dtype=torch.uint8), torch.ones(16, 1), None, 8)
-    assert not place.take_rows(0, other)
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="torch multiplies floats of 8 bits by its own kernels on a GPU")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_the_product_of_torch_is_its_formula(rows: int, dtype: torch.dtype) -> None:
+    if (reason := float8_unsupported_reason(DEVICE)) is not None:
+        pytest.skip(reason)
+    x, bias = (random(*shape, dtype=dtype, seed=rows).to(DEVICE) for shape in ((rows, 128), (96,)))
+    source, found = quantizer("fp8")(random(96, 128, dtype=torch.float32) / 11), []
+    for kernels in (TritonKernels(), TritonKernels(multiply=scaled_product)):
+        weight = kernels.new_weight(96, 128, dtype, DEVICE)
+        weight.rows(0, 96).copy_quantized(source)
+        found.append((kernels.linear(x, weight, bias), kernels.logits(x, weight)))
+    torch.testing.assert_close(*found, rtol=2.0**-6, atol=2.0**-6)
 
 
-@pytest.mark.parametrize(("outputs", "inputs", "fits"), [(16, 32, True), (24, 32, False), (16, 40, False)])
-def test_sizes_that_torch_refuses_are_known(outputs: int, inputs: int, fits: bool) -> None:
-    assert can_multiply(quantized(torch.randn(outputs, inputs)), outputs) is fits
+def test_a_cpu_does_not_multiply_them() -> None:
+    assert "cpu" in str(float8_unsupported_reason(torch.device("cpu")))

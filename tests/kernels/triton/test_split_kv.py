@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import replace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-pytest.importorskip("triton", reason="Triton is not installed: it is made for Linux on x86-64 alone")
-
-import triton
-import triton.language as tl
-
 from nanoengine.kernels.triton.split_kv import MAX_PARTS, MOST_PROGRAMS, STEP, Split, Workspace, part_size, split
 from nanoengine.kernels.triton.tuning import DEFAULTS
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+from tests.kernels.formulas import DEVICE
 
 
 @triton.jit
@@ -82,12 +75,6 @@ def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
 )
 def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
     assert split(num_seqs * 8, longest, 132, DEFAULTS).most_parts == parts
-
-
-def test_a_long_sequence_is_cut_even_where_others_fill_the_device() -> None:
-    cut = split(64 * 8, 4096, 132, DEFAULTS)
-    sizes = part_sizes(0, cut), part_sizes(1025, cut), part_sizes(4096 - 1023, cut)
-    assert [int(x) for x in (sizes[0][700], sizes[0][1023], sizes[1][0], sizes[2][-1])] == [704, 1024, 576, 1024]
 
 
 @pytest.mark.parametrize("longest", [131072, 131073, 1 << 20, (1 << 24) + 5])

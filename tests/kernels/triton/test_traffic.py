@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
 
 if torch.cuda.is_available():
     pytest.skip("bytes are counted in the interpreter, which is off where there is a GPU", allow_module_level=True)
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from nanoengine.kernels.triton import few_rows
 from nanoengine.kernels.triton.activation import gate_and_multiply
 from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
 from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
-from tests.kernels.triton.traffic import counting
+
+
+@dataclass
+class Traffic:
+    loaded: int = 0
+    stored: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.loaded + self.stored
+
+
+@contextmanager
+def counting() -> Iterator[Traffic]:
+    """What kernels move from here on; masked places are not moved."""
+    traffic = Traffic()
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def num_bytes(places: Any, mask: Any) -> int:
+        return int(mask.data.sum()) * (places.get_element_ty().primitive_bitwidth // 8)
+
+    def watched_load(builder: Any, places: Any, mask: Any, *rest: Any) -> Any:
+        traffic.loaded += num_bytes(places, mask)
+        return load(builder, places, mask, *rest)
+
+    def watched_store(builder: Any, places: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        traffic.stored += num_bytes(places, mask)
+        return store(builder, places, value, mask, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_masked_load", watched_load)
+        patch.setattr(InterpreterBuilder, "create_masked_store", watched_store)
+        yield traffic
+
 
 HALF = torch.bfloat16
 ROWS, SIZE = 3, 256

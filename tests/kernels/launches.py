@@ -1,0 +1,198 @@
+"""The launches of Triton kernels that are compiled ahead of time: operations called as models call them, with tensors that have a
+shape and no numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.sampling import SamplingTable
+from nanoengine.kernels.gates import ACTIVATIONS
+from nanoengine.kernels.kv_int8 import SCALE_BYTES
+from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.compute_slot_mapping import compute_slot_mapping
+from nanoengine.kernels.triton.experts import mixture
+from nanoengine.kernels.triton.few_rows import ROWS, most_rows, product_of_few_rows
+from nanoengine.kernels.triton.float8 import quantize_rows
+from nanoengine.kernels.triton.kv_int8 import views
+from nanoengine.kernels.triton.norm import add_rms_norm, rms_norm
+from nanoengine.kernels.triton.packed import Packed
+from nanoengine.kernels.triton.paged_decode import CANDIDATES, paged_decode
+from nanoengine.kernels.triton.paged_prefill import paged_prefill
+from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
+from nanoengine.kernels.triton.sampling import choose_tokens
+from nanoengine.kernels.triton.split_kv import Workspace
+from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
+
+HALF, FULL = (torch.bfloat16, torch.float16), torch.float32
+DTYPES = (*HALF, FULL)
+FORMATS = {
+    "int8": (8, None, FULL, False),
+    "int4": (4, 32, torch.float16, True),
+    "int4-128": (4, 128, torch.float16, True),
+}
+"""Bits, group, type of the scales, and whether there are zeros, of what `quantization/at_load.py` makes."""
+
+
+def some(*shape: int, dtype: torch.dtype = FULL) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def whole(*shape: int) -> Tensor:
+    return some(*shape, dtype=torch.int32)
+
+
+def launch_all() -> None:
+    for dtype in DTYPES:
+        launch_norms_and_gates(dtype)
+        launch_products(dtype)
+        launch_experts(dtype)
+        launch_attention(dtype)
+        for head_dim, block_size in ((16, 16), (64, 16), (128, 64), (256, 256)):
+            launch_writes(dtype, head_dim, block_size)
+    launch_writes(torch.bfloat16, 128, 64, dependent=True)
+    launch_steps()
+
+
+def launch_norms_and_gates(dtype: torch.dtype) -> None:
+    for size in (48, 1024, 5120, 12288):
+        x, weight = some(9, size, dtype=dtype), some(size)
+        rms_norm(x, weight, 1e-6)
+        add_rms_norm(x, x, weight, 1e-6)
+        quantize_rows(x)
+    for activation in ACTIVATIONS:
+        gate_and_multiply(some(9, 2 * 3072, dtype=dtype), activation)
+
+
+def packed(outputs: int, inputs: int, format: str) -> Packed:
+    bits, group, scale, has_zeros = FORMATS[format]
+    groups = 1 if group is None else inputs // group
+    zeros = some(outputs, groups, dtype=torch.uint8) if has_zeros else None
+    return Packed(some(outputs, inputs * bits // 8, dtype=torch.uint8), some(outputs, groups, dtype=scale), zeros, bits)
+
+
+def launch_products(dtype: torch.dtype) -> None:
+    """Those of a model of 1,024 dimensions, and some of one whose sizes are no powers of two, of numbers and packed."""
+    cases: list[tuple[int, int, set[str], dict[str, Any]]] = [
+        (1024, 4096, {"residual", "norm"}, {}),
+        (1024, 4096, {"norm", "bias"}, {}),
+        (2048, 1024, set(), {}),
+        (1024, 6144, {"residual", "norm"}, {"activation": "silu"}),
+        (640, 4096, {"norm"}, {"activation": "gelu_tanh"}),
+        (1024, 6144, set(), {"activation": "silu"}),
+        (1024, 151936, set(), {"out_dtype": FULL}),
+        (1000, 2500, {"residual", "norm", "bias"}, {}),
+    ]
+    for (inputs, outputs, asked, options), format, rows in product(cases, (None, *FORMATS), (ROWS, most_rows(dtype))):
+        if (rows > ROWS and (format is None or "norm" in asked)) or (format and inputs == 1000):
+            continue
+        x = some(rows, inputs, dtype=dtype)
+        offered = {"residual": x, "norm": some(inputs), "bias": some(outputs, dtype=dtype)}
+        weight = packed(outputs, inputs, format) if format else some(outputs, inputs, dtype=dtype)
+        given = {name: offered[name] for name in asked}
+        product_of_few_rows(x, weight, eps=1e-6, **given, **options)
+        if dtype is torch.bfloat16 and asked == {"residual", "norm"} and not format:
+            product_of_few_rows(x, weight, eps=1e-6, **given, **options, dependent=True)
+    for format in FORMATS:
+        packed(4096, 1024, format).dequantize(dtype)
+        packed(4096, 896, format).dequantize(dtype, some(9, dtype=torch.int64))
+
+
+def launch_experts(dtype: torch.dtype) -> None:
+    """A model of 128 small experts, one of 8 large ones, and one with biases whose sizes are no powers of two."""
+    models = (
+        (128, 8, 2048, 768, "silu", False),
+        (8, 2, 4096, 14336, "silu", False),
+        (60, 4, 1000, 700, "clamped", True),
+    )
+    for (count, per_row, hidden, size, activation, has_biases), rows_per_expert in product(models, (1, 64)):
+        rows = rows_per_expert * count // per_row
+        of_gate, of_down = some(count, size, hidden, dtype=dtype), some(count, hidden, size, dtype=dtype)
+        biases = (some(count, size), some(count, size), some(count, hidden)) if has_biases else None
+        chosen, factors = some(rows, per_row, dtype=torch.int64), some(rows, per_row)
+        mixture(some(rows, hidden, dtype=dtype), of_gate, of_gate, of_down, chosen, factors, activation, biases)
+
+
+def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, int8: bool) -> dict[str, Tensor]:
+    """K and V of a layer that shares blocks with others."""
+    if not int8:
+        memory = some(9, 2, 2, heads, block_size, head_dim, dtype=dtype)
+        return {name: memory[:, 1, i].transpose(1, 2) for i, name in enumerate(("k_cache", "v_cache"))}
+    memory = some(9, 2, 2, heads, block_size * (head_dim + SCALE_BYTES), dtype=torch.int8)
+    (k, k_scales), (v, v_scales) = (views(memory[:, 1, i], block_size) for i in range(2))
+    return {"k_cache": k, "v_cache": v, "k_scales": k_scales, "v_scales": v_scales}
+
+
+def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, dependent: bool = False) -> None:
+    tokens, heads = 5, 4
+    qkv, slots = some(tokens, 3 * heads * head_dim, dtype=dtype), some(tokens, dtype=torch.int64)
+    norms, angles = [some(head_dim)] * 2, [some(tokens, 1, head_dim // 2)] * 2
+    parts = product((False, True), repeat=2) if head_dim == 128 and not dependent else [(True, True)]
+    for (norm, rotate), int8 in product(parts, (False, True)):
+        around = (*(norms if norm else (None, None)), 1e-6, *(angles if rotate else (None, None)))
+        into = caches(dtype, heads, head_dim, block_size, int8=int8)
+        rotate_and_write(qkv, *around, slot_mapping=slots, **into, dependent=dependent)
+    k = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
+    write_kv(k, k, slot_mapping=slots, **caches(dtype, heads, head_dim, block_size, int8=True))
+
+
+def attend(
+    dtype: torch.dtype,
+    head_dim: int,
+    group: int = 2,
+    queries: int | None = 1,
+    tuning: Tuning = DEFAULTS,
+    *,
+    sinks: bool = False,
+    int8: bool = False,
+    **asked: Any,
+) -> None:
+    """A decode of so many queries of each sequence, or a chunk of prompts."""
+    seqs, kv_heads = 3, 4
+    heads, tokens = kv_heads * group, seqs * (queries or 100)
+    given = caches(dtype, kv_heads, head_dim, 16, int8=int8) | asked | {"sinks": some(heads) if sinks else None}
+    q, tables, lens, starts = some(tokens, heads, head_dim, dtype=dtype), whole(seqs, 256), whole(seqs), whole(seqs + 1)
+    if queries is None:
+        paged_prefill(
+            q, block_tables=tables, query_start_loc=starts, seq_lens=lens, max_query_len=100, scale=0.1, **given
+        )
+    else:
+        given |= {"query_start_loc": starts, "max_query_len": queries, "workspace": Workspace(), "tuning": tuning}
+        paged_decode(q, block_tables=tables, seq_lens=lens, scale=0.1, **given)
+
+
+def launch_attention(dtype: torch.dtype) -> None:
+    """Heads of the usual sizes, and what Gemma 2 and gpt-oss ask for; several tokens of each sequence fill 16 rows, 32 or more.
+    For bfloat16 also groups of other sizes, every candidate, and the launch that does not wait for the one before.
+    """
+    for head_dim, queries, int8 in product((64, 128, 256), (None, 1, 4, 16), (False, True)):
+        attend(dtype, head_dim, 2, queries, int8=int8)
+    for queries in (None, 1, 16):
+        attend(dtype, 256, 2, queries, window=4096, soft_cap=50.0)
+        for int8 in (False, True):
+            attend(dtype, 64, 8, queries, window=128, sinks=True, int8=int8)
+    if dtype is not torch.bfloat16:
+        return
+    for group, queries in ((1, 1), (4, 1), (8, 1), (16, 1), (1, 8), (2, 17), (8, 8)):
+        attend(dtype, 128, group, queries)
+    for (tile, warps, stages), queries, int8 in product(CANDIDATES, (1, 8), (False, True)):
+        tuning = replace(DEFAULTS, decode_tile=tile, decode_warps=warps, decode_stages=stages)
+        attend(dtype, 128, 4, queries, tuning, int8=int8)
+    attend(dtype, 128, tuning=replace(DEFAULTS, dependent_launch=True))
+
+
+def launch_steps() -> None:
+    """Where tokens stand, and which are chosen."""
+    for groups, block_size in ((1, 16), (1, 256), (6, 16)):
+        tokens = whole(9), whole(3), whole(4), whole(3), some(9, dtype=torch.int64)
+        compute_slot_mapping(*tokens, whole(groups, 9, 64), block_size, 500)
+    for vocab_size in (151_936, 32_001):
+        table = SamplingTable(some(9), whole(9), some(9), some(9), some(9, dtype=torch.int64))
+        rows = some(3, vocab_size), table, whole(3), whole(3)
+        for last_tokens in (None, some(9, dtype=torch.int64)):
+            choose_tokens(*rows, last_tokens)

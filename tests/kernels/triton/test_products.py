@@ -1,0 +1,86 @@
+"""What tests/kernels/contract.py does not say of Triton's products and gates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanoengine.kernels import triton_kernels as module
+from nanoengine.kernels.triton.activation import gate_and_multiply
+from nanoengine.kernels.triton.few_rows import product_of_few_rows
+from nanoengine.kernels.triton.tuning import DEFAULTS
+from nanoengine.kernels.triton_kernels import TritonKernels
+from nanoengine.quantization.at_load import quantizer
+from tests.kernels.formulas import DEVICE, random, weight_of
+from tests.kernels.mixtures import assert_mixture, mixture
+
+
+@pytest.mark.parametrize(
+    ("most", "num_rows", "ours"), [(8, 1, True), (8, 8, True), (8, 9, False), (0, 1, False), (99, 9, False)]
+)
+def test_products_of_few_rows_are_our_own(
+    monkeypatch: pytest.MonkeyPatch, most: int, num_rows: int, ours: bool
+) -> None:
+    """As many as the tuning says, and as the kernel can."""
+    kernels, seen = TritonKernels(replace(DEFAULTS, most_product_rows=most)), []
+
+    def watched(x: Tensor, *_: object, **options: object) -> tuple[Tensor, Tensor]:
+        seen.append(len(x))
+        return product_of_few_rows(x, *_, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "product_of_few_rows", watched)
+    with DEVICE:
+        x, norm, weight = torch.randn(num_rows, 64), torch.ones(64), weight_of(kernels, torch.randn(96, 64))
+    kernels.linear(x, weight, None)
+    kernels.gated_linear(x, weight)
+    kernels.logits(x, weight)
+    kernels.norm_linear(x, x.clone(), norm, 1e-6, weight, None)
+    kernels.norm_gated_linear(x, None, norm, 1e-6, weight)
+    assert seen == [num_rows] * 5 * ours
+
+
+@pytest.mark.parametrize("way", ["alone", "behind a product"])
+def test_gates_of_any_size_do_not_overflow(way: str) -> None:
+    gate = torch.tensor([[-3e38, -1000.0, -100.0, 0.0, 100.0, 1e30]], device=DEVICE)
+    both = torch.cat((gate, torch.ones_like(gate)), dim=-1)
+    for activation in ("silu", "gelu_tanh"):
+        if way == "alone":
+            found = gate_and_multiply(both, activation)
+        else:
+            found, _ = product_of_few_rows(both, torch.eye(12, device=DEVICE), activation=activation)
+        torch.testing.assert_close(found, gate.clamp(min=0.0), rtol=0, atol=1e-30)
+
+
+def test_what_is_not_finite_stays_so_where_nothing_clamps_it() -> None:
+    gate_up = torch.tensor([[torch.inf, -torch.inf, torch.nan, 1.0, 1.0, 1.0, 1.0, torch.nan]], device=DEVICE)
+    result = gate_and_multiply(gate_up, "clamped")[0]
+    torch.testing.assert_close(result[0].item(), 7.0 * 2, rtol=1e-4, atol=0)
+    assert result[[2, 3]].isnan().all()
+
+
+def test_logits_of_half_precision_are_not_rounded_to_it() -> None:
+    x, weight = (random(rows, 64, dtype=torch.float16, seed=rows).to(DEVICE) for rows in (2, 33))
+    out, total = product_of_few_rows(x, weight, out_dtype=torch.float32)
+    assert total is x
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().T, atol=1e-4, rtol=1e-5)
+
+
+# ---- experts
+
+
+def test_choices_that_are_sorted_in_several_pieces() -> None:
+    """Of 1,100 rows most choose the last expert."""
+    given = mixture(1100, 3, 1, 4, 4, torch.float16, DEVICE.type)
+    given.chosen[5:1050] = 2
+    assert_mixture(given.by(TritonKernels()), given, 2)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int4-128", "fp8"])
+def test_quantized_experts_become_numbers_as_they_come(name: str) -> None:
+    source = quantizer(name)(torch.randn(32, 128))
+    experts = TritonKernels().new_experts(2, 32, 128, torch.float32, DEVICE)
+    experts.expert(1).copy_quantized(source)
+    assert torch.equal(experts.tensor[1].cpu(), source.dequantize(torch.float32).cpu())
