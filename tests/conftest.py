@@ -13,6 +13,7 @@ from hypothesis import settings
 
 # Tiny matrices gain nothing from more threads, and on a busy machine the threads wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # where a test asks for two, whoever waits must not spin
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may wait for a network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

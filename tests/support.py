@@ -20,7 +20,6 @@ from nanoengine.core.inputs import InputBatch, pack
 from nanoengine.core.layers import Angles
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.interrupts import Interruptible
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import DenseRows
@@ -162,9 +161,9 @@ def num_weights(model: Any) -> int:
 
 def model_runner(llm: LLM) -> ModelRunner:
     """What computes the steps, below what holds Ctrl-C back."""
-    executor = llm.engine.executor
-    runner = executor.executor if isinstance(executor, Interruptible) else executor
-    assert isinstance(runner, ModelRunner)
+    runner: Any = llm.engine.executor
+    while not isinstance(runner, ModelRunner):
+        runner = runner.executor
     return runner
 
 

@@ -1,4 +1,4 @@
-"""Faults at every point of a step that computes a victim, and whom each touches."""
+"""What may go wrong in a step: at a point of it, while it computes a victim, and whom that touches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nanoengine.core import model_runner as runner_module
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import LaunchedStep, ModelRunner
 from nanoengine.core.scheduler import Step
-from nanoengine.core.sequence import Sequence
+from nanoengine.core.sequence import Request, Sequence
 from nanoengine.recording import recorded_steps
-from tests.e2e.small_engine import POISON, Broken
+from tests.e2e.small_engine import Broken
 from tests.support import model_runner
 
 Place = tuple[Any, str]
@@ -30,66 +30,61 @@ class Point:
     Attributes:
         find: where that is; what is called there is called by one of these.
         is_late: whether the fault comes after what is called there is done.
-        samples: whether only steps that sample get there.
-        starts: whether only steps that start a row can go wrong there.
-        error: what is raised.
+        error: what is raised; None: nothing, logits of the victim are NaN.
     """
 
     find: Callable[[ModelRunner], list[Place]]
     is_late: bool = False
-    samples: bool = False
-    starts: bool = False
-    error: type[Exception] = Broken
+    error: type[BaseException] | None = Broken
 
 
 POINTS = {
     "before anything": Point(lambda runner: [(runner.rows, "apply")]),
     "rows": Point(lambda runner: [(runner.rows, "apply")], is_late=True),
-    "sampling params": Point(lambda runner: [(runner.sampler, "apply")], starts=True),
-    "parts of capabilities": Point(lambda runner: [(runner.parts[-1], "begin")]),
+    "sampling params": Point(lambda runner: [(runner.sampler, "apply")]),
+    "parts of capabilities": Point(lambda runner: [(part, "begin") for part in runner.parts]),
+    "parts of capabilities, done": Point(lambda runner: [(part, "begin") for part in runner.parts], is_late=True),
     "packing": Point(lambda _: [(runner_module, "pack"), (recorded_steps, "pack")]),
     "first layer": Point(lambda runner: [(runner.model.layers[0], "self_attn")], is_late=True),
-    "last layer": Point(lambda runner: [(runner.model.layers[-1], "self_attn")], is_late=True),
     "no memory for a layer": Point(
         lambda runner: [(runner.model.layers[-1], "mlp")], is_late=True, error=torch.OutOfMemoryError
     ),
-    "no memory to sample": Point(
-        lambda runner: [(runner.sampler, "sample")], samples=True, error=torch.OutOfMemoryError
-    ),
-    "results": Point(lambda _: [(LaunchedStep, "result")], samples=True),
-    "NaN": Point(lambda runner: [(runner.model, "compute_logits")], is_late=True, samples=True),
+    "no memory to sample": Point(lambda runner: [(runner.sampler, "sample")], error=torch.OutOfMemoryError),
+    "results": Point(lambda _: [(LaunchedStep, "result")]),
+    "NaN": Point(lambda runner: [(runner.sampler, "sample")], error=None),
 }
-
-
-def is_victim(seq: Sequence) -> bool:
-    return POISON in seq.request.prompt_token_ids
-
-
-def sampling(step: Step) -> list[Sequence]:
-    """Whose the samples of a step are, in their order."""
-    return [*step.decodes, *(seq for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples)]
+CTRL_C = {
+    "Ctrl-C before anything": Point(lambda runner: [(runner.rows, "apply")], error=KeyboardInterrupt),
+    "Ctrl-C after copies": Point(
+        lambda runner: [(part, "begin") for part in runner.parts], is_late=True, error=KeyboardInterrupt
+    ),
+    "Ctrl-C in a layer": Point(lambda runner: [(runner.model.layers[0], "self_attn")], error=KeyboardInterrupt),
+    "Ctrl-C while results are awaited": Point(lambda _: [(LaunchedStep, "result")], error=KeyboardInterrupt),
+}
+"""What ends nobody, wherever it comes."""
 
 
 @dataclass(eq=False)
 class Saboteur:
-    """Makes one step fail: one that decodes the victim, or one that computes its prompt. The victim's prompt has POISON in it.
+    """Makes a step fail that computes the victim.
+
+    Args:
+        nth: of the times that such a step comes to the point.
 
     Attributes:
-        touched: the sequences of the step that failed.
-        num_sound: tokens of the victim whose K/V were computed by steps before.
+        touched: the sequences that this ends.
     """
 
     llm: LLM
     point: Point
-    in_decode: bool
-    is_nan: bool = False
+    victim: Request
+    nth: int
     touched: set[Sequence] = field(default_factory=set)
-    num_sound: int = 0
     has_struck: bool = False
 
     def __post_init__(self) -> None:
         self._now: Step | None = None  # what is executed
-        self._steps: dict[int, Step] = {}  # of plans that were launched
+        self._steps: dict[int, tuple[StepPlan, Step]] = {}  # by the id of a plan, which lives as long as this
         self._launched: dict[LaunchedStep, Step] = {}
 
     def lie_in_wait(self, patch: pytest.MonkeyPatch) -> None:
@@ -97,14 +92,14 @@ class Saboteur:
         launch, execute = runner.launch, runner._execute
 
         def launching(plan: StepPlan) -> LaunchedStep:
-            step = self._steps[id(plan)] = self.llm.engine.scheduler.in_flight[-1]
-            assert step.plan is plan
+            step = self.llm.engine.scheduler.in_flight[-1]
+            self._steps[id(plan)] = plan, step
             launched = launch(plan)
             self._launched[launched] = step
             return launched
 
         def executing(launched: LaunchedStep, plan: StepPlan) -> None:
-            self._now = self._steps[id(plan)]
+            self._now = self._steps[id(plan)][1]
             execute(launched, plan)
 
         patch.setattr(runner, "launch", launching)
@@ -117,37 +112,40 @@ class Saboteur:
             step = self._launched[args[0]] if isinstance(args[0], LaunchedStep) else self._now
             assert step is not None
             strikes = self._strikes(step)
-            if strikes and not self.point.is_late:
+            if strikes and self.point.error is None:
+                self._spoil(step, args[1])
+            elif strikes and not self.point.is_late:
                 self._strike(step)
             result = original(*args, **kwargs)
-            if strikes and self.is_nan:
-                self._spoil(step, result)
-            elif strikes and self.point.is_late:
+            if strikes and self.point.is_late:
                 self._strike(step)
             return result
 
         return sabotaged
 
     def _strikes(self, step: Step) -> bool:
-        victims = [seq for seq in (*step.decodes, *step.runs) if is_victim(seq)]
-        if self.has_struck or not victims or any(map(is_victim, step.decodes)) != self.in_decode:
+        seqs = samples(step) if self.point.error is None else [*step.decodes, *step.runs]
+        if self.has_struck or all(seq.request is not self.victim for seq in seqs):
             return False
-        samples, starts = any(map(is_victim, sampling(step))), any(map(is_victim, step.started))
-        return (samples or not self.point.samples) and (starts or not self.point.starts)
+        self.nth -= 1
+        return self.nth == 0
 
     def _strike(self, step: Step) -> None:
-        self._hit(step)
+        self.has_struck = True
+        assert self.point.error is not None
+        if self.point.error is not KeyboardInterrupt:
+            self.touched = {*step.decodes, *step.runs}
         raise self.point.error("sabotaged")
 
     def _spoil(self, step: Step, logits: torch.Tensor) -> None:
-        """NaN for the first of the victim's rows that samples."""
-        place, seq = next((i, seq) for i, seq in enumerate(sampling(step)) if is_victim(seq))
+        """NaN for the first of the victim's rows."""
+        self.has_struck = True
+        place, seq = next((i, seq) for i, seq in enumerate(samples(step)) if seq.request is self.victim)
         logits[place] = torch.nan
-        self._hit(step)
         self.touched = {seq}
 
-    def _hit(self, step: Step) -> None:
-        self.has_struck = True
-        self.touched = {*step.decodes, *step.runs}
-        pairs = zip(step.runs, step.plan.runs, strict=True)
-        self.num_sound = min((run.start for seq, run in pairs if is_victim(seq)), default=10**9)
+
+def samples(step: Step) -> list[Sequence]:
+    """Whose each sample of a step is."""
+    runs = zip(step.runs, step.plan.runs, strict=True)
+    return [*step.decodes, *(seq for seq, run in runs for _ in range(run.num_new if run.drafts else run.samples))]

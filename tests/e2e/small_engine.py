@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 
-from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from nanoengine.beam_search.search import beam_search
+from nanoengine import LLM, SamplingParams
 from nanoengine.core.attention import AttentionMetadata
 from nanoengine.core.sequence import Request
 from tests.core.toys import check
@@ -60,20 +59,6 @@ def finish(llm: LLM) -> None:
 
 def tokens_of(request: Request) -> list[list[int]]:
     return [seq.output_token_ids for seq in request.sequences]
-
-
-def run_with_beams(
-    llm: LLM, requests: Sequence[Request], prompts: Sequence[list[int]], params: BeamSearchParams
-) -> list[RequestOutput]:
-    """Run requests, and beam searches for some prompts beside them."""
-    if not prompts:
-        return llm.run(requests)
-    for request in requests:
-        llm.engine.submit(request)
-    beams = beam_search(llm.engine, prompts, params, SamplingParams)
-    finish(llm)
-    assert [request.error for request in requests] == [None] * len(requests)
-    return [*(request.output() for request in requests), *beams]
 
 
 def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:

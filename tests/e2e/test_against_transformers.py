@@ -16,9 +16,9 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.models.names import DEMO
 from tests.support import fill_kv_with_nan, forced_logits, reference_choices, reference_logits, reference_model
 
-NUM_NEW_TOKENS = 200
+NUM_NEW_TOKENS = 100
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 48, 130, 333, 900)
-PROMPTS_PER_LENGTH = 5
+PROMPTS_PER_LENGTH = 2
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +56,10 @@ def prompts(code_tokens: list[int]) -> list[list[int]]:
     ]
 
 
-def test_greedy_tokens_are_those_of_transformers(
-    demo_llm: LLM, llm: LLM, reference: Any, prompts: list[list[int]]
-) -> None:
-    chosen = prompts if llm is demo_llm else prompts[::PROMPTS_PER_LENGTH]  # torch is slow: one of each length
+def test_greedy_tokens_are_those_of_transformers(demo_llm: LLM, reference: Any, prompts: list[list[int]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
-    fill_kv_with_nan(llm)
-    for prompt, output in zip(chosen, llm.generate(chosen, params, use_tqdm=False), strict=True):
+    fill_kv_with_nan(demo_llm)
+    for prompt, output in zip(prompts, demo_llm.generate(prompts, params, use_tqdm=False), strict=True):
         tokens = output.outputs[0].token_ids
         assert len(tokens) == NUM_NEW_TOKENS
         assert tokens == reference_choices(reference, prompt, tokens), f"a prompt of {len(prompt)} tokens"
@@ -70,7 +67,7 @@ def test_greedy_tokens_are_those_of_transformers(
 
 @pytest.fixture(scope="module")
 def forced_text(code_tokens: list[int]) -> list[int]:
-    return code_tokens[100:900]
+    return code_tokens[100:700]
 
 
 @pytest.fixture(scope="module")
@@ -78,12 +75,12 @@ def expected_logits(reference: Any, forced_text: list[int]) -> torch.Tensor:
     return reference_logits(reference, forced_text)
 
 
-@pytest.mark.parametrize("chunk", [1000, 64, 7])
+@pytest.mark.parametrize("chunk", [1000, 23])
 def test_logits_are_those_of_transformers_at_every_position(
     llm: LLM, forced_text: list[int], expected_logits: torch.Tensor, chunk: int
 ) -> None:
     fill_kv_with_nan(llm)
-    logits = forced_logits(llm, forced_text, num_prompt_tokens=700, chunk=chunk)
+    logits = forced_logits(llm, forced_text, num_prompt_tokens=560, chunk=chunk)
     torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""The theorem of `one_number.py`, for as many draws as the suite has time for; and what is proved beside the tokens."""
+"""The theorem of `one_number.py`, for as many draws as the suite has time for."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
-from nanoengine.kernels.native_operations import unsupported_reason
 from tests.e2e.one_number import check_one_number
-
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 DRAWS = 5
 
@@ -24,5 +19,6 @@ def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path:
         folder = tmp_path / str(seed)
         folder.mkdir()
         seen += check_one_number(seed, folder)
-    for happened in ("sent again", "resumed", "hits", "preemptions", "several", "accepted", "rejected"):
+    common = ("sent again", "resumed", "hits", "preemptions", "several", "accepted", "rejected", "failed", "elsewhere")
+    for happened in common:
         assert seen[happened] > 0, happened

@@ -62,7 +62,7 @@ MUTANTS = (
         "if sampling_params is not None and sampling_params.num_sequences != 1:",
         "if False:",
         "A stream of several completions yields the first, and computes all.",
-        (TEST_LLM,),
+        ("tests/e2e/test_bad_input.py",),
     ),
     Mutant(
         "option-may-be-zero",

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRITON_INTERPRET": "1",

@@ -128,7 +128,7 @@ def test_nothing_is_collected_for_nobody() -> None:
     observed.add([1] * 9, 3)
     run(observed.engine, [])
     assert router.heard == observed.observer.events._events == []
-    assert observed.engine.listeners == [observed.observer], "it is not even asked"
+    assert observed.engine.scheduler.parts == [observed.observer], "it is not even asked"
 
 
 def test_an_error_of_the_listener_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:

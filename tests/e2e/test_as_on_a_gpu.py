@@ -1,0 +1,58 @@
+"""What a GPU does, on a CPU: Triton's kernels in their interpreter, and steps recorded as CUDA graphs are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.recording.recorded_steps import RecordedSteps
+from tests.e2e.late import late_device
+from tests.e2e.small_engine import assert_idle, open_llm
+from tests.support import backend_of, fill_kv_with_nan, model_runner
+
+PROMPTS = [[(37 * i + 11 * j) % 200 for j in range(1 + 16 * i)] for i in range(3)]
+PARAMS = [
+    SamplingParams(temperature=0.9 * (i % 2), top_p=0.9, seed=i, max_tokens=3, n=1 + i % 2, ignore_eos=True)
+    for i in range(2)
+]
+
+
+def generate(llm: LLM) -> list[list[list[int]]]:
+    fill_kv_with_nan(llm)
+    outputs = llm.generate(PROMPTS[:2], PARAMS, use_tqdm=False)
+    assert_idle(llm)
+    return [[completion.token_ids for completion in output.outputs] for output in outputs]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+def test_triton_kernels_all_the_way(tiny: Path) -> None:
+    """In Triton's interpreter, which is slow: few tokens, recorded and overlapping."""
+    pytest.importorskip("triton", reason="Triton is made for Linux on x86-64 alone")
+    few: dict[str, Any] = {"num_kv_blocks": 14, "max_num_batched_tokens": 40, "max_num_seqs": 4}
+    with open_llm(tiny, attention_backend="torch", **few) as llm:
+        expected = generate(llm)
+    few |= {"kernels": "triton", "attention_backend": "triton", "scheduling_policy": "mixed", "async_scheduling": True}
+    with late_device(can_record=True, seed=0) as device, open_llm(tiny, **few) as llm:
+        assert (model_runner(llm).kernels.name, backend_of(llm).name) == ("triton", "triton")
+        assert generate(llm) == expected
+    assert sum(recording.num_replays for recording in device.recordings) > 0
+
+
+def test_every_decode_step_is_replayed_from_a_recording_whatever_its_sampling_needs(tiny: Path) -> None:
+    options: dict[str, Any] = {"async_scheduling": True, "kernels": "torch", "max_num_seqs": 7, "num_kv_blocks": 200}
+    with late_device(can_record=True) as device, open_llm(tiny, **options) as llm:
+        steps = model_runner(llm).recorder
+        assert isinstance(steps, RecordedSteps)
+        assert [bucket.num_runs for bucket in steps.buckets if not bucket.is_prompt] == [1, 2, 4, 7]
+        plain = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+        llm.generate([[i, 5] for i in range(7)], plain, use_tqdm=False)
+        replays = [recording.num_replays for recording in device.recordings]
+        assert replays == [8, 0, 0, 0], "the largest was recorded first"
+        for more in ({}, {"logprobs": 1}, {"presence_penalty": 1.0}, {"bad_words": ["a"]}, {"min_tokens": 9}):
+            llm.generate(PROMPTS, replace(plain, **more), use_tqdm=False)
+        assert [recording.num_replays for recording in device.recordings] == [8, 5 * 8, 0, 0]
