@@ -137,9 +137,8 @@ class ModelRunner:
             if plan.num_samples < len(hidden):
                 hidden = hidden.index_select(0, batch.sampled_tokens)
             logits = self.model.compute_logits(hidden)
-        on_host = packed.sampled_rows, packed.sampled_positions
-        rows, positions = (self.numbers[section] for section in packed.sections[-2:])
-        return [self.sampler.sample(plan, logits, *on_host, rows, positions, self.rows.last_tokens), *reads]
+        on_device = [self.numbers[section] for section in packed.sections[-2:]]
+        return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
     def send(self, packed: Packed) -> None:
         """Put the numbers of a step where `batch` reads them."""
