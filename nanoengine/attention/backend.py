@@ -42,6 +42,11 @@ class AttentionBackend(core.AttentionBackend):
     quantizes = False
     """Whether it can keep K/V as int8 (`kernels/kv_int8.py`): then everything here takes caches of that dtype, too."""
 
+    @staticmethod
+    @abstractmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """The reason that this backend cannot run here; None if it can."""
+
     @abstractmethod
     def kv_shape(
         self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False

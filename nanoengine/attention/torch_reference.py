@@ -29,6 +29,10 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
     features = frozenset({"window", "sinks", "soft_cap"})
     quantizes = True
 
+    @staticmethod
+    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        return None
+
     def kv_shape(
         self, num_blocks: int, num_kv_heads: int, head_dim: int, *, quantized: bool = False
     ) -> tuple[int, ...]:

@@ -97,11 +97,6 @@ class AttentionBackend(ABC):
     def __init__(self, block_size: int):
         self.block_size = block_size
 
-    @staticmethod
-    @abstractmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        """The reason that this backend cannot run here; None if it can."""
-
     @abstractmethod
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-INCOMPLETE = "\ufffd"
-"""What decoders put in the place of bytes that are not (yet) a whole character."""
+INCOMPLETE = "\ufffd"  # what decoders put in the place of bytes that are not (yet) a whole character
 
 
 class Detokenizer:

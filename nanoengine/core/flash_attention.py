@@ -12,17 +12,14 @@ from torch import Tensor
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.core.torch_attention import TorchAttention
 
-PAGE = 256
-"""Version 2 reads K/V in pages of a multiple of so many tokens."""
-
+PAGE = 256  # version 2 reads K/V in pages of a multiple of so many tokens
 DTYPES: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 MAX_HEAD_DIM = 256
 
 
 class FlashAttention(TorchAttention):
-    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors.
-
-    K/V are kept and written as `TorchAttention` does.
+    """Prefill packs the queries of all sequences; decode splits long sequences among the multiprocessors. K/V are kept and
+    written as `TorchAttention` does.
     """
 
     name = "flash_attn"
@@ -31,6 +28,7 @@ class FlashAttention(TorchAttention):
 
     @staticmethod
     def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+        """The reason that this backend cannot run here; None if it can."""
         try:
             importlib.import_module("flash_attn")
         except (ImportError, OSError, RuntimeError) as error:

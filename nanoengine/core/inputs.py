@@ -74,8 +74,7 @@ class Packed:
     num_common_blocks: list[int] = field(default_factory=list)
     longest: int | None = None  # tokens of a run of padding that is longer than all others
     numbers: Tensor = field(init=False)  # [size] int32
-    sampled_rows: np.ndarray = field(init=False)  # int32, without padding: the row that each sample goes into
-    sampled_positions: np.ndarray = field(init=False)  # the same: where in its sequence each sampled token will stand
+    sampled: list[np.ndarray] = field(init=False)  # without padding: the row of each sample, and its position there
 
     @property
     def sections(self) -> list[slice]:
@@ -135,7 +134,7 @@ def pack(plan: StepPlan, rows: Rows) -> Packed:
         sampled_tokens[samples], sampled_rows[samples] = np.arange(end - num_samples, end), run.row
         positions[samples] = run.start + run.num_new + 1 - num_samples + np.arange(num_samples)
         at += num_samples
-    packed.sampled_rows, packed.sampled_positions = sampled_rows, positions
+    packed.sampled = [sampled_rows, positions]
     return packed
 
 

@@ -140,7 +140,7 @@ class Kernels:
             last_tokens: [num_rows] int64: if given, each token is written into its row, too.
 
         Returns:
-            [n] int64; where there is no finite highest logit `NOT_FINITE`, or `NONE_LEFT` if all are -inf. NaN is the highest.
+            [n] int64; where there is no finite highest logit `UNKNOWN`, or `NONE_LEFT` if all are -inf. NaN is the highest.
         """
         entries = rows.long()
         columns = (table.temperature, table.top_k, table.top_p, table.min_p)

@@ -24,9 +24,7 @@ class RunnerPart:
         """Before anything is computed; rows are up to date."""
 
     def before_forward(self, plan: StepPlan, batch: InputBatch) -> None:
-        """A step that is not replayed is about to be computed: what its plan leaves open can be guessed, in the tokens of the
-        batch.
-        """
+        """A step that is not replayed is about to be computed: tokens of the batch that its plan leaves open can be guessed."""
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Read | None:
         """Behind the last layer of such a step: `hidden` is [num_tokens, hidden_size]."""
@@ -64,13 +62,7 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """`launch` begins a StepPlan, whose `result` is a StepResult.
-
-    Args:
-        rows, sampler: what is kept of running sequences.
-        block_size: tokens of a block.
-        max_num_tokens: most tokens of a step.
-    """
+    """`launch` begins a StepPlan of at most `max_num_tokens`, whose `result` is a StepResult."""
 
     recorder: StepRecorder | None = None
 
@@ -145,9 +137,8 @@ class ModelRunner:
             if plan.num_samples < len(hidden):
                 hidden = hidden.index_select(0, batch.sampled_tokens)
             logits = self.model.compute_logits(hidden)
-        on_host = packed.sampled_rows, packed.sampled_positions
-        rows, positions = (self.numbers[section] for section in packed.sections[-2:])
-        return [self.sampler.sample(plan, logits, *on_host, rows, positions, self.rows.last_tokens), *reads]
+        on_device = [self.numbers[section] for section in packed.sections[-2:]]
+        return [self.sampler.sample(plan, logits, packed.sampled, on_device, self.rows.last_tokens), *reads]
 
     def send(self, packed: Packed) -> None:
         """Put the numbers of a step where `batch` reads them."""

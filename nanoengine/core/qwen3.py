@@ -138,9 +138,8 @@ class Decoder:
     def checkpoint_tensors(self) -> dict[str, WeightSlot]:
         """Name of every tensor of a checkpoint -> where it is copied to."""
         count = self.config.vocab_size
-        slots = {EMBEDDING: self.embed_tokens.rows(0, count), "model.norm.weight": self.norm.slot()}
-        if not self.config.tie_word_embeddings:
-            slots[HEAD] = self.lm_head.rows(0, count)
+        heads = {} if self.config.tie_word_embeddings else {HEAD: self.lm_head.rows(0, count)}
+        slots = {EMBEDDING: self.embed_tokens.rows(0, count), "model.norm.weight": self.norm.slot(), **heads}
         for number, layer in enumerate(self.layers):
             slots |= layer.slots(f"model.layers.{number}")
         return slots

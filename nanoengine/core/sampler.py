@@ -28,11 +28,10 @@ class LogitsProcessor:
     Samples are named by their numbers: places in `rows`, the row that each sample of the step goes into.
     """
 
-    pieces: Mapping[int, Any]
-    """What it keeps for the rows that ask for it; while that is empty, only `start` and `end` are called."""
-
-    forbids = True
-    """Whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault."""
+    pieces: Mapping[int, Any]  # of the rows that ask for it; while there is none, only `start` and `end` are called
+    forbids = (
+        True  # whether it may leave no token of a row: otherwise a row without a finite logit is the model's fault
+    )
 
     def start(self, started: Seq[Started]) -> None:
         """Rows begin anew; `end` was called for all of them."""
@@ -56,23 +55,18 @@ class LogitsProcessor:
 
 
 class Verifier(Protocol):
-    """The runner's part of speculation: which drafts of a step came true."""
+    """The runner's part of speculation: which drafts of a step came true.
 
-    def drafts(self, plan: StepPlan, num_samples: int) -> Any:
-        """What stands before each sample."""
+    `drafts` are what stands before each sample. `verify` compares them with the samples, writes the last token of each of their
+    rows, and returns something with `num_accepted`, a tensor.
+    """
 
-    def verify(self, drafts: Any, tokens: Tensor, last_tokens: Tensor) -> Any:
-        """Compare drafts with samples, and write the last token of each of their rows. The answer's `num_accepted` is
-        a tensor.
-        """
+    def drafts(self, plan: StepPlan, num_samples: int) -> Any: ...
+    def verify(self, drafts: Any, tokens: Tensor, last_tokens: Tensor) -> Any: ...
 
 
 class Sampler:
-    """Chooses tokens for the rows of one engine.
-
-    Args:
-        num_rows: most sequences that run at once; the row of this number is padding.
-    """
+    """Chooses tokens for the rows of one engine, below `num_rows`; the row of that number is padding."""
 
     verifier: Verifier | None = None
 
@@ -104,24 +98,17 @@ class Sampler:
             column.index_copy_(0, integers[0], values)
 
     def sample(
-        self,
-        plan: StepPlan,
-        logits: Tensor,
-        rows: np.ndarray,
-        positions: np.ndarray,
-        rows_on_device: Tensor,
-        positions_on_device: Tensor,
-        last_tokens: Tensor,
+        self, plan: StepPlan, logits: Tensor, on_host: Seq[np.ndarray], on_device: Seq[Tensor], last_tokens: Tensor
     ) -> Read:
         """Sample a token for every row of logits.
 
         Args:
             logits: [n, vocab_size] float32; overwritten. Those behind the samples of the plan are padding.
-            rows: [num_samples]: the row that each sample goes into.
-            positions: [num_samples]: where in its sequence each token will stand.
-            rows_on_device, positions_on_device: [n], the same with padding.
+            on_host: the row that each sample goes into, and where in its sequence the token will stand: [num_samples] each.
+            on_device: the same with padding: [n] each.
             last_tokens: [num_rows + 1] int64: each token is written into its row.
         """
+        rows, positions = on_host
         asked = [own for own in self.processors if own.pieces]
         bound = [(own, numbers) for own in asked if len(numbers := own.find(rows, positions))]
         drafts = verified = None
@@ -130,15 +117,15 @@ class Sampler:
             drafts = self.verifier.drafts(plan, len(logits))
         for processor, numbers in bound:
             processor.apply(logits, numbers, rows, drafts)
-        tokens = self.kernels.choose_tokens(logits, self.table, rows_on_device, positions_on_device, last_tokens)
+        tokens = self.kernels.choose_tokens(logits, self.table, on_device[0], on_device[1], last_tokens)
         if self.verifier is not None and drafts is not None:
             verified = self.verifier.verify(drafts, tokens, last_tokens)
         reads = [own.observe(logits, tokens, numbers, rows, verified) for own, numbers in bound]
-        on_host = tokens[: len(rows)].to("cpu", non_blocking=True)
+        sampled = tokens[: len(rows)].to("cpu", non_blocking=True)
         num_accepted = None if verified is None else verified.num_accepted.to("cpu", non_blocking=True)
 
         def read(result: StepResult) -> None:
-            result.token_ids = on_host.tolist()
+            result.token_ids = sampled.tolist()
             if NONE_LEFT in result.token_ids:  # where no processor has forbidden anything, the logits are broken
                 forbidden = {number for own, numbers in bound if own.forbids for number in numbers.tolist()}
                 found = enumerate(result.token_ids)

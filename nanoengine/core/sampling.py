@@ -11,16 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.randomness import GOLDEN_GAMMA, MIX_1, MIX_2
 
 LEAST_TEMPERATURE = 1e-5
 """With less, float32 would overflow; the likeliest token wins anyway."""
-
-NOT_FINITE = -1
-"""In place of a token where the highest logit of a row is NaN or infinite."""
-
-NONE_LEFT = -2
-"""In place of a token where all logits of a row are -inf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +31,14 @@ class SamplingTable:
 
 def draw_tokens(logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
     """The token with the highest logit / temperature + Gumbel noise, or logit where the temperature is 0; of equal ones the
-    lowest id: [n, vocab_size], keys [n], [n] -> [n]. NOT_FINITE and NONE_LEFT stand in place of tokens."""
+    lowest id: [n, vocab_size], keys [n], [n] -> [n]. In place of a token stands UNKNOWN where the highest is NaN or infinite, and
+    NONE_LEFT where all are -inf."""
     token_ids = torch.arange(logits.shape[-1], device=logits.device)[None]
     tokens = logits.argmax(-1)
     highest = logits.gather(-1, tokens[:, None])[:, 0]
     for row in (temperature > 0).nonzero()[:, 0]:  # one after the other: its noise stays in the cache
         tokens[row] = (logits[row] / temperature[row] + gumbel_noise(keys[row][None], token_ids)[0]).argmax()
-    tokens.masked_fill_(highest.isfinite().logical_not_(), NOT_FINITE)
+    tokens.masked_fill_(highest.isfinite().logical_not_(), UNKNOWN)
     return tokens.masked_fill_(highest == -torch.inf, NONE_LEFT)
 
 

@@ -22,10 +22,6 @@ class TorchAttention(AttentionBackend):
 
     name = "torch"
 
-    @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        return None
-
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 

@@ -89,7 +89,7 @@ def pad(packed: Packed, shape: Packed, rows: Rows) -> Packed:
     """`shape` with the numbers of a step, filled up with runs of the padding row: their tokens are written nowhere."""
     count, sections = len(packed.query_lens), shape.take_memory(rows.device)
     shape.numbers.zero_()
-    row, _, starts, _, sampled_tokens, sampled_rows, positions = sections
+    row, _, starts, _, sampled_tokens, sampled_rows, _ = sections
     row[:] = sampled_rows[:] = rows.padding_row
     sampled_tokens[:] = np.arange(len(sampled_tokens))
     for to, section in zip(sections, packed.sections, strict=True):
@@ -97,6 +97,5 @@ def pad(packed: Packed, shape: Packed, rows: Rows) -> Packed:
     more = np.cumsum(shape.query_lens[count:])
     starts[count + 1 :] = np.minimum(starts[count] + more, shape.num_tokens)
     starts[-1] = shape.num_tokens
-    num_samples = len(packed.sampled_rows)
-    shape.sampled_rows, shape.sampled_positions = sampled_rows[:num_samples], positions[:num_samples]
+    shape.sampled = packed.sampled
     return shape

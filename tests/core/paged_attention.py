@@ -142,10 +142,6 @@ def assert_equal(out: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def boundary_lengths(block_size: int) -> list[int]:
-    return sorted({n for n in (1, block_size - 1, block_size, block_size + 1, 2 * block_size, 2 * block_size + 1) if n})
-
-
 def attention_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(sequences, queries of each, keys of each) of every call of torch's attention from now on."""
     calls: list[tuple[int, int, int]] = []

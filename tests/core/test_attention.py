@@ -17,10 +17,6 @@ class Recorder(AttentionBackend):
         self.calls: list[tuple[str, Tensor, Runs]] = []
         self.results: list[Tensor] = []
 
-    @staticmethod
-    def unsupported_reason(*_: object) -> str | None:
-        return None
-
     def kv_shape(self, *_: int) -> tuple[int, ...]:
         raise NotImplementedError
 

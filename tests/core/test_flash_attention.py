@@ -7,9 +7,7 @@ import sys
 import pytest
 import torch
 
-from nanoengine.core import flash_attention
 from nanoengine.core.flash_attention import FlashAttention
-from nanoengine.core.torch_attention import TorchAttention
 from tests.attention.stand_ins import installed
 from tests.core.paged_attention import HEAD_DIM, PLAIN, Paged, assert_equal
 
@@ -72,10 +70,6 @@ def test_where_keys_start_is_worked_out_once() -> None:
     assert starts[0] is starts[1]
 
 
-def test_the_cache_is_that_of_plain_torch() -> None:
-    assert FlashAttention(BLOCK).kv_shape(7, 2, 64) == TorchAttention(BLOCK).kv_shape(7, 2, 64)
-
-
 # ---- where it runs
 
 
@@ -115,10 +109,6 @@ def test_what_it_does_not_take(asked: dict[str, int], said: str) -> None:
 def test_other_devices(capability: tuple[int, int] | None, said: str) -> None:
     with installed("flash_attn_2", capability=capability):
         assert said in (reason() or "")
-
-
-def test_only_nvidia_gpus_have_a_compute_capability() -> None:
-    assert flash_attention.capability(CPU) is None
 
 
 def test_the_scale_of_the_layer_is_passed_on() -> None:

@@ -79,7 +79,7 @@ def test_every_token_of_a_step_is_where_its_plan_says(data: st.DataObject) -> No
     assert batch.positions.tolist() == [position for _, _, position in tokens]
     found = [batch.sampled_tokens.tolist(), *(packed.numbers[part].tolist() for part in packed.sections[-2:])]
     assert list(zip(*found, strict=True)) == samples
-    assert [packed.sampled_rows.tolist(), packed.sampled_positions.tolist()] == found[1:]
+    assert [part.tolist() for part in packed.sampled] == found[1:]
     for layer, group in enumerate(layers.groups):
         metadata = batch.metadata[layer]
         assert metadata.slot_mapping.tolist() == [

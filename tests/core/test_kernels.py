@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import Kernels, RowMajor
-from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, SamplingTable
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN
+from nanoengine.core.sampling import SamplingTable
 
 KERNELS = Kernels()
 
@@ -72,8 +73,8 @@ def test_tokens_are_chosen_by_the_settings_of_their_rows() -> None:
     last_tokens = torch.zeros(4, dtype=torch.int64)
     rows = torch.tensor([1, 0, 2, 3], dtype=torch.int32)
     chosen = KERNELS.choose_tokens(logits, table, rows, torch.zeros(4, dtype=torch.int64), last_tokens)
-    assert chosen.tolist() == [1, 1, NOT_FINITE, NONE_LEFT]
-    assert last_tokens.tolist() == [1, 1, NOT_FINITE, NONE_LEFT]
+    assert chosen.tolist() == [1, 1, UNKNOWN, NONE_LEFT]
+    assert last_tokens.tolist() == [1, 1, UNKNOWN, NONE_LEFT]
 
 
 def test_draws_follow_the_distribution_that_the_filters_leave() -> None:

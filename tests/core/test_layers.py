@@ -37,10 +37,6 @@ def test_it_is_x_times_the_weight_transposed_plus_the_bias(factory: Factory, bia
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_without_bias_there_is_none(factory: Factory) -> None:
-    assert filled(factory, 5, 3, bias=False)[0].bias is None
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_parts_have_the_names_and_shapes_of_a_checkpoint(factory: Factory, bias: bool) -> None:
     parts = Linear(factory, 5, 6, 2, 2, bias=bias).slots("layer.attn", "q", "k", "v")
@@ -60,13 +56,6 @@ def test_what_is_copied_into_a_part_is_in_the_layer(factory: Factory) -> None:
         parts[f"x.{name}.bias"].copy_(source.bias)
     x = torch.randn(4, 5)
     torch.testing.assert_close(layer(x), torch.cat([source(x) for source, _ in separate], dim=-1))
-
-
-def test_parts_cover_every_number_of_the_layer(factory: Factory) -> None:
-    layer = Linear(factory, 5, 6, 2, 3, bias=True)
-    for part in layer.slots("x", "a", "b", "c").values():
-        part.copy_(torch.full(tuple(part.shape), 7.0))
-    assert torch.equal(layer(torch.eye(5)), torch.full((5, 11), 14.0))
 
 
 def test_a_name_too_few_is_a_mistake(factory: Factory) -> None:

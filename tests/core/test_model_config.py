@@ -75,26 +75,18 @@ def test_a_table_is_read(tmp_path: Path) -> None:
     assert read_json(tmp_path, "config.json") == {"name": "größer", "sizes": [1, 2]}
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
-        read_json(tmp_path, "config.json")
-
-
-@pytest.mark.parametrize("content", [b"{", b"", b"not json", b"\xff\xfe\xfa"])
-def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path, content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json is not valid JSON"):
-        read_json(tmp_path, "config.json")
-
-
-def test_tables_too_deep_for_any_model_are_named(tmp_path: Path) -> None:
-    write(tmp_path, b'{"a":' * 100_000)
-    with pytest.raises(UnsupportedModel, match=r"not valid JSON.*recursion"):
-        read_json(tmp_path, "config.json")
-
-
-@pytest.mark.parametrize("content", [b"[]", b'"text"', b"3", b"null"])
-def test_what_is_no_table_is_named(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path, content)
-    with pytest.raises(UnsupportedModel, match=r"config\.json must hold a JSON table"):
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, ModelNotFound, r"config\.json is missing"),
+        *((content, UnsupportedModel, r"config\.json is not valid JSON") for content in (b"{", b"", b"\xff\xfe\xfa")),
+        (b'{"a":' * 100_000, UnsupportedModel, r"not valid JSON.*recursion"),
+        *((content, UnsupportedModel, r"config\.json must hold a JSON table") for content in (b"[]", b"3", b"null")),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes | None, error: type[Exception], message: str) -> None:
+    if content is not None:
+        write(tmp_path, content)
+    with pytest.raises(error, match=message):
         read_json(tmp_path, "config.json")

@@ -47,14 +47,6 @@ def test_different_addresses_have_different_keys() -> None:
 
 
 @FAST
-@given(seeds, st.integers(0, 1000), st.integers(0, 10**6))
-def test_keys_are_64_bits_and_depend_on_nothing_else(seed: int, index: int, position: int) -> None:
-    key = position_key(sequence_seed(seed, index), position)
-    assert 0 <= key <= MASK
-    assert key == position_key(sequence_seed(seed, index), position)
-
-
-@FAST
 @given(seeds)
 def test_neighbouring_seeds_completions_and_positions_differ_in_many_bits(seed: int) -> None:
     here = position_key(sequence_seed(seed, 0), 0)

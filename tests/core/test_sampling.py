@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nanoengine.core.randomness import MASK, mix, sequence_seed
-from nanoengine.core.sampling import _mix, gumbel_noise, keep_likeliest, position_keys, signed
+from nanoengine.core.sampling import _mix, gumbel_noise, keep_likeliest, position_keys
 from tests.kernels.draws import (
     Draw,
     every_draw,
@@ -26,12 +26,6 @@ EULER_GAMMA = 0.5772156649015329
 
 
 # ---- keys
-
-
-def test_keys_keep_all_their_bits() -> None:
-    keys = [0, 1, (1 << 63) - 1, 1 << 63, MASK]
-    assert [key & MASK for key in keys_of(keys).tolist()] == keys
-    assert [signed(key) for key in keys] == [0, 1, (1 << 63) - 1, -1 << 63, -1]
 
 
 def test_the_tensors_mix_is_that_of_whole_numbers() -> None:
@@ -60,18 +54,7 @@ def test_noise_has_the_mean_and_variance_of_gumbels_distribution() -> None:
     assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.02)
 
 
-def test_noise_of_a_token_does_not_depend_on_the_size_of_the_vocabulary() -> None:
-    keys = keys_of([1, 2**63 + 5, MASK])
-    many, few = (gumbel_noise(keys, torch.arange(count)[None]) for count in (1000, 77))
-    assert torch.equal(many[:, :77], few)
-
-
-def test_noise_of_a_row_does_not_depend_on_its_neighbours() -> None:
-    ids = torch.arange(50)[None]
-    assert torch.equal(gumbel_noise(keys_of([5, 6, 7]), ids)[1], gumbel_noise(keys_of([6]), ids)[0])
-
-
-def test_ids_may_differ_from_row_to_row() -> None:
+def test_noise_depends_on_key_and_id_alone() -> None:
     keys, ids = random_keys(3), torch.tensor([[5, 9], [0, 1], [7, 7]])
     every = gumbel_noise(keys, torch.arange(10)[None])
     assert torch.equal(gumbel_noise(keys, ids), every.gather(-1, ids))

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, sequence_seed
-from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, SamplingTable, draw_tokens
+from nanoengine.core.sampling import SamplingTable, draw_tokens
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -92,7 +93,7 @@ def test_of_equal_ones_the_lowest_id_is_the_likeliest(draw: Draw, vocab_size: in
 @pytest.mark.parametrize("vocab_size", [100, 40_000])
 def test_a_logit_that_is_not_finite_is_found_wherever_it_is(draw: Draw, vocab_size: int, temperature: float) -> None:
     rows = 30
-    logits, expected = random_logits(1, rows, vocab_size), [NOT_FINITE] * rows
+    logits, expected = random_logits(1, rows, vocab_size), [UNKNOWN] * rows
     for row in range(rows):
         logits[row, row * (vocab_size - 1) // (rows - 1)] = torch.nan if row % 2 else torch.inf
     logits[-1], expected[-1] = -torch.inf, NONE_LEFT
@@ -254,7 +255,7 @@ def test_nan_and_infinity_give_no_token_and_leave_their_neighbours_alone(
     rows = [how(seed=i, **settings) for i in range(3)]
     expected = choose(logits, rows, draw=draw).tolist()
     logits[1, 4] = value
-    expected[1] = NOT_FINITE
+    expected[1] = UNKNOWN
     assert choose(logits, rows, draw=draw).tolist() == expected
 
 

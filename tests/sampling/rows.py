@@ -146,10 +146,11 @@ class Bench:
         read = self.sampler.sample(
             plan,
             torch.cat((logits, torch.full((padding, self.vocab_size), torch.nan))),
-            np.array(rows, dtype=np.int32),
-            np.array(positions, dtype=np.int32),
-            torch.tensor([*rows, *[self.num_rows] * padding], dtype=torch.int32),
-            torch.tensor([*positions, *[0] * padding], dtype=torch.int32),
+            [np.array(own, dtype=np.int32) for own in (rows, positions)],
+            [
+                torch.tensor([*own, *[fill] * padding], dtype=torch.int32)
+                for own, fill in ((rows, self.num_rows), (positions, 0))
+            ],
             self.last_tokens,
         )
         result = StepResult([])

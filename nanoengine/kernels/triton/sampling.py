@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nanoengine.core import randomness, sampling
+from nanoengine.core import messages, randomness
 from nanoengine.core.sampling import SamplingTable
 from nanoengine.kernels.triton.candidates import (
     LEAST_TEMPERATURE,
@@ -29,8 +29,8 @@ from nanoengine.kernels.triton.launch import num_multiprocessors
 GOLDEN_GAMMA = tl.constexpr(randomness.GOLDEN_GAMMA)
 MIX_1 = tl.constexpr(randomness.MIX_1)
 MIX_2 = tl.constexpr(randomness.MIX_2)
-NOT_FINITE = tl.constexpr(sampling.NOT_FINITE)
-NONE_LEFT = tl.constexpr(sampling.NONE_LEFT)
+NOT_FINITE = tl.constexpr(messages.UNKNOWN)
+NONE_LEFT = tl.constexpr(messages.NONE_LEFT)
 
 NO_TOKEN = tl.constexpr(2**31 - 1)
 """Above all ids."""

@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nanoengine.core.sampling import NONE_LEFT, NOT_FINITE, gumbel_noise
+from nanoengine.core.messages import NONE_LEFT, UNKNOWN
+from nanoengine.core.sampling import gumbel_noise
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.kernels.triton import candidates, sampling
 from nanoengine.kernels.triton.candidates import TILE, size_of_parts
@@ -154,7 +155,7 @@ def test_rows_without_a_finite_highest_logit(params: dict[str, float]) -> None:
         logits[i, 1026:1028] = torch.tensor(head)
     logits[5], logits[6] = -inf, nan
     chosen = Rows([params] * 7).choose(logits)
-    none = [NOT_FINITE, NOT_FINITE, None, NOT_FINITE, NONE_LEFT, NOT_FINITE]
+    none = [UNKNOWN, UNKNOWN, None, UNKNOWN, NONE_LEFT, UNKNOWN]
     assert [token if token < 0 else None for token in chosen] == [None, *none]
     assert chosen[3] != 1026
 
@@ -217,4 +218,4 @@ def test_tokens_are_written_into_their_rows_too() -> None:
 def test_a_row_whose_scores_are_all_lost_to_a_tiny_temperature_has_no_token() -> None:
     """Rather than one that no vocabulary has."""
     logits = torch.full((1, 50), -3e38, device=DEVICE)
-    assert Rows([{"temperature": 1e-20}]).choose(logits) == [NOT_FINITE]
+    assert Rows([{"temperature": 1e-20}]).choose(logits) == [UNKNOWN]
