@@ -47,6 +47,7 @@ CAPABILITIES = {
     ),
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation")),
     "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share",)),
     "observability": Entry("Observability"),
 }

@@ -111,7 +111,10 @@ class LLMEngine:
             self._num_requests += 1
             request_id = None if own in self.requests else own
         text = prompt if isinstance(prompt, str) else None
-        return Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
+        request = Request(request_id, text, self._check_prompt(prompt), params, cache_salt, priority, client)
+        for part in self.scheduler.parts.copy():
+            part.made(request)
+        return request
 
     def _check_prompt(self, prompt: str | Seq[int]) -> list[int]:
         if isinstance(prompt, str):

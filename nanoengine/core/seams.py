@@ -57,8 +57,13 @@ class KVStore:
 class PolicyPart:
     """The policy's part of a capability. The methods stand in the order in which the scheduler and the engine call them."""
 
+    def made(self, request: Request) -> None:
+        """It was checked, and may be submitted later. Called in the thread of whoever makes it; raises a named error to refuse
+        it.
+        """
+
     def submitted(self, request: Request) -> None:
-        """It was checked and queued."""
+        """It was queued."""
 
     # ---- while the scheduler makes a step
 

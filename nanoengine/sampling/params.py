@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from nanoengine.core import sampling_params as core
@@ -54,6 +56,7 @@ class SamplingParams(core.SamplingParams):
         logprobs: return the log probability of each chosen token and of this many likeliest ones (0: the chosen only).
             They are the model's own: before penalties, bias, temperature and filters.
         prompt_logprobs: the same for the tokens of the prompt, but for the first, which nothing predicts.
+        structured_outputs: what the text must look like: `StructuredOutputs`, or a dict of its fields.
 
     Raises:
         InvalidSamplingParams: a value outside its range.
@@ -74,6 +77,7 @@ class SamplingParams(core.SamplingParams):
     best_of: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: Any = None
     bad_word_tokens: tuple[tuple[int, ...], ...] = field(default=(), init=False, repr=False, compare=False)
     """Tokens of `bad_words`, set by `for_model`."""
 
@@ -104,6 +108,8 @@ class SamplingParams(core.SamplingParams):
         self.check_integer("best_of", self.n, MAX_COMPLETIONS, optional=True)
         self.check_integer("logprobs", 0, MAX_LOGPROBS, optional=True)
         self.check_integer("prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+        if self.structured_outputs is not None:
+            self.keep("structured_outputs", structured(self.structured_outputs))
 
     @property
     def is_penalized(self) -> bool:
@@ -175,6 +181,20 @@ class SamplingParams(core.SamplingParams):
 
 def _rank(output: CompletionOutput) -> tuple[bool, float]:
     return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
+
+
+def structured(value: object) -> Any:
+    if find_spec("nanoengine.structured") is None or find_spec("llguidance") is None:
+        raise InvalidSamplingParams(
+            "structured_outputs is given, but structured outputs are not installed: pip install 'nanoengine[structured]'"
+        )
+    kind = import_module("nanoengine.structured.params").StructuredOutputs
+    if isinstance(value, kind):
+        return value
+    names = [own.name for own in dataclasses.fields(kind) if own.init]
+    if not isinstance(value, Mapping) or not value.keys() <= set(names):
+        raise InvalidSamplingParams(f"structured_outputs is {shown(value)}: it must have fields among {', '.join(names)}")
+    return kind(**value)
 
 
 def strings(field: str, value: object) -> tuple[str, ...]:

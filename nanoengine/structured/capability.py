@@ -1,0 +1,31 @@
+"""Structured outputs as a capability of the engine."""
+
+from __future__ import annotations
+
+from nanoengine.core.capability import Capability
+from nanoengine.core.startup import Startup
+from nanoengine.speculation.drafter import Drafter
+from nanoengine.speculation.verification import DraftVerifier
+from nanoengine.structured.forced import ForcedDrafts
+from nanoengine.structured.grammars import Grammars
+from nanoengine.structured.masks import GrammarMasks
+from nanoengine.structured.structured import Structured
+
+
+class StructuredOutput(Capability):
+    structured: Structured
+    """Set by `policy`."""
+
+    def runner(self, startup: Startup) -> None:
+        sampler = startup.runner.sampler
+        masks = GrammarMasks(sampler.vocab_size, startup.device)
+        sampler.processors.append(masks)
+        startup.runner.parts.append(masks)
+        if sampler.verifier is None:
+            sampler.verifier = DraftVerifier(startup.device)
+
+    def policy(self, startup: Startup) -> None:
+        grammars = Grammars(startup.tokenizer, startup.model_config.vocab_size, startup.eos_token_ids)
+        speculates = any(isinstance(part, Drafter) for part in startup.parts)
+        self.structured = Structured(grammars, startup.parts, None if speculates else ForcedDrafts(startup.num_rows))
+        startup.parts.append(self.structured)

@@ -1,0 +1,50 @@
+"""ForcedDrafts: what a grammar leaves no choice about are drafts, which ordinary verification accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nanoengine.core.sequence import Sequence
+from nanoengine.speculation.drafter import Candidate, Drafter
+from nanoengine.speculation.options import MAX_DRAFTS
+from nanoengine.structured.constraint import NAME, Constraint
+
+
+class ForcedDrafts(Drafter):
+    """The drafts of constrained sequences where nothing else guesses. Nearly all are accepted, so none is too many.
+
+    A draft is right unless the model itself would have written the same text in other tokens than its tokenizer does.
+
+    Args:
+        num_rows: most samples of a step without drafts, for which there is memory.
+    """
+
+    def __init__(self, num_rows: int):
+        self.num_rows = num_rows
+        self.num_drafts = self.num_accepted = 0
+
+    def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
+        return ()
+
+    def choose(
+        self, candidates: Iterable[Candidate], num_decodes: int, num_tokens: int, budget: int
+    ) -> dict[Sequence, list[int]]:
+        budget = min(budget, self.num_rows - num_decodes)
+        chosen: dict[Sequence, list[int]] = {}
+        for seq, _, most in candidates:
+            constraint: Constraint | None = seq.state.get(NAME)
+            if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
+                forced = constraint.forced(min(most, budget, MAX_DRAFTS))
+                if drafts := until_the_end(forced, seq):
+                    chosen[seq] = drafts
+                    budget -= len(drafts)
+        return chosen
+
+    def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+
+
+def until_the_end(drafts: list[int], seq: Sequence) -> list[int]:
+    """Without the token that ends a sequence: nothing can be drafted behind it."""
+    return next((drafts[:place] for place, token in enumerate(drafts) if token in seq.stop_token_ids), drafts)
