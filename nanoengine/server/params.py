@@ -13,6 +13,7 @@ from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
+from nanoengine.server.structured import structured_outputs
 
 logger = logging.getLogger("nanoengine.server")
 
@@ -22,7 +23,7 @@ MANY = 1000
 SHARED = [
     field.name
     for field in fields(SamplingParams)
-    if field.name in Generation.__struct_fields__ and field.name not in ("seed", "logit_bias")
+    if field.name in Generation.__struct_fields__ and field.name not in ("seed", "logit_bias", "structured_outputs")
 ]
 """Fields that mean in a request what they mean in `SamplingParams`."""
 
@@ -76,6 +77,8 @@ def sampling_params(
         values["prompt_logprobs"] = prompt_logprobs
     if max_tokens is not None:
         values["max_tokens"] = max_tokens
+    if (wanted := structured_outputs(request)) is not None:
+        values["structured_outputs"] = wanted
     try:
         return SamplingParams(**{"max_tokens": None, **defaults, **values, "logprobs": logprobs})
     except InvalidSamplingParams as error:

@@ -41,7 +41,7 @@ IGNORED = (
 calls of tools, of which there are none."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
     **dict.fromkeys(("prompt_embeds", "thinking_token_budget", "repetition_detection", "chat_template"), ()),
     **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
     **dict.fromkeys(("use_beam_search", "early_stopping", "watermarking", "return_weight_versions"), (False,)),
@@ -136,14 +136,14 @@ class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, ca
     cache_salt: str | None = None
     echo: bool | None = False
     stream_interval: Positive | None = None
+    structured_outputs: Table | None = None
+    # llama.cpp's
+    json_schema: Table | None = None
+    grammar: str | None = None
 
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
         _refuse(self)
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            raise Problem(
-                400, "response_format is not supported but for {'type': 'text'}: leave it out", "response_format"
-            )
         if self.stream_options is not None and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
