@@ -193,7 +193,9 @@ def structured(value: object) -> Any:
         return value
     names = [own.name for own in dataclasses.fields(kind) if own.init]
     if not isinstance(value, Mapping) or not value.keys() <= set(names):
-        raise InvalidSamplingParams(f"structured_outputs is {shown(value)}: it must have fields among {', '.join(names)}")
+        raise InvalidSamplingParams(
+            f"structured_outputs is {shown(value)}: it must have fields among {', '.join(names)}"
+        )
     return kind(**value)
 
 

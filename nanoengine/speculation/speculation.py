@@ -29,9 +29,9 @@ logger = logging.getLogger("nanoengine")
 LEAST_GAIN = 1.02
 """Tokens per second must be expected to grow by more than this factor: less is lost in what nobody can foresee."""
 
-MASK = "mask"
-"""In `Sequence.state` if the sequence has a mask from outside. Each mask is made from the token before it, so such a sequence has
-no drafts."""
+CONSTRAINT = "constraint"
+"""In `Sequence.state` if a grammar constrains the sequence: it says which tokens must come next (`forced`), and which drafts may
+(`allowed`)."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,13 @@ class _State:
 
     proposer: SequenceProposer | None  # None: it raised, or the runner guesses
     acceptance: Acceptance
+    num_forced: int = 0  # drafts of the last guess that a grammar forces: nothing is learned from them
     unverified: tuple[int, list[int]] | None = None  # (first position, tokens) of a guess that no step has verified
+
+    def chances(self, num_drafts: int) -> list[float]:
+        """How likely the first of some drafts is accepted, the first two are, and so on."""
+        num_forced = min(self.num_forced, num_drafts)
+        return [1.0] * num_forced + self.acceptance.chances(num_drafts - num_forced)
 
 
 class _Guess(NamedTuple):
@@ -128,7 +134,7 @@ class Speculation(Drafter):
     ) -> dict[Sequence, list[int]]:
         guesses: list[_Guess] = []
         for seq, first, most in candidates:
-            if not getattr(seq.params, "speculate", True) or MASK in seq.state:
+            if not getattr(seq.params, "speculate", True):
                 continue
             guess = self._guess(seq, first, min(most, self.num_drafts))
             if guess:
@@ -142,6 +148,8 @@ class Speculation(Drafter):
                 chosen[seq] = guess[:count]
                 continue
             self.stats.num_not_worth += 1
+            if state.num_forced:
+                continue
             if state.proposer is None:
                 state.acceptance.fade()  # the runner makes no guess that is not verified: nothing is learned from it
             else:
@@ -153,7 +161,7 @@ class Speculation(Drafter):
         chances = [
             (chance, i, place)
             for i, guess in enumerate(guesses)
-            for place, chance in enumerate(guess.state.acceptance.chances(len(guess.tokens)))
+            for place, chance in enumerate(guess.state.chances(len(guess.tokens)))
         ]
         # The sort is stable, so a draft never comes before the drafts that it stands behind.
         chances.sort(key=lambda draft: -draft[0])
@@ -178,20 +186,24 @@ class Speculation(Drafter):
         is_new = state is None
         if state is None:
             state = self._states[seq] = _State(None, Acceptance(self.num_drafts, like=self._typical))
-        if self.proposer is None:
-            return [UNKNOWN] * most
+        constraint = seq.state.get(CONSTRAINT)
+        if self.proposer is None:  # masks are filled before the runner guesses
+            return [UNKNOWN] * most if constraint is None else []
         if state.unverified is not None:
             self._learn_from_unverified(state, seq)
         try:
             if is_new:
                 state.proposer = self._new_proposer(self.proposer, seq.request)
-            if state.proposer is None:
-                return []
-            guess = list(state.proposer.propose(seq.token_ids, num_in_flight + most))
+            guess = [] if state.proposer is None else state.proposer.propose(seq.token_ids, num_in_flight + most)
+            found = self._valid(list(guess)[num_in_flight : num_in_flight + most], seq)
         except Exception as error:  # a proposer that fails must not harm the sequence
             self._give_up(state, error)
-            return []
-        return self._valid(guess[num_in_flight : num_in_flight + most], seq)
+            found = []
+        if constraint is None:
+            return found
+        forced = [] if num_in_flight else self._valid(constraint.forced(most), seq)
+        state.num_forced = len(forced)
+        return constraint.allowed(found) if not num_in_flight and found[: len(forced)] == forced else forced
 
     def _new_proposer(self, proposer: Proposer, request: Request) -> SequenceProposer:
         """A prompt is read once for all completions of a request."""
@@ -217,8 +229,9 @@ class Speculation(Drafter):
     def settle(self, seq: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many of the drafts of a sequence were accepted."""
         self.stats.record(num_drafts, num_accepted)
-        if (state := self._states.get(seq)) is not None:
-            self._learn(state, num_drafts, num_accepted)
+        state = self._states.get(seq)
+        if state is not None and state.num_forced <= min(num_accepted, num_drafts - 1):
+            self._learn(state, num_drafts - state.num_forced, num_accepted - state.num_forced)
 
     def _learn(self, state: _State, num_drafts: int, num_right: int) -> None:
         for acceptance in (state.acceptance, self._typical):

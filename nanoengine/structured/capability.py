@@ -8,7 +8,7 @@ from nanoengine.speculation.drafter import Drafter
 from nanoengine.speculation.verification import DraftVerifier
 from nanoengine.structured.forced import ForcedDrafts
 from nanoengine.structured.grammars import Grammars
-from nanoengine.structured.masks import GrammarMasks
+from nanoengine.structured.masks import MaskPart
 from nanoengine.structured.structured import Structured
 
 
@@ -17,10 +17,8 @@ class StructuredOutput(Capability):
     """Set by `policy`."""
 
     def runner(self, startup: Startup) -> None:
+        MaskPart(startup.runner)
         sampler = startup.runner.sampler
-        masks = GrammarMasks(sampler.vocab_size, startup.device)
-        sampler.processors.append(masks)
-        startup.runner.parts.append(masks)
         if sampler.verifier is None:
             sampler.verifier = DraftVerifier(startup.device)
 

@@ -6,9 +6,6 @@ from collections.abc import Sequence as Seq
 
 from llguidance import LLMatcher
 
-NAME = "constraint"
-"""In `Sequence.state`: its `Constraint`."""
-
 
 class Constraint:
     """The state of a grammar behind the tokens that are known. One thread at a time may use it.

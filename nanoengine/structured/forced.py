@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from nanoengine.core.sequence import Sequence
 from nanoengine.speculation.drafter import Candidate, Drafter
 from nanoengine.speculation.options import MAX_DRAFTS
-from nanoengine.structured.constraint import NAME, Constraint
+from nanoengine.speculation.speculation import CONSTRAINT
+from nanoengine.structured.constraint import Constraint
 
 
 class ForcedDrafts(Drafter):
@@ -32,7 +33,7 @@ class ForcedDrafts(Drafter):
         budget = min(budget, self.num_rows - num_decodes)
         chosen: dict[Sequence, list[int]] = {}
         for seq, _, most in candidates:
-            constraint: Constraint | None = seq.state.get(NAME)
+            constraint: Constraint | None = seq.state.get(CONSTRAINT)
             if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
                 forced = constraint.forced(min(most, budget, MAX_DRAFTS))
                 if drafts := until_the_end(forced, seq):

@@ -9,9 +9,9 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
+from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.tokenizer import Tokenizer
@@ -20,7 +20,9 @@ from nanoengine.structured.params import StructuredOutputs
 MAX_CACHED = 256
 """Grammars that are kept for the next request that asks for the same."""
 
-LIMITS = {"initial_lexer_fuel": 2_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_grammar_size": 500_000}
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=2_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000
+)
 """What one grammar may take: about 40 ms of its lexer at the start; 15 ms and 3 ms of a mask."""
 
 
@@ -68,7 +70,7 @@ class Grammars:
 
     def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         try:
-            matcher = LLMatcher(tokenizer, grammar_of(outputs), limits=LLParserLimits(**LIMITS), log_level=0)
+            matcher = LLMatcher(tokenizer, grammar_of(outputs), limits=LIMITS, log_level=0)
         except ValueError as error:  # of another notation than it seems to be
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
         if matcher.is_error():
@@ -97,7 +99,7 @@ def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
         overrides |= {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     else:
         overrides |= {"whitespace_flexible": True}
-    return str(LLMatcher.grammar_from_json_schema(schema, overrides=overrides))
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, overrides)))
 
 
 def tag_grammar(table: dict[str, Any]) -> str:
@@ -108,10 +110,14 @@ def tag_grammar(table: dict[str, Any]) -> str:
     for own in structures:
         begin, end, schema = (own.get(name) if isinstance(own, dict) else None for name in ("begin", "end", "schema"))
         if not isinstance(begin, str) or not isinstance(end, str) or not isinstance(schema, dict):
-            raise InvalidSamplingParams("structured_outputs.structural_tag: a structure has strings begin and end, and a schema")
+            raise InvalidSamplingParams(
+                "structured_outputs.structural_tag: a structure has strings begin and end, and a schema"
+            )
         trigger = next((own for own in triggers if isinstance(own, str) and own and begin.startswith(own)), None)
         if trigger is None:
-            raise InvalidSamplingParams(f"structured_outputs.structural_tag: {begin!r} begins with none of the triggers")
+            raise InvalidSamplingParams(
+                f"structured_outputs.structural_tag: {begin!r} begins with none of the triggers"
+            )
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     return StructTag.to_grammar(tags, assume_special=False)
 

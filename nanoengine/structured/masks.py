@@ -10,14 +10,14 @@ from torch import Tensor
 
 from nanoengine.core.device import Device
 from nanoengine.core.messages import StepPlan
-from nanoengine.core.model_runner import RunnerPart
+from nanoengine.core.model_runner import ModelRunner, RunnerPart
 from nanoengine.core.sampler import LogitsProcessor
 from nanoengine.sampling.row_processor import row_slices
 from nanoengine.structured.structured import MASKS, StepMasks
 
 
-class GrammarMasks(LogitsProcessor, RunnerPart):
-    """The masks of a step come with its plan, and are waited for behind the forward pass."""
+class GrammarMasks(LogitsProcessor):
+    """The masks of a step are waited for behind the forward pass."""
 
     def __init__(self, vocab_size: int, device: Device):
         self.vocab_size, self.device = vocab_size, device
@@ -25,9 +25,10 @@ class GrammarMasks(LogitsProcessor, RunnerPart):
         self._masks: StepMasks | None = None
         self._shifts = torch.arange(8, dtype=torch.uint8, device=device.torch_device)
 
-    def begin(self, plan: StepPlan) -> None:
-        self._masks = plan.extras.get(MASKS)
-        self.pieces = {} if self._masks is None else dict(self._masks.rows)
+    def take(self, masks: StepMasks | None) -> None:
+        """Those of the step that begins."""
+        self._masks = masks
+        self.pieces = {} if masks is None else dict(masks.rows)
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return np.flatnonzero(np.isin(rows, list(self.pieces)))
@@ -40,3 +41,15 @@ class GrammarMasks(LogitsProcessor, RunnerPart):
             allowed = bits.flatten(1)[:, : self.vocab_size].to(logits.dtype)
             # 0 or -inf, and added: NaN stays what it is. On a CPU a choice between two values would take many times as long.
             logits.index_add_(0, samples[part], 1 - 1 / allowed)
+
+
+class MaskPart(RunnerPart):
+    """Adds the processor to the sampler of a runner, and hands it the masks that come with plans."""
+
+    def __init__(self, runner: ModelRunner):
+        self.masks = GrammarMasks(runner.sampler.vocab_size, runner.device)
+        runner.sampler.processors.append(self.masks)
+        runner.parts.append(self)
+
+    def begin(self, plan: StepPlan) -> None:
+        self.masks.take(plan.extras.get(MASKS))

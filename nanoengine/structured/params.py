@@ -71,7 +71,9 @@ class StructuredOutputs:
         else:
             text = _table_text(kind, value)
         if len(text) > MAX_CHARS:
-            raise InvalidSamplingParams(f"structured_outputs.{kind} has {len(text)} characters: at most {MAX_CHARS} can be")
+            raise InvalidSamplingParams(
+                f"structured_outputs.{kind} has {len(text)} characters: at most {MAX_CHARS} can be"
+            )
         if not isinstance(self.disable_any_whitespace, bool):
             raise InvalidSamplingParams("structured_outputs.disable_any_whitespace must be True or False")
         if self.whitespace_pattern is not None:
@@ -102,7 +104,9 @@ def _choice_text(value: object) -> str:
 def _table_text(name: str, value: object) -> str:
     """JSON text of a table that is given as such or as text: no deeper than `MAX_DEPTH`, and with plain values only."""
     if isinstance(value, str) and len(value) > MAX_CHARS:
-        raise InvalidSamplingParams(f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be")
+        raise InvalidSamplingParams(
+            f"structured_outputs.{name} has {len(value)} characters: at most {MAX_CHARS} can be"
+        )
     try:
         table = json.loads(value) if isinstance(value, str) else value
         if table is True and name == "json":  # as a schema: anything

@@ -14,7 +14,8 @@ from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
-from nanoengine.structured.constraint import NAME, Constraint
+from nanoengine.speculation.speculation import CONSTRAINT
+from nanoengine.structured.constraint import Constraint
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
 
@@ -66,7 +67,9 @@ class Structured(PolicyPart):
         self.grammars, self.parts, self.drafter = grammars, parts, drafter
         self.constraints: dict[Sequence, Constraint] = {}
         self.words = -(-grammars.vocab_size // 32)
-        self._filler = ThreadPoolExecutor(1, "masks")  # llguidance lets go of the interpreter and has threads of its own
+        self._filler = ThreadPoolExecutor(
+            1, "masks"
+        )  # llguidance lets go of the interpreter and has threads of its own
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._in_flight: dict[int, StepMasks] = {}  # by the number of the step
@@ -84,7 +87,7 @@ class Structured(PolicyPart):
             self.parts.append(self.drafter)
         for seq in request.sequences:
             constraint = Constraint(self.grammars.matcher(outputs), outputs.behind)
-            self.constraints[seq] = seq.state[NAME] = constraint
+            self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
 
     def postponed(self, scheduler: Scheduler) -> Iterable[Sequence]:
@@ -95,7 +98,7 @@ class Structured(PolicyPart):
             return
         asked: list[tuple[Constraint, list[int]]] = []
         rows: list[tuple[int, int]] = []
-        samples = [(seq, ()) for seq in step.decodes]
+        samples: list[tuple[Sequence, tuple[int, ...]]] = [(seq, ()) for seq in step.decodes]
         samples += [(seq, run.drafts) for seq, run in zip(step.runs, step.plan.runs, strict=True) if run.samples]
         for seq, drafts in samples:
             constraint = self.constraints.get(seq)
