@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
-from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.tokenizer import Tokenizer
