@@ -103,6 +103,8 @@ def check_meaning(architecture: str, changes: dict[str, Any]) -> None:
     assert thetas == {
         rope["rope_theta"] for rope in ([ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types))
     }
+    rotates = [ours.layer(i).rope is not None for i in range(ours.num_layers)]
+    assert rotates == getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
     if ours.experts is not None:
         assert ours.experts.normalize == getattr(theirs, "norm_topk_prob", True)
 
