@@ -105,18 +105,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert set(order) == set(graph)
 
 
-TESTED_ELSEWHERE = {
-    "__init__",
-    "triton",
-    "triton_kernels",
-    "gates",
-    "capability",
-    "options",
-    "kv_cache",
-    "limits",
-    "model_config",
-    "headers",
-}
+TESTED_ELSEWHERE = {"__init__", "triton", "triton_kernels", "gates", "capability", "options", "kv_cache", "model_config"}
 
 
 @pytest.mark.parametrize(
