@@ -48,17 +48,3 @@ def test_prompt_logprobs_are_those_of_transformers_in_chunks_too(options: dict[s
     assert others is not None
     assert [len(entry) for entry in others[1:]] == [1] * (len(beside.prompt_token_ids) - 1)
     engine.close()
-
-
-def test_masks_and_penalties_reach_the_model() -> None:
-    engine, sampling = make(async_scheduling=False)
-    request = engine.make_request("x", SamplingParams(max_tokens=6, frequency_penalty=2.0, ignore_eos=True))
-    engine.submit(request)
-    mask = bytearray(-(-engine.vocab_size // 32) * 4)
-    mask[0] = 0b11100000  # tokens 5, 6 and 7
-    sampling.masks.set_mask(request, mask)
-    while engine.has_unfinished:
-        engine.step()
-    assert set(request.sequences[0].output_token_ids) <= {5, 6, 7}
-    assert request.error is None
-    engine.close()

@@ -18,7 +18,6 @@ from nanoengine.core.startup import Startup
 from nanoengine.speculation.capability import SpeculativeDecoding
 from nanoengine.speculation.options import SpeculationOptions
 from nanoengine.speculation.speculation import Speculation
-from nanoengine.speculation.step_costs import StepCosts
 from tests.speculation.test_every_way import Free
 from tests.support import tiny_checkpoint
 
@@ -161,11 +160,3 @@ def test_other_mistakes_are_named(tiny: Path, tmp_path: Path) -> None:
         opened(tiny, speculation=f"model:{other}"),
     ):
         pass
-
-
-def test_costs_are_learned_from_steps(tiny: Path) -> None:
-    with opened(tiny, speculation="ngram") as (llm, own):
-        own.costs = StepCosts([(1, 1e3), (64, 1e3)])
-        run(llm)
-        assert own.costs.curve[0][1] < 1e3
-        assert not own._starts
