@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
-from nanoengine.sampling.params import SamplingParams
+from nanoengine.sampling.params import SamplingParams as Params
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.proposer import Proposer
 from nanoengine.speculation.speculation import Speculation
@@ -24,11 +23,6 @@ from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
 from tests.speculation.scripted import HARM, Say, Scripted
 
 NUM_WAYS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Params(SamplingParams):
-    speculate: bool = True
 
 
 class Free(StepCosts):
@@ -65,7 +59,7 @@ def make(proposer: Proposer, *, num_drafts: int = 4, **options: Any) -> tuple[LL
     return make_engine(drafter=own, extras=[own], listeners=[own], **options), own
 
 
-def truth(*requests: tuple[list[int], SamplingParams]) -> tuple[Say, list[Any]]:
+def truth(*requests: tuple[list[int], Params]) -> tuple[Say, list[Any]]:
     """What an engine without drafts says."""
     engine = make_engine()
     made = [engine.make_request(*request) for request in requests]
