@@ -113,11 +113,10 @@ def test_recompute_copies_nothing(open_llm: OpenLLM, prompts: Tokens, right: lis
     ("kv_host_memory", "chunk", "kernels"),
     [(SMALL, 8192, "auto"), (SMALL, 40, "auto"), (LARGE, 8192, "auto"), (LARGE, 40, "auto"), (SMALL, 40, "torch")],
 )
-@pytest.mark.parametrize("mode", ["swap", "auto"])
 def test_swapped_blocks_come_back_as_they_were(
-    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int, kernels: str, mode: str
+    open_llm: OpenLLM, prompts: Tokens, right: list[Tokens], kv_host_memory: int, chunk: int, kernels: str
 ) -> None:
-    options = {"preemption_mode": mode, "kv_host_memory": kv_host_memory, "max_num_batched_tokens": chunk}
+    options = {"preemption_mode": "swap", "kv_host_memory": kv_host_memory, "max_num_batched_tokens": chunk}
     with open_llm(**TINY_POOL, **options, kernels=kernels) as llm:
         assert run(llm, prompts) == right
         assert llm.engine.scheduler.num_preemptions > 0
