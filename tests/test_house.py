@@ -105,7 +105,16 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert set(order) == set(graph)
 
 
-TESTED_ELSEWHERE = {"__init__", "triton", "triton_kernels", "gates", "capability", "options", "kv_cache", "model_config"}
+TESTED_ELSEWHERE = {
+    "__init__",
+    "triton",
+    "triton_kernels",
+    "gates",
+    "capability",
+    "options",
+    "kv_cache",
+    "model_config",
+}
 
 
 @pytest.mark.parametrize(

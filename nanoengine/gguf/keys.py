@@ -25,8 +25,11 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0.0,)),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
     **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
-    "expert_gating_func": (1,), "expert_weights_scale": (0.0, 1.0), "nextn_predict_layers": (0,),
-    "rope.scaling.yarn_ext_factor": (-1.0, 1.0), "rope.scaling.yarn_log_multiplier": (0.0,),
+    "expert_gating_func": (1,),
+    "expert_weights_scale": (0.0, 1.0),
+    "nextn_predict_layers": (0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
 }
 """Keys that are not translated -> the values with which they change nothing."""
 
