@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,76 +21,90 @@ ALL = tuple(dict.fromkeys((*CAPABILITIES, *CLIENTS, *LAYERS)))
 CASES = [*((name,) for name in CAPABILITIES), CLIENTS, ("gguf",), ALL]  # without one of LAYERS, none of them is used
 
 PROGRAM = """
-import json, sys
-sys.meta_path[:] = [own for own in sys.meta_path if "Editable" not in repr(own)]  # it would find the original's folders
-from nanoengine import LLM
-from nanoengine.builder import CAPABILITIES, is_installed
-from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.sampling_params import SamplingParams
+import json, os, sys
+import tokenizers, torch, transformers  # once: each deletion is tried in a process that is forked from this one
 
-gone, said = json.loads(sys.argv[1]), {}
-for folder in set(gone) & set(CAPABILITIES):
-    for name in CAPABILITIES[folder].names:
-        try:
-            LLM(sys.argv[2], use_tqdm=False, **{name: None})
-        except InvalidConfig as error:
-            said[folder] = str(error)
-options = {"dtype": "float32", "device": "cpu", "max_model_len": 200, "num_kv_blocks": 30}
-if is_installed("speculation"):
-    options["speculation"] = "ngram"
-if is_installed("kv_offload"):
-    options["kv_host_memory"] = 1 << 24
-with LLM(sys.argv[2], use_tqdm=False, **options) as llm:
-    prompts = [[7 * i % 300 + 300 for i in range(n)] for n in (5, 90, 40, 90)]
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
-    greedy = [own.outputs[0].token_ids for own in llm.generate(prompts, params, use_tqdm=False)]
-    drawn = llm.generate(prompts[:2], SamplingParams(seed=3, n=2, max_tokens=12, ignore_eos=True), use_tqdm=False)
-    sampled = [[own.token_ids for own in output.outputs] for output in drawn]
-print(json.dumps({"greedy": greedy, "sampled": sampled, "said": said}))
+sys.meta_path[:] = [own for own in sys.meta_path if "Editable" not in repr(own)]  # it would find the original's folders
+
+
+def say(model, gone):
+    from nanoengine import LLM
+    from nanoengine.builder import CAPABILITIES, is_installed
+    from nanoengine.core.errors import InvalidConfig
+    from nanoengine.core.sampling_params import SamplingParams
+
+    said = {}
+    for folder in set(gone) & set(CAPABILITIES):
+        for name in CAPABILITIES[folder].names:
+            try:
+                LLM(model, use_tqdm=False, **{name: None})
+            except InvalidConfig as error:
+                said[folder] = str(error)
+    options = {"dtype": "float32", "device": "cpu", "max_model_len": 200, "num_kv_blocks": 30}
+    if is_installed("speculation"):
+        options["speculation"] = "ngram"
+    if is_installed("kv_offload"):
+        options["kv_host_memory"] = 1 << 24
+    with LLM(model, use_tqdm=False, **options) as llm:
+        prompts = [[7 * i % 300 + 300 for i in range(n)] for n in (5, 90, 40, 90)]
+        params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+        greedy = [own.outputs[0].token_ids for own in llm.generate(prompts, params, use_tqdm=False)]
+        drawn = llm.generate(prompts[:2], SamplingParams(seed=3, n=2, max_tokens=12, ignore_eos=True), use_tqdm=False)
+        sampled = [[own.token_ids for own in output.outputs] for output in drawn]
+    print(json.dumps({"greedy": greedy, "sampled": sampled, "said": said}), flush=True)
+
+
+for line in sys.stdin:
+    copy, gone = json.loads(line)
+    child = os.fork()
+    if not child:
+        sys.path.insert(0, copy)
+        say(copy + "/nanoengine/demo", gone)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        print("null", flush=True)
 """
 
-
-def run_without(folder: Path, gone: tuple[str, ...]) -> dict[str, object]:
-    """What the program says, run on a copy of the package in which some folders are not there."""
-    copy = folder / "copy"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "nanoengine", copy / "nanoengine", ignore=ignored)
-    for name in gone:
-        shutil.rmtree(copy / "nanoengine" / name)
-    model = copy / "nanoengine" / "demo"
-    environment = os.environ | {"PYTHONPATH": str(copy), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", PROGRAM, json.dumps(gone), str(model)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+Said = dict[str, Any]
+Run = Callable[[tuple[str, ...]], Said]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def run_without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """What the program says, run on a copy of the package in which some folders are not there."""
+    folder = tmp_path_factory.mktemp("deleted")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", PROGRAM]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=environment, **pipes) as process:
+
+        def run(gone: tuple[str, ...]) -> Said:
+            copy = folder / ("-".join(gone)[:50] or "whole")
+            shutil.copytree(ROOT / "nanoengine", copy / "nanoengine", ignore=shutil.ignore_patterns("__pycache__"))
+            for name in gone:
+                shutil.rmtree(copy / "nanoengine" / name)
+            print(json.dumps([str(copy), gone]), file=process.stdin, flush=True)
+            found: Said | None = json.loads(process.stdout.readline())
+            assert found is not None, "it fails; its stderr says why"
+            return found
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def expected(run_without: Run) -> Said:
     """With nothing deleted."""
-    return run_without(tmp_path_factory.mktemp("whole"), ())
+    return run_without(())
 
 
 @pytest.mark.parametrize("gone", CASES, ids=lambda gone: "+".join(gone[:3]))
-def test_what_is_left_says_the_same(tmp_path: Path, expected: dict[str, object], gone: tuple[str, ...]) -> None:
-    found = run_without(tmp_path, gone)
+def test_what_is_left_says_the_same(run_without: Run, expected: Said, gone: tuple[str, ...]) -> None:
+    found = run_without(gone)
     missing = {name for name, own in CAPABILITIES.items() if own.names and name in gone}
     said = found["said"]
-    assert isinstance(said, dict)
     assert said.keys() == missing
     assert all(f"{name.replace('_', ' ')} is not installed" in text for name, text in said.items())
     if not set(gone) & set(LAYERS):  # the core's kernels round otherwise than those that were compiled for this CPU
         assert (found["greedy"], found["sampled"]) == (expected["greedy"], expected["sampled"])
     else:
         assert found["greedy"] == expected["greedy"]
-
-
-def test_the_names_in_the_list_are_those_of_the_options() -> None:
-    from dataclasses import fields
-    from importlib import import_module
-
-    for folder, own in CAPABILITIES.items():
-        if own.options is not None:
-            kind = getattr(import_module(f"nanoengine.{folder}.options"), own.options)
-            assert own.names == tuple(field.name for field in fields(kind)), folder

@@ -113,9 +113,7 @@ TESTED_ELSEWHERE = {
     "capability",
     "options",
     "kv_cache",
-    "limits",
     "model_config",
-    "headers",
 }
 
 

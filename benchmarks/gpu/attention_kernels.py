@@ -11,8 +11,9 @@ import torch
 from benchmarks.gpu.kernel_bench import Bench, caches, lens_of_workload, memory_for, step, tokens_in_blocks
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.core.layers import Attention, Factory, RMSNorm
+from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.errors import InvalidConfig
+from nanoengine.layers.attention import Attention
 from nanoengine.layers.rotary import RotaryEmbedding
 
 WINDOW = 128
@@ -90,7 +91,7 @@ def rotate_and_write(bench: Bench) -> None:
     with memory_for(bench, tokens_in_blocks(bench, [2 * max(bench.args.rows)])) as memory:
         for backend in backends(bench):
             cache = caches(bench, backend, memory)
-            layer = Attention(0, model.num_kv_heads, model.head_dim, AttentionSpec(1.0), backend, norms[0], norms[1])
+            layer = Attention(0, model, AttentionSpec(1.0), backend, *norms)
             num_slots = cache[0].shape[0] * bench.args.block_size
             for rows in bench.args.rows:
                 qkv = bench.random(rows, bench.qkv_width)

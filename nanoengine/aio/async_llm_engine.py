@@ -18,7 +18,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar, cast
 
-from nanoengine.aio.request_stream import Delta, RequestStream, failure_of
+from nanoengine.aio.request_stream import Delta, RequestStream, call_soon, failure_of
 from nanoengine.core.errors import EngineClosed, InvalidSamplingParams
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ class AsyncLLMEngine:
         self._check_alive()
         stream = RequestStream(request, asyncio.get_running_loop(), interval)
         self._num_sent += request.params.num_sequences
-        self._put(_Message(partial(self._submit, stream), partial(_end_stream, stream)))
+        self._put(_Message(partial(self._submit, stream), stream.end_with))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -216,7 +216,7 @@ class AsyncLLMEngine:
         try:
             self.engine.submit(request)
         except Exception as error:  # its id is in use, or a part of the engine raised in the middle
-            _end_stream(stream, error)
+            stream.end_with(error)
             if self.engine.requests.get(request.request_id) is request:
                 self.engine.abort(request.request_id)
             return
@@ -237,7 +237,7 @@ class AsyncLLMEngine:
         """One call for all streams of a loop; there is hardly ever a second loop."""
         for loop in {stream.loop for stream, *_ in news}:
             items = [item for item in news if item[0].loop is loop]
-            if not _call_soon(loop, partial(_deliver, items)):
+            if not call_soon(loop, partial(_deliver, items)):
                 for stream, *_ in items:  # the loop is closed: nobody is there any more
                     if self._streams.get(stream.request.request_id) is stream:
                         del self._streams[stream.request.request_id]
@@ -256,7 +256,7 @@ class AsyncLLMEngine:
             self.error = self.error or error
         self._is_over = True
         for stream in self._streams.values():
-            _end_stream(stream, self._reason())
+            stream.end_with(self._reason())
         self._streams.clear()
         self._refuse_messages()
 
@@ -280,10 +280,6 @@ def _deliver(news: list[News]) -> None:
         stream.deliver(deltas, is_over, error)
 
 
-def _end_stream(stream: RequestStream, error: Exception) -> None:
-    _call_soon(stream.loop, partial(stream.deliver, [], True, error))
-
-
 def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None) -> None:
     """Answer whoever waits, on his loop."""
 
@@ -295,13 +291,4 @@ def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None
         else:
             answer.set_exception(error)
 
-    _call_soon(answer.get_loop(), settle)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:
-    """Call a function on a loop; False if the loop is closed."""
-    try:
-        loop.call_soon_threadsafe(function)
-    except RuntimeError:
-        return False
-    return True
+    call_soon(answer.get_loop(), settle)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nanoengine.core.errors import StepFailed
@@ -74,14 +75,9 @@ class RequestStream:
         self.interval = interval
         self._cursors: list[_Cursor] = []  # the engine's; the rest belongs to the loop
         self._deltas: list[Delta] = []
-        self._is_over = False
+        self.is_over = False  # all of it has arrived
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all of it has arrived."""
-        return self._is_over
 
     # ---- in the thread of the engine
 
@@ -94,14 +90,18 @@ class RequestStream:
         interval = self.interval
         return [d for cursor in self._cursors if not cursor.is_over and (d := cursor.take(interval)) is not None]
 
+    def end_with(self, error: Exception) -> None:
+        """Nothing comes any more."""
+        call_soon(self.loop, partial(self.deliver, [], True, error))
+
     # ---- on the loop
 
     def deliver(self, deltas: Iterable[Delta], is_over: bool, error: BaseException | None = None) -> None:
         """Take what has come, and wake the reader."""
-        if self._is_over:
+        if self.is_over:
             return
         self._deltas += deltas
-        self._is_over, self._error = is_over, error
+        self.is_over, self._error = is_over, error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -122,7 +122,7 @@ class RequestStream:
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            if self._is_over:
+            if self.is_over:
                 raise StopAsyncIteration
             self._waiter = self.loop.create_future()
             await self._waiter
@@ -137,3 +137,12 @@ def failure_of(request: Request) -> StepFailed | None:
     failure = StepFailed(f"the request failed: {request.error}", [request.output()])
     failure.__cause__ = request.error
     return failure
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> bool:
+    """Call a function on a loop, from another thread; False if the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        return False
+    return True

@@ -61,11 +61,8 @@ class Search:
     def is_over(self) -> bool:
         return self.error is not None or not self.beams.running
 
-    def start(self) -> None:
-        """Submit the first request."""
-        self._submit([self.first])
-
-    def _submit(self, requests: list[Request]) -> None:
+    def submit(self, requests: list[Request]) -> None:
+        """Run the requests of the next step; the first is `first` alone."""
         self.requests = requests
         for request in requests:
             self.engine.submit(request)
@@ -85,7 +82,7 @@ class Search:
             self.beams.advance([(seq.logprobs or [])[-1] for seq in seqs])
             if self.beams.running:
                 prompt = self.first.prompt_token_ids
-                self._submit([self._request([*prompt, *beam.token_ids]) for beam in self.beams.running])
+                self.submit([self._request([*prompt, *beam.token_ids]) for beam in self.beams.running])
             else:
                 self._decode()
 
@@ -144,7 +141,7 @@ def beam_search(
     searches = [Search(engine, prompt, params, sampling, **options) for prompt in prompts]
     try:
         for search in searches:
-            search.start()
+            search.submit([search.first])
         while not all(search.is_over for search in searches):
             engine.step()
             for search in searches:

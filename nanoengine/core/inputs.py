@@ -7,6 +7,7 @@ tokens that the host has not seen yet are worked out on the device, from these n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -76,7 +77,7 @@ class Packed:
     numbers: Tensor = field(init=False)  # [size] int32
     sampled: list[np.ndarray] = field(init=False)  # without padding: the row of each sample, and its position there
 
-    @property
+    @cached_property
     def sections(self) -> list[slice]:
         runs, sections, start = len(self.query_lens), [], 0
         for size in (runs, runs, runs + 1, self.num_tokens, *[self.num_samples] * 3):
@@ -91,7 +92,8 @@ class Packed:
     def take_memory(self, device: Device) -> list[np.ndarray]:
         """Memory for the numbers, unset, by sections."""
         self.numbers = device.host_tensor(self.size, torch.int32)
-        return [self.numbers.numpy()[section] for section in self.sections]
+        numbers = self.numbers.numpy()
+        return [numbers[section] for section in self.sections]
 
 
 class InputBatch(NamedTuple):

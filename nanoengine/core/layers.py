@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import Kernels, Weight, WeightSlot
+from nanoengine.core.model_config import ModelConfig
 
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines, each [num_tokens, 1, head_dim / 2], float32."""
@@ -116,15 +117,9 @@ class Attention:
     sinks: Tensor | None = None  # [num_heads] float32, if the spec asks for them
 
     def __init__(
-        self,
-        layer: int,
-        num_kv_heads: int,
-        head_dim: int,
-        spec: AttentionSpec,
-        backend: AttentionBackend,
-        *norms: RMSNorm,
+        self, layer: int, config: ModelConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
     ):
-        self.layer, self.num_kv_heads, self.head_dim = layer, num_kv_heads, head_dim
+        self.layer, self.num_kv_heads, self.head_dim = layer, config.num_kv_heads, config.head_dim
         self.spec, self.backend, self.norms = spec, backend, norms
 
     def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:

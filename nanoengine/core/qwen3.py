@@ -31,9 +31,8 @@ def build_qwen3(
 
     def layer(number: int) -> DecoderLayer:
         norms = norm(config.head_dim), norm(config.head_dim)
-        attention = Attention(number, config.num_kv_heads, config.head_dim, spec, backend, *norms)
-        self_attn, mlp = SelfAttention(config, factory, attention), MLP(config, factory)
-        return DecoderLayer(norm(config.hidden_size), self_attn, norm(config.hidden_size), mlp, rotary)
+        self_attn = SelfAttention(config, factory, Attention(number, config, spec, backend, *norms))
+        return DecoderLayer(norm(config.hidden_size), self_attn, norm(config.hidden_size), MLP(config, factory), rotary)
 
     layers = [layer(number) for number in range(config.num_layers)]
     return Decoder(config, factory, layers, norm(config.hidden_size))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,14 @@ PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", 
 """The name of one of several files of a model; the first has all that describes it."""
 
 
+@dataclass(frozen=True, slots=True)
 class GGUFFile:
     """A GGUF file, or all parts of one that was split, memory-mapped."""
 
-    def __init__(self, path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorRecord], parts: list[mmap]):
-        self.path, self.metadata, self.tensors, self.parts = path, metadata, tensors, parts
+    path: Path
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorRecord]
+    parts: list[mmap]
 
     @staticmethod
     def open(path: Path) -> GGUFFile:
@@ -37,17 +41,16 @@ class GGUFFile:
         first = _read_part(path, 0)
         count = _split(first, "split.count", default=1)
         if count <= 1:
-            return GGUFFile(path, first.metadata, first.tensors, [first.content])
-        parts, tensors = [first.content], dict(first.tensors)
+            return first
+        parts, tensors = first.parts, dict(first.tensors)
         for number, part_path in enumerate(_part_paths(first, count)[1:], 1):
             part = _read_part(part_path, number)
             _check_part(part, first, number, count)
             if twice := tensors.keys() & part.tensors.keys():
-                raise InvalidWeights(
-                    f"{part_path} holds {shown(min(twice))} again, which another part holds: fetch both anew"
-                )
-            tensors.update(part.tensors)
-            parts.append(part.content)
+                again = f"holds {shown(min(twice))} again, which another part holds"
+                raise InvalidWeights(f"{part_path} {again}: fetch both anew")
+            tensors |= part.tensors
+            parts = parts + part.parts
         total = _split(first, "split.tensors.count", default=len(tensors))
         if total != len(tensors):
             raise InvalidWeights(
@@ -61,16 +64,7 @@ class GGUFFile:
         return np.frombuffer(self.parts[record.part], np.uint8, record.nbytes, record.offset)
 
 
-class _Part(NamedTuple):
-    """One file: its bytes, and what its header says."""
-
-    path: Path
-    content: mmap
-    metadata: dict[str, Any]
-    tensors: dict[str, TensorRecord]
-
-
-def _read_part(path: Path, number: int) -> _Part:
+def _read_part(path: Path, number: int) -> GGUFFile:
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
@@ -79,10 +73,10 @@ def _read_part(path: Path, number: int) -> _Part:
             content = mmap(file.fileno(), 0, access=ACCESS_COPY)
     except OSError as error:
         raise ModelNotFound(f"{path} cannot be read: {error}") from error
-    return _Part(path, content, *read_header(path, content, number))
+    return GGUFFile(path, *read_header(path, content, number), [content])
 
 
-def _part_paths(first: _Part, count: int) -> list[Path]:
+def _part_paths(first: GGUFFile, count: int) -> list[Path]:
     """Of a file that says that it has `count` parts; InvalidWeights unless it is the first, under its own name."""
     path = first.path
     match = PART.fullmatch(path.name)
@@ -96,7 +90,7 @@ def _part_paths(first: _Part, count: int) -> list[Path]:
     return paths
 
 
-def _check_part(part: _Part, first: _Part, number: int, count: int) -> None:
+def _check_part(part: GGUFFile, first: GGUFFile, number: int, count: int) -> None:
     """InvalidWeights unless a part is the one that is expected, and contradicts nothing that the first says."""
     if (_split(part, "split.no"), _split(part, "split.count")) != (number, count):
         raise InvalidWeights(f"{part.path} does not say that it is part {number + 1} of {count}: fetch it again")
@@ -107,7 +101,7 @@ def _check_part(part: _Part, first: _Part, number: int, count: int) -> None:
             )
 
 
-def _split(part: _Part, key: str, default: int | None = None) -> int:
+def _split(part: GGUFFile, key: str, default: int | None = None) -> int:
     value = part.metadata.get(key, default)
     if type(value) is not int or value < 0:
         raise InvalidWeights(f"{part.path} has {key} {shown(value)}, not a count: fetch it again")

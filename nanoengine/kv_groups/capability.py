@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 class KVGroups(Capability):
     """Layers with windows get block tables of their own, and attention is told which blocks all decodes share."""
 
-    groups_of_layers: list[KVGroup]
-
     def groups(self, startup: Startup) -> list[list[int]] | None:
         windows = startup.facts.get("windows")
         if windows is None or not any(windows):

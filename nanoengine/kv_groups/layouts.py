@@ -6,7 +6,6 @@ group of a kind has fewer layers, and its blocks are padded.
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -82,10 +81,6 @@ class Need:
     def num_blocks(self, num_tokens: int) -> int:
         """Of a sequence on its way to so many tokens."""
         return sum(self._of_group(group, num_tokens) for group in self.groups)
-
-    def longest(self, num_blocks: int, limit: int) -> int:
-        """Tokens of the longest sequence that so many blocks are enough for, at most `limit`."""
-        return bisect(range(1, limit + 1), num_blocks, key=self.num_blocks)
 
     def _of_group(self, group: KVGroup, num_tokens: int) -> int:
         """In a window: blocks of the new tokens of a step and of all tokens that the first of them sees. A decode keeps a block

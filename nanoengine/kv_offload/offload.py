@@ -158,7 +158,9 @@ class Offload(KVStore, PolicyPart):
             for _, entry in saved:
                 entry.is_copied = True
         elif not step.is_dropped:  # with it, all steps in flight are dropped: the next one must not load their copies
-            self._drop([*saved, *(pair for _, others in self._in_flight.values() for pair in others)])
+            for key, entry in [*saved, *(pair for _, others in self._in_flight.values() for pair in others)]:
+                if self.host.entries.get(key) is entry:
+                    self.host.drop(key)
         if self.disk is None:
             return
         if not isinstance(result, BaseException):
@@ -168,9 +170,3 @@ class Offload(KVStore, PolicyPart):
                 self.stats.num_written_files += answer.kind == "written" and answer.problem is None
         if has_failed:
             self.disk.step_failed(orders, self.orders)
-
-    def _drop(self, saved: list[tuple[Key, Entry]]) -> None:
-        """These copies were not made."""
-        for key, entry in saved:
-            if self.host.entries.get(key) is entry:
-                self.host.drop(key)

@@ -8,6 +8,7 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import layers as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.layers import Angles, RMSNorm
+from nanoengine.core.model_config import ModelConfig
 
 
 class Attention(core.Attention):
@@ -30,15 +31,9 @@ class WideNormAttention(Attention):
     """With norms over all heads of q together, and all of k (OLMo 2), before all that a backend may do in one go."""
 
     def __init__(
-        self,
-        layer: int,
-        num_kv_heads: int,
-        head_dim: int,
-        spec: AttentionSpec,
-        backend: AttentionBackend,
-        *norms: RMSNorm,
+        self, layer: int, config: ModelConfig, spec: AttentionSpec, backend: AttentionBackend, *norms: RMSNorm
     ):
-        super().__init__(layer, num_kv_heads, head_dim, spec, backend)
+        super().__init__(layer, config, spec, backend)
         self.wide_norms = norms
 
     def write(

@@ -81,9 +81,8 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         raise InvalidPrompt("the conversation is empty: it must have at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or "role" not in message or not _has_content(message):
-            raise InvalidPrompt(
-                f"a chat message must have a role and a content, or tool_calls in its place, not {shown(message)}"
-            )
+            must = "a chat message must have a role and a content, or tool_calls in its place"
+            raise InvalidPrompt(f"{must}, not {shown(message)}")
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -134,9 +133,8 @@ def _plain(value: Any) -> Any:
     for kind in (str, int, float):
         if isinstance(value, kind):  # of a class of its own, such as an enum
             return kind.__str__(value) if kind is str else kind(value)
-    raise InvalidPrompt(
-        f"messages, tools and what a template asks for must be text, numbers, lists and tables, not {shown(value)}"
-    )
+    must = "messages, tools and what a template asks for must be text, numbers, lists and tables"
+    raise InvalidPrompt(f"{must}, not {shown(value)}")
 
 
 @lru_cache(maxsize=16)

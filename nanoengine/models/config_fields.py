@@ -24,6 +24,10 @@ WITHOUT_EFFECT = re.compile(
 )
 """Fields that change nothing about what a model computes when it is used."""
 
+MAX_POSITIONS = 2**24
+"""Longest sequence in tokens: tables are made for all of a sequence's blocks. What says more is broken or hostile."""
+
+MAX_LAYERS = 4096
 REQUIRED = object()
 OFF: tuple[object, ...] = (None, False, 0, "", [], {})
 

@@ -60,7 +60,7 @@ class SelfAttention(core.SelfAttention):
             OffsetNorm(factory, size, config.rms_norm_eps, config.norm_offset) for size in sizes[config.qk_norm]
         )
         kind = WideNormAttention if config.qk_norm == "full" else Attention
-        super().__init__(config, factory, kind(layer, config.num_kv_heads, config.head_dim, spec, backend, *norms))
+        super().__init__(config, factory, kind(layer, config, spec, backend, *norms))
         self.config, self.rope, self.qkv_names, self.norms = config, config.layer(layer).rope, config.names.qkv, norms
         self.attention.sinks = factory.floats(config.num_heads) if config.has_sinks else None
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import REQUIRED, ConfigFields
-from nanoengine.models.limits import MAX_POSITIONS
+from nanoengine.models.config_fields import MAX_POSITIONS, REQUIRED, ConfigFields
 from nanoengine.models.model_config import RopeConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")

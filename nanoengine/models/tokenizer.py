@@ -130,7 +130,12 @@ class ModelTokenizer(core.Tokenizer, ABC):
         """
         from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
 
-        template = self._choose_template(tools)
+        # Who asked for transformers' object may have given it another template.
+        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
+        name = "tool_use" if tools is not None and "tool_use" in templates else "default"
+        if name not in templates:
+            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
+        template = templates[name]
         return render(
             *(template, messages),
             special_tokens=self._special_tokens(template),
@@ -139,15 +144,6 @@ class ModelTokenizer(core.Tokenizer, ABC):
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
-
-    def _choose_template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
-        # Who asked for transformers' object may have given it another template.
-        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
-        if tools is not None and "tool_use" in templates:
-            return templates["tool_use"]
-        if "default" not in templates:
-            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
-        return templates["default"]
 
 
 class GGUFTokenizer(ModelTokenizer):

@@ -15,14 +15,11 @@ from nanoengine.attention import flash_attn
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.kv_int8 import quantize
-from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.stand_ins import PACKAGES, installed
 from tests.kernels.formulas import DEVICE
 from tests.support import TOY
 
 CPU = torch.device("cpu")
-REASON = unsupported_reason(CPU, torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 BackendOf = Callable[[int], AttentionBackend]
 """Tokens in a block -> a backend."""

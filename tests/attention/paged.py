@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,7 +132,8 @@ class Pool:
             self.k_cache, self.v_cache = self.memory
         self.norms = [_norm(weight.float()) for weight in sequences.norms] if norms else []
         layer = Attention if one_go else core.Attention
-        self.layer = layer(0, heads.num, heads.dim, AttentionSpec(1.0), backend, *self.norms)
+        config: Any = SimpleNamespace(num_kv_heads=heads.num, head_dim=heads.dim)
+        self.layer = layer(0, config, AttentionSpec(1.0), backend, *self.norms)
 
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         angles = angles_at(positions, self.sequences.heads.dim, THETA) if self.rotated else None

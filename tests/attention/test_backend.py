@@ -17,7 +17,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
-from tests.attention.every_backend import REASON, needs_kernels
+from tests.kernels.marks import REASON, needs_kernels
 from tests.support import TOY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

@@ -59,7 +59,7 @@ def test_what_is_not_finite_shows_and_spoils_no_other_sequence(
 ) -> None:
     """Nor a token before it where each of a few is decoded by itself."""
     kept = 7 if num_decodes and kind.name != "triton" else 5
-    with running(kind) as backend_of:
+    with running(kind, quick=False) as backend_of:
         expected = two_sequences(kind, backend_of, quantized=quantized).step(num_decodes, [35, 35], [40, 40])
         for element in (2 * 32 + 5, 3 * 32 + 30):  # of K, of V
             pool = two_sequences(kind, backend_of, quantized=quantized)

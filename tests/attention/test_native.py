@@ -12,9 +12,10 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
 from tests.attention.contract import FEW, assert_same_memory, draw_pool
-from tests.attention.every_backend import NATIVE, needs_kernels
+from tests.attention.every_backend import NATIVE
 from tests.attention.paged import PLAIN, THETA, Heads, Pool, Sequences
 from tests.kernels.formulas import DTYPES, strided
+from tests.kernels.marks import needs_kernels
 from tests.support import angles_at
 
 pytestmark = needs_kernels

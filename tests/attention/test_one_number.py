@@ -18,11 +18,9 @@ from torch import Tensor
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionSpec
-from nanoengine.kernels.native_operations import unsupported_reason
 from tests.attention.paged import Heads, Pool, Sequences
+from tests.kernels.marks import needs_kernels
 from tests.support import threads
-
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def check_one_number(
         )
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@needs_kernels
 @pytest.mark.parametrize("part", range(10))
 def test_a_token_attends_with_the_same_bits_in_whatever_way_it_is_computed(part: int) -> None:
     for seed in range(12):

@@ -145,35 +145,3 @@ def test_it_finds_what_looking_at_every_continuation_finds_and_scores_it_right(
         assert beam.stopped == (tokens[-1] in ends)
         assert beam.stopped or len(tokens) == max_tokens
         assert not set(tokens[:-1]) & set(ends)
-
-
-def test_ends_of_text_among_the_candidates_take_no_ones_place() -> None:
-    search = Beams(BeamSearchParams(beam_width=2, max_tokens=5, early_stopping="never"), (0, 1), 5)
-    logprobs = likeliest(log_softmax([5.0, 4.0, 3.0, 2.0]), search.num_candidates)
-    search.advance([logprobs])
-    assert [beam.token_ids for beam in search.running] == [[2], [3]]
-    assert [beam.token_ids for beam in search.finished] == [[0], [1]]
-
-
-def test_an_end_of_text_behind_the_first_places_does_not_finish_a_beam() -> None:
-    search = Beams(BeamSearchParams(beam_width=2, max_tokens=5), (EOS,), 5)
-    logprobs = likeliest(log_softmax([2.0, 5.0, 4.0, 1.0]), search.num_candidates)
-    search.advance([logprobs])
-    assert [beam.token_ids for beam in search.running] == [[1], [2]]
-    assert not search.finished
-
-
-def test_the_ways_to_stop_differ() -> None:
-    """Two sure ends at once: is a long text still worth the search?"""
-
-    def language(tokens: Tokens) -> list[float]:
-        return log_softmax([3.0, 2.0, 2.9, 1.0] if len(tokens) < 2 else [-9.0, 9.0, 0.0, 0.0])
-
-    lengths = {
-        how: search_through(
-            language, BeamSearchParams(beam_width=2, max_tokens=30, length_penalty=1.0, early_stopping=how)
-        ).finished
-        for how in WAYS_TO_STOP
-    }
-    assert max(len(beam.token_ids) for beam in lengths[True]) < 30
-    assert max(len(beam.token_ids) for beam in lengths["never"]) == 30

@@ -86,23 +86,6 @@ def test_the_beams_are_those_of_the_search_alone_however_the_engine_runs(seed: i
     assert engine.requests == {}
 
 
-def test_what_a_beam_says_of_itself() -> None:
-    engine = beam_engine()
-    outputs = beam_search(engine, PROMPTS, PARAMS, SamplingParams)
-    reasons = set()
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        logprobs = [logprob for _, logprob in reference(lambda t, p=prompt: LANGUAGE((*p, *t)), PARAMS, (EOS,))]
-        assert [completion.cumulative_logprob for completion in output.outputs] == pytest.approx(logprobs)
-        for i, completion in enumerate(output.outputs):
-            stopped = completion.token_ids[-1] == EOS
-            reasons.add(completion.finish_reason)
-            assert (completion.index, completion.stop_reason) == (i, None)
-            assert completion.finish_reason == ("stop" if stopped else "length")
-            shown = completion.token_ids[:-1] if stopped else completion.token_ids
-            assert completion.text == engine.tokenizer.decode(shown)
-    assert "length" in reasons
-
-
 def test_the_prompt_is_computed_once_and_each_step_computes_the_last_block_of_a_beam() -> None:
     model = ToyModel(4)
     engine = beam_engine(model=model)

@@ -59,12 +59,6 @@ def test_is_refused_by_its_option(line: str, message: str, capsys: pytest.Captur
     assert message in capsys.readouterr().err
 
 
-def test_a_plot_without_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.plots.find_spec", lambda _: None)
-    assert bench.main(["scheduler", "--plot", "picture.png"]) == 2
-    assert "pip install 'nanoengine[bench]'" in capsys.readouterr().err
-
-
 def test_no_mode_shows_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main([]) == 2
     assert bench.main(["--help"]) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,6 @@ def test_medians_are_compared_with_the_goals(share: float, ms: float, verdicts: 
     assert tuple(line.split()[-1] for line in lines) == verdicts
     assert f"{100 * share:.1f} %" in lines[0]
     assert f"{ms + 1:.4g} ms" in lines[1]
-
-
-def test_what_was_not_measured_is_not_run_and_what_has_no_goal_is_only_shown() -> None:
-    assert all(line.endswith("-  not run") for line in gpu_targets.lines([])[1:])
-    assert len(gpu_targets.lines([])) == 1 + len(TARGETS)
-    [_, line] = gpu_targets.lines(reports(0.5, 7.0), [replace(TIME, goal=None)])
-    assert line.split() == ["time", "-", "8", "ms"]
 
 
 def test_kernels_side_by_side_count_once() -> None:

@@ -5,6 +5,7 @@ What comes out of it with real backends is tested in tests/attention.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.core.test_layers import angles_at
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(0.25)
 HEADS, KV_HEADS, DIM = 4, 2, 8
+CONFIG: Any = SimpleNamespace(num_kv_heads=KV_HEADS, head_dim=DIM)
 SINKS = torch.randn(HEADS)
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
 
@@ -62,7 +64,7 @@ def step() -> tuple[Tensor, Angles, AttentionMetadata]:
 
 def layer_over(backend: Recorder, *norms: RMSNorm, kind: type[Attention] = Attention) -> Attention:
     """The second layer of a model."""
-    layer = kind(1, KV_HEADS, DIM, SPEC, backend, *norms)  # type: ignore[arg-type]
+    layer = kind(1, CONFIG, SPEC, backend, *norms)  # type: ignore[arg-type]
     layer.sinks = SINKS
     return layer
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from random import Random
-
-from benchmarks.demo_model.corpus import DEV_MODULES, HELD_OUT_MODULES, Document, split, train_tokenizer
+from benchmarks.demo_model.corpus import DEV_MODULES, HELD_OUT_MODULES, Document, split
 from benchmarks.demo_model.measure import windows
 
 
@@ -43,15 +41,6 @@ def test_tests_twins_and_copies_of_a_held_out_module_are_not_trained_on() -> Non
     trained = {d.path for d in split([*LIBRARY, *relatives, stranger]).train}
     assert stranger.path in trained
     assert not trained & {d.path for d in relatives}
-
-
-def test_the_tokenizer_gives_every_text_back() -> None:
-    random = Random(0)
-    words = ["".join(random.choices("abcdefghijklmnop", k=6)) + " = self\n" for _ in range(6000)]
-    tokenizer = train_tokenizer(words)
-    assert tokenizer.get_vocab_size() == 4096
-    for text in ("def f(x):\n\treturn x  # ünï — 漢字 🙂\n", "", "\x00\r\n"):
-        assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_windows_score_every_token_once_and_with_context() -> None:

@@ -10,31 +10,22 @@ from typing import Any
 import pytest
 
 from nanoengine import LLM
-from tests.e2e.small_engine import (
-    NEW,
-    PROMPTS,
-    open_llm,
-)
-from tests.support import reference_greedy, reference_model, tiny_checkpoint
+from tests.e2e.small_engine import NEW, PROMPTS, open_llm
+from tests.support import reference_greedy, reference_model
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture(scope="module")
-def right(folder: Path) -> list[list[int]]:
+@pytest.fixture(scope="session")
+def right(tiny: Path) -> list[list[int]]:
     """The greedy continuations of PROMPTS."""
-    return reference_greedy(reference_model(folder), PROMPTS, NEW)
+    return reference_greedy(reference_model(tiny), PROMPTS, NEW)
 
 
 @pytest.fixture
-def make(folder: Path) -> Iterator[Callable[..., LLM]]:
+def make(tiny: Path) -> Iterator[Callable[..., LLM]]:
     engines = []
 
     def make_llm(**options: Any) -> LLM:
-        engines.append(open_llm(folder, **options))
+        engines.append(open_llm(tiny, **options))
         return engines[-1]
 
     yield make_llm

@@ -390,7 +390,8 @@ def check_together(llm: LLM, case: Case, rng: random.Random) -> None:
 def disturb(llm: LLM, case: Case, rng: random.Random, seen: Counter[str], points: dict[str, Any]) -> None:
     """Requests come one by one, some are aborted, a step fails: who is spared says what it says alone, others its beginning."""
     made = make_requests(llm, case.requests, rng)
-    saboteur = Saboteur(llm, points[rng.choice(sorted(points))], rng.choice(made), rng.randint(1, 9))
+    nth = rng.choice([1, 1, 1, 2, 3, 5, 9])  # beginnings have most to go wrong
+    saboteur = Saboteur(llm, points[rng.choice(sorted(points))], rng.choice(made), nth)
 
     def go_on() -> None:
         try:

@@ -57,10 +57,6 @@ def finish(llm: LLM) -> None:
     assert_idle(llm)
 
 
-def tokens_of(request: Request) -> list[list[int]]:
-    return [seq.output_token_ids for seq in request.sequences]
-
-
 def generate(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
 

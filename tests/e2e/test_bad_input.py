@@ -28,9 +28,9 @@ from tests.e2e.small_engine import GREEDY, MAX_LEN, NEW, PROMPTS, VOCAB_SIZE, as
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[LLM]:
+def shared(tiny: Path) -> Iterator[LLM]:
     """Refusals leave it as it was."""
-    with open_llm(folder) as llm:
+    with open_llm(tiny) as llm:
         expected = generate(llm, PROMPTS)
         yield llm
         assert generate(llm, PROMPTS) == expected
@@ -168,9 +168,9 @@ def tokens(output: RequestOutput) -> list[list[int]]:
 
 
 @pytest.fixture
-def broken(folder: Path, tmp_path: Path) -> Path:
+def broken(tiny: Path, tmp_path: Path) -> Path:
     """A copy of the checkpoint, to be broken."""
-    return Path(shutil.copytree(folder, tmp_path / "copy"))
+    return Path(shutil.copytree(tiny, tmp_path / "copy"))
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -220,9 +220,9 @@ def test_code_in_a_model_folder_is_never_run(broken: Path, tmp_path: Path) -> No
         assert not flag.exists()
 
 
-def test_a_tokenizer_of_its_own_may_come_from_another_folder(broken: Path, folder: Path) -> None:
+def test_a_tokenizer_of_its_own_may_come_from_another_folder(broken: Path, tiny: Path) -> None:
     (broken / "tokenizer.json").unlink()
-    with open_llm(broken, tokenizer=str(folder)) as llm:
+    with open_llm(broken, tokenizer=str(tiny)) as llm:
         assert len(generate(llm, "hello")[0]) == NEW
     with pytest.raises(ModelNotFound):
         open_llm(broken, tokenizer="/no/such/folder")

@@ -53,8 +53,8 @@ def test_a_closed_engine_says_so(llm: LLM, use: Callable[[LLM], object]) -> None
         use(llm)
 
 
-def test_leaving_the_context_closes_also_after_an_error(folder: Path) -> None:
-    with pytest.raises(KeyError), open_llm(folder) as llm:
+def test_leaving_the_context_closes_also_after_an_error(tiny: Path) -> None:
+    with pytest.raises(KeyError), open_llm(tiny) as llm:
         raise KeyError
     with pytest.raises(EngineClosed):
         llm.generate("hello", use_tqdm=False)
@@ -81,10 +81,10 @@ def test_two_engines_live_side_by_side(make: Callable[..., LLM], right: list[lis
     assert generate(two, PROMPTS) == right
 
 
-def test_a_refused_engine_leaves_room_for_a_right_one(folder: Path, right: list[list[int]]) -> None:
+def test_a_refused_engine_leaves_room_for_a_right_one(tiny: Path, right: list[list[int]]) -> None:
     with pytest.raises(InvalidConfig):
-        open_llm(folder, num_kv_blocks=1)
-    with open_llm(folder) as llm:
+        open_llm(tiny, num_kv_blocks=1)
+    with open_llm(tiny) as llm:
         assert generate(llm, PROMPTS) == right
 
 

@@ -120,15 +120,6 @@ def test_a_client_that_had_its_share_of_a_step_is_passed_over(policy: str) -> No
     assert [seq.seq_id for seq in step.runs] == [1, 4, 2, 5], "those that were begun first, then by age"
 
 
-def test_nobody_is_overtaken_for_want_of_blocks() -> None:
-    """A client that is passed over has had tokens of the step; a sequence that finds no room has not."""
-    engine, _ = shared_engine(num_blocks=10, max_model_len=40, max_num_seqs=4)
-    holder, large, small = (submit(engine, length, client) for length, client in ((20, "a"), (30, "b"), (2, "c")))
-    engine.step()
-    assert [seq.request for seq in engine.scheduler.running] == [holder]
-    assert [seq.request for seq in engine.scheduler.waiting] == [large, small]
-
-
 def test_a_client_that_is_alone_has_every_step_and_pays_nothing() -> None:
     """What shares out the steps is asked only while there are two."""
     engine, shares = shared_engine()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -122,6 +122,7 @@ def merged(text: str, scores: Mapping[str, float]) -> list[str]:
 
 @FAST
 @given(TEXTS.filter(lambda text: "<" not in text))
+@example("aba abcd aaaaa")
 def test_a_sentencepiece_bpe_merges_by_score(text: str) -> None:
     metadata = sentencepiece()
     scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"].tolist(), strict=True))
@@ -220,12 +221,8 @@ def test_all_ends_of_a_turn_are_found(more: list[tuple[str, int]], ids: dict[str
 
 def test_a_tag_that_is_text_ends_nothing() -> None:
     """Qwen's vocabulary has HTML's </s> as a word."""
-    own = {
-        "tokens": ["x", "</s>", "<|im_end|>"],
-        "merges": [],
-        "eos_token_id": 2,
-        "token_type": [NORMAL, NORMAL, CONTROL],
-    }
+    own: dict[str, Any] = {"tokens": ["x", "</s>", "<|im_end|>"], "merges": []}
+    own |= {"eos_token_id": 2, "token_type": [NORMAL, NORMAL, CONTROL]}
     vocabulary = read_vocabulary(bpe(**{f"tokenizer.ggml.{key}": value for key, value in own.items()}))
     assert vocabulary.end_token_ids == [2]
     assert vocabulary.tokenizer.decode([0, 1, 2]) == "x</s>"

@@ -17,14 +17,8 @@ from nanoengine.gguf.file import GGUFFile
 from nanoengine.gguf.translate import hf_config
 from tests.gguf.written import write_file
 
-NEEDED = {
-    "block_count": 2,
-    "context_length": 4096,
-    "embedding_length": 256,
-    "feed_forward_length": 512,
-    "attention.head_count": 4,
-    "attention.layer_norm_rms_epsilon": 1e-5,
-}
+NEEDED = {"block_count": 2, "context_length": 4096, "embedding_length": 256, "feed_forward_length": 512}
+NEEDED |= {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}
 """Heads have 64 dimensions, and so 32 frequencies."""
 
 FACTORS = np.linspace(1, 8, 32, dtype=np.float32)
@@ -56,25 +50,11 @@ def rope(config: Config, changes: dict[str, Any] | None = None, **options: Any) 
 
 
 def test_defaults_are_those_of_llama_cpp(config: Config) -> None:
-    assert config() == {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float32",
-        "hidden_act": "silu",
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 4096,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "vocab_size": 10,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
+    expected = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float32", "hidden_act": "silu"}
+    expected |= {"num_hidden_layers": 2, "max_position_embeddings": 4096, "hidden_size": 256, "intermediate_size": 512}
+    expected |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5}
+    expected |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "vocab_size": 10}
+    assert config() == expected | {"tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False}
 
 
 def test_tokens_and_tensors_say_the_rest(config: Config) -> None:

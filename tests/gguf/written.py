@@ -120,16 +120,14 @@ def write_file(
 
 
 def _metadata(config: Any) -> dict[str, Any]:
-    values = {
-        "block_count": config.num_hidden_layers,
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+    values = {"block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings}
+    values |= {"embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size}
+    values |= {
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"],
     }
+    values["attention.layer_norm_rms_epsilon"] = config.rms_norm_eps
+    values["rope.freq_base"] = config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"]
     if head_dim := getattr(config, "head_dim", None):
         values |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if config.model_type in ("llama", "mixtral", "granite"):
@@ -144,12 +142,8 @@ def _metadata(config: Any) -> dict[str, Any]:
     if config.model_type in ("phi3", "gemma2", "gemma3_text"):
         values["attention.sliding_window"] = config.sliding_window or 0
     if config.model_type == "granite":
-        values |= {
-            "attention.scale": config.attention_multiplier,
-            "embedding_scale": config.embedding_multiplier,
-            "residual_scale": config.residual_multiplier,
-            "logit_scale": config.logits_scaling,
-        }
+        values |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        values |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     return values
 
 

@@ -12,14 +12,11 @@ from torch import Tensor
 from nanoengine.core.randomness import GOLDEN_GAMMA, MASK, MIX_1, MIX_2, mix
 from nanoengine.core.sampling import draw_tokens, signed
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.torch_kernels import TorchKernels
+from tests.kernels.marks import needs_kernels
 
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`Kernels.draw_tokens`."""
-
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
 
 def torch_draw(logits: Tensor, keys: Tensor, temperature: Tensor | None = None) -> Tensor:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-import pytest
-import torch
-
 from nanoengine.kernels.c_functions import c_functions, signatures
 from nanoengine.kernels.compiler import SOURCES
-from nanoengine.kernels.native_operations import unsupported_reason
-
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
+from tests.kernels.marks import needs_kernels
 
 
 def test_types_are_those_of_the_sources() -> None:
@@ -29,6 +24,6 @@ def test_every_source_with_an_interface_has_some() -> None:
     assert all(any(f" {name}(" in interface for name in signatures()) for interface in interfaces)
 
 
-@pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+@needs_kernels
 def test_every_c_function_is_loaded() -> None:
     assert vars(c_functions()).keys() == signatures().keys()

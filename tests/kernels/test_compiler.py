@@ -16,14 +16,9 @@ import pytest
 from nanoengine.kernels import compiler
 from nanoengine.kernels.compiler import LIBRARY, CannotCompile, cache_folder, compile_library, find_compiler, flags_for
 from nanoengine.kernels.target import missing_features
+from tests.kernels.marks import COMPILER, needs_compiler
 
 FLAGS = ("-O0", "-fPIC")
-
-try:
-    COMPILER = find_compiler()
-except CannotCompile as no_compiler:
-    COMPILER = str(no_compiler)
-needs_compiler = pytest.mark.skipif(not os.path.isabs(COMPILER), reason=COMPILER)
 
 
 @pytest.fixture

@@ -18,11 +18,10 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import c_functions, libraries, native_operations
 from nanoengine.kernels.interface import Kernels, choose_kernels
 from nanoengine.kernels.native_operations import unsupported_reason
+from tests.kernels.marks import needs_kernels
 from tests.support import QWEN3_06B, model_runner
 
 CPU = torch.device("cpu")
-REASON = unsupported_reason(CPU, torch.float32)
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 

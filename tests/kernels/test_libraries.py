@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
@@ -10,14 +9,9 @@ import pytest
 
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import libraries
-from nanoengine.kernels.compiler import LIBRARY, CannotCompile, compile_library, find_compiler
+from nanoengine.kernels.compiler import LIBRARY, CannotCompile, compile_library
 from nanoengine.kernels.libraries import Library, best_prebuilt, must_compile
-
-try:
-    COMPILER = find_compiler()
-except CannotCompile as no_compiler:
-    COMPILER = str(no_compiler)
-needs_compiler = pytest.mark.skipif(not os.path.isabs(COMPILER), reason=COMPILER)
+from tests.kernels.marks import COMPILER, needs_compiler
 
 
 @pytest.fixture(autouse=True)

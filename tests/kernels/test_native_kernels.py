@@ -9,8 +9,9 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from tests.kernels.draws import DRAWS, needs_kernels, random_keys
+from tests.kernels.draws import DRAWS, random_keys
 from tests.kernels.formulas import DTYPES, assert_gated, new_weight, random, weight_of
+from tests.kernels.marks import needs_kernels
 
 pytestmark = needs_kernels
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])

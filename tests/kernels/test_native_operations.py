@@ -12,11 +12,10 @@ from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionSpec, Runs
 from nanoengine.kernels.interface import ExpertBiases
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
+from tests.kernels.marks import needs_kernels
 from tests.kernels.mixtures import experts_of
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+pytestmark = needs_kernels
 
 HEADS, DIM = 16, 32
 

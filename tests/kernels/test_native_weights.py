@@ -12,14 +12,13 @@ from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
 from tests.kernels.formulas import DTYPES, new_weight, random, weight_of
+from tests.kernels.marks import needs_kernels
 from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+pytestmark = needs_kernels
 every_format = pytest.mark.parametrize("form", FORMATS, ids=str)
 each_kind = pytest.mark.parametrize("form", DIFFERENT, ids=str)
 both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])

@@ -15,7 +15,8 @@ from nanoengine.core.sampling import SamplingTable, draw_tokens
 from nanoengine.kernels import torch_kernels
 from nanoengine.kernels.filters import keep_likeliest
 from nanoengine.kernels.native_kernels import NativeKernels
-from tests.kernels.draws import Draw, DrawingBy, every_draw, key_with_bits, keys_of, needs_kernels, random_keys, unmix
+from tests.kernels.draws import Draw, DrawingBy, every_draw, key_with_bits, keys_of, random_keys, unmix
+from tests.kernels.marks import needs_kernels
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}
 FILTERS = {"top_k": torch.int32, "top_p": torch.float32, "min_p": torch.float32}

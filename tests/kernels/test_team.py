@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.native_kernels import NativeKernels
-from nanoengine.kernels.native_operations import unsupported_reason
+from tests.kernels.marks import needs_kernels
 from tests.support import threads, use_threads
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+pytestmark = needs_kernels
 
 WEIGHT = torch.ones(64)
 

@@ -163,14 +163,6 @@ def test_files_are_deleted_before_they_are_written_anew(tmp_path: Path) -> None:
     copier.close()
 
 
-def test_closing_finishes_what_is_to_be_written(tmp_path: Path) -> None:
-    copier = make_copier(tmp_path)
-    copier.begin(StepPlan(extras={NAME: Orders([Copy(slot(i % 4), file(i), HEADER) for i in range(40)], is_last=True)}))
-    copier.close()
-    assert len(list((tmp_path / "model").glob("*.kv"))) == 40
-    copier.close()
-
-
 def test_what_waits_to_be_written_is_bounded_and_the_last_orders_wait_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +172,9 @@ def test_what_waits_to_be_written_is_bounded_and_the_last_orders_wait_for_room(
     found = carry_out(copier, *copies, num_answers=20)
     assert {answer.problem for answer in found} == {None, "refused"}
     assert not any(answer.problem for answer in carry_out(copier, *copies, is_last=True, num_answers=20))
+    carry_out(copier, *(Copy(slot(i % 4), file(i), HEADER) for i in range(40)), is_last=True)
     copier.close()
+    assert len(list((tmp_path / "model").glob("*.kv"))) == 40, "closing finishes what is to be written"
 
 
 def test_a_block_that_cannot_be_set_aside_is_a_problem_of_its_file(

@@ -237,21 +237,6 @@ def test_an_engine_without_files_makes_no_step_for_nothing() -> None:
 # ---- options
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kv_disk_path": ""}, "kv_disk_path is ''"),
-        ({"kv_disk_path": 5}, "kv_disk_path is 5"),
-        ({"preemption_mode": "drop"}, "preemption_mode is 'drop'"),
-        ({"kv_host_memory": 0}, "kv_host_memory is 0"),
-        ({"kv_disk_bytes": True}, "kv_disk_bytes is True"),
-    ],
-)
-def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidConfig, match=message):
-        KVOffloadOptions(**options)
-
-
 def test_host_memory_follows_from_the_options_and_what_is_less_than_a_block_is_an_error() -> None:
     assert KVOffloadOptions().num_host_blocks(100, 10000) == 0
     assert KVOffloadOptions(preemption_mode="swap").num_host_blocks(100, 10000) == 25

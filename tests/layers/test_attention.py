@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention, WideNormAttention
@@ -21,7 +20,7 @@ def test_q_and_k_are_normed_over_all_of_their_heads(offers: bool) -> None:
     for norm in norms:
         norm.weight.uniform_(0.5, 1.5)
     q, k, v = qkv.clone().split((HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM), dim=1)
-    layer = WideNormAttention(1, KV_HEADS, DIM, AttentionSpec(0.25), backend, *norms)  # type: ignore[arg-type]
+    layer = layer_over(backend, *norms, kind=WideNormAttention)
     layer(qkv, None, metadata)
     name, *given = backend.calls[0]
     expected = [norms[0](q), norms[1](k), v]

@@ -58,10 +58,8 @@ BIASES = {"attention_bias": True, "mlp_bias": True}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 UNTIED = {"tie_word_embeddings": False}
 WINDOWED = {"use_sliding_window": True}
-BY_TYPE = {
-    "full_attention": YARN | {"rope_theta": 5e5},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
-}
+BY_TYPE = {"full_attention": YARN, "sliding_attention": {"rope_type": "default"}}
+BY_TYPE = {kind: table | {"rope_theta": 5e5} for kind, table in BY_TYPE.items()}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama": of("Llama", head_dim=16),
@@ -160,9 +158,8 @@ def family_checkpoint(folder: Path, shape: str, seed: int = 0, **overrides: Any)
     family, options = SHAPES[shape]
     torch.manual_seed(seed)
     # Families choose what TINY does not: rotations and heads.
-    merged = {
-        key: value for key, value in TINY.items() if key not in ("rope_theta", "head_dim", "attention_bias")
-    } | options
+    theirs = ("rope_theta", "head_dim", "attention_bias")
+    merged = {key: value for key, value in TINY.items() if key not in theirs} | options
     merged |= {"dtype": "float32", "pad_token_id": None} | overrides
     merged.pop("tests_max_len", None)
     model = getattr(transformers, f"{family}ForCausalLM")

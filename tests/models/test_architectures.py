@@ -103,6 +103,8 @@ def check_meaning(architecture: str, changes: dict[str, Any]) -> None:
     assert thetas == {
         rope["rope_theta"] for rope in ([ropes] if "rope_theta" in ropes else map(ropes.get, theirs.layer_types))
     }
+    rotates = [ours.layer(i).rope is not None for i in range(ours.num_layers)]
+    assert rotates == getattr(theirs, "no_rope_layers", [True] * ours.num_layers)
     if ours.experts is not None:
         assert ours.experts.normalize == getattr(theirs, "norm_topk_prob", True)
 
@@ -113,22 +115,17 @@ def test_gemma3_in_the_schema_of_transformers_4_scales_what_all_is_seen_of() -> 
     theirs = transformers.Gemma3TextConfig(**SIZES, **stated)
     ours = read_model_config(SIZES | stated | {"architectures": ["Gemma3ForCausalLM"]})
     for layer, kind in enumerate(theirs.layer_types):
-        rope, right = ours.layer(layer).rope, theirs.rope_parameters[kind]
+        rope, right = ours.layer(layer).rope, {"factor": 1.0} | theirs.rope_parameters[kind]
         assert rope is not None
-        assert [rope.theta, rope.kind, rope.factor] == [
-            right["rope_theta"],
-            right["rope_type"],
-            right.get("factor", 1.0),
-        ]
+        assert [rope.theta, rope.kind, rope.factor] == [right[key] for key in ("rope_theta", "rope_type", "factor")]
 
 
 def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
     factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    for stated, inner in product(
-        ({}, {"original_max_position_embeddings": 2048}), ({}, {"original_max_position_embeddings": 64})
-    ):
+    key = "original_max_position_embeddings"
+    for stated, inner in product(({}, {key: 2048}), ({}, {key: 64})):
         table = SIZES | stated | {"rope_scaling": factors | inner}
-        theirs = transformers.Phi3Config(**table).rope_parameters["original_max_position_embeddings"]
+        theirs = transformers.Phi3Config(**table).rope_parameters[key]
         rope = read_model_config(table | {"architectures": ["Phi3ForCausalLM"]}).layers[0].rope
         assert rope is not None
         assert rope.trained_positions == theirs

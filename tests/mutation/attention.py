@@ -117,7 +117,7 @@ MUTANTS = (
         "return runs.num_shared if spec.window is None else 0",
         "return runs.num_shared",
         "A layer with a window reads shared blocks that its decodes see no more.",
-        ("tests/attention/test_native.py",),
+        ("tests/attention/test_one_number.py",),
     ),
     Mutant(
         "flash-window-is-one-too-wide",

@@ -179,8 +179,8 @@ MUTANTS = (
     Mutant(
         "tool-template-is-not-chosen",
         TOKENIZER,
-        'if tools is not None and "tool_use" in templates:',
-        "if False:",
+        'name = "tool_use" if tools is not None and "tool_use" in templates else "default"',
+        'name = "default"',
         "A model's own template for tools is not used.",
         ("tests/models/test_tokenizer.py",),
     ),

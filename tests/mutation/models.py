@@ -157,8 +157,7 @@ MUTANTS = (
         "[int((i + 1) % interval != 0) for i in range(count)]",
         "[int(i % interval != 0) for i in range(count)]",
         "SmolLM3 leaves out the rotation of other layers than the model does.",
-        logits_of("SmolLM3"),
-        "No test leaves no_rope_layers out and looks at which layers rotate.",
+        (MEANING,),
     ),
     Mutant(
         "qwen3-moe-is-sparse-everywhere",

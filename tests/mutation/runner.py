@@ -110,7 +110,7 @@ MUTANTS = (
         "firsts = len(plan.decode_rows) + np.cumsum([0, *counts[:-1]])",
         "firsts = np.cumsum([0, *counts[:-1]])",
         "Beside decodes, log probabilities of a prompt come from hidden states of others.",
-        ("tests/sampling/test_with_a_model.py", "tests/sampling/test_in_an_engine.py"),
+        ("tests/sampling/test_in_an_engine.py",),
     ),
     Mutant(
         "exact-bucket-is-passed-over",

@@ -30,16 +30,8 @@ class Drawn:
 
     def dense(self) -> Tensor:
         group = self.numbers.shape[1] // self.scales.shape[1]
-        scales, zeros = self.scales.float(), self.zeros
-        return torch.tensor(
-            [
-                [
-                    float(scales[o, i // group]) * (int(number) - int(zeros[o, i // group]))
-                    for i, number in enumerate(row)
-                ]
-                for o, row in enumerate(self.numbers)
-            ]
-        )
+        scales, zeros = (part.repeat_interleave(group, 1) for part in (self.scales.float(), self.zeros))
+        return scales * (self.numbers - zeros)
 
 
 def draw(outputs: int, inputs: int, bits: int, group: int | None, symmetric: bool, dtype: torch.dtype) -> Drawn:
@@ -134,10 +126,8 @@ def floats(scale_shape: Callable[[int, int], tuple[int, ...]], name: str = "weig
         scales = (0.5 + torch.rand(scale_shape(outputs, inputs))) * inputs**-0.5
         dense = numbers.float()
         for o, i, _ in cells(dense):
-            if name == "weight_scale_inv":
-                dense[o, i] *= scales[o // 16, i // 16]
-            else:
-                dense[o, i] *= scales.flatten()[o if scales.numel() > 1 else 0]
+            scale = scales[o // 16, i // 16] if name == "weight_scale_inv" else scales.expand(outputs, 1)[o]
+            dense[o, i] *= float(scale)
         return {"weight": numbers, name: scales, **others}, dense
 
     return make
@@ -146,14 +136,8 @@ def floats(scale_shape: Callable[[int, int], tuple[int, ...]], name: str = "weig
 def compressed(form: str, **weights: object) -> dict[str, Any]:
     args = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "observer": "minmax", **weights}
     group = {"targets": ["Linear"], "weights": args, "input_activations": None, "output_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": form,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-        "kv_cache_scheme": None,
-        "quantization_status": "compressed",
-    }
+    config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+    return config | {"ignore": ["lm_head"], "kv_cache_scheme": None, "quantization_status": "compressed"}
 
 
 @dataclass(frozen=True)

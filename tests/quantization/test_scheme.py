@@ -13,6 +13,7 @@ from tests.models.configs import QWEN3_06B
 from tests.quantization.packed_models import A_ROW, A_TENSOR, BLOCKS, FORMS, FP8, compressed
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+OLD_AWQ = {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False, "version": "GEMM"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
 
@@ -24,10 +25,7 @@ def read(config: object) -> Scheme | None:
     ("config", "expected"),
     [
         (AWQ, Scheme(layout="awq", bits=4, group=128, symmetric=False)),
-        (
-            {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False, "version": "GEMM"},
-            Scheme(layout="awq", bits=4, group=64),
-        ),
+        (OLD_AWQ, Scheme(layout="awq", bits=4, group=64)),
         (AWQ | {"group_size": -1}, Scheme(layout="awq", bits=4, symmetric=False)),
         (GPTQ, Scheme(layout="gptq", bits=4, group=128, zeros_less_one=True)),
         (GPTQ | {"checkpoint_format": "gptq_v2"}, Scheme(layout="gptq", bits=4, group=128)),

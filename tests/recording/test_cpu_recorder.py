@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.c_functions import c_functions, recorded_calls
-from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.recording.cpu_recorder import CannotRecord, CpuRecorder
+from tests.kernels.marks import needs_kernels
 
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+pytestmark = needs_kernels
 GIVEN = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nanoengine.builder import build_engine, read_config
 from nanoengine.core.sampling_params import SamplingParams
-from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.recording.recorded_steps import RecordedSteps
+from tests.kernels.marks import needs_kernels
 
 DEMO = str(Path(__file__).parents[2] / "nanoengine" / "demo")
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
+pytestmark = needs_kernels
 
 
 def build(**options: Any) -> Any:

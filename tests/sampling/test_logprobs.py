@@ -74,19 +74,6 @@ def test_the_entries_of_a_position_are_a_mapping() -> None:
     assert (list(likely), len(likely)) == ([5, 4], 2)
 
 
-def test_logprobs_are_those_before_all_that_changes_them() -> None:
-    logits = random_logits(14, 1, 30)
-    best = int(logits.argmax())
-    own = sampling(
-        bad=[[best]], logit_bias={3: 9}, presence_penalty=2, repetition_penalty=2, logprobs=5, temperature=3.0, top_k=2
-    )
-    result = run(logits, [own])
-    [token] = result.token_ids
-    assert token != best
-    assert best in logprobs_of(result)[0]
-    check_entry(logits[0], token, 5, logprobs_of(result)[0])
-
-
 def test_every_row_gets_as_many_as_it_asks_for_beside_rows_that_others_change() -> None:
     logits, asked = random_logits(17, 7, 30), [None, 0, 4, None, 1, 20, 2]
     rows = [sampling(temperature=9.0, seed=i, logprobs=count) for i, count in enumerate(asked)]

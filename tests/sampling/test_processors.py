@@ -186,32 +186,25 @@ def test_nan_and_infinity_stay_visible_and_concern_their_rows_alone(
 
 
 @pytest.mark.parametrize(
-    "wish",
+    ("wish", "ruled_out", "expected"),
     [
-        {"allowed_token_ids": [1], "bad": [[1]]},
-        {"min_tokens": 1, "stops": (0, 1, 2)},
-        {"bad": [[0], [1], [2]], "logit_bias": {2: 100}, "repetition_penalty": 2},
+        ({"allowed_token_ids": [1], "bad": [[1]]}, [], NONE_LEFT),
+        ({"min_tokens": 1, "stops": (0, 1, 2)}, [], NONE_LEFT),
+        ({"bad": [[0], [1], [2]], "logit_bias": {2: 100}, "repetition_penalty": 2}, [], NONE_LEFT),
+        ({"mask": set()}, [], NONE_LEFT),
+        ({"allowed_token_ids": [1, 2]}, [1, 2], NONE_LEFT),  # by the model
+        ({}, [0, 1, 2], UNKNOWN),
+        ({"repetition_penalty": 2}, [0, 1, 2], UNKNOWN),
     ],
     ids=str,
 )
-def test_a_row_that_may_sample_nothing_is_not_a_broken_one(wish: dict[str, Any]) -> None:
-    found = run(random_logits(14, 2, 3), [sampling(**wish), sampling(temperature=0)]).token_ids
-    assert found[0] == NONE_LEFT
-    assert found[1] >= 0
-
-
-def test_an_empty_mask_and_allowed_tokens_that_the_model_rules_out_leave_nothing() -> None:
-    logits = random_logits(15, 3, 70)
-    logits[1, [2, 3]] = -torch.inf
-    rows = [sampling(), sampling(allowed_token_ids=[2, 3]), sampling(temperature=0)]
-    assert run(logits, rows, masks={0: set()}).token_ids == [NONE_LEFT, NONE_LEFT, int(logits[2].argmax())]
-
-
-def test_logits_that_are_all_minus_infinity_are_broken_where_nothing_was_forbidden() -> None:
-    logits = random_logits(13, 2, 10)
-    logits[0] = -torch.inf
-    rows = [sampling(temperature=0), sampling(temperature=0, allowed_token_ids=[3])]
-    assert run(logits, rows).token_ids == [UNKNOWN, 3]
+def test_a_row_that_may_sample_nothing_is_not_a_broken_one(
+    wish: dict[str, Any], ruled_out: list[int], expected: int
+) -> None:
+    logits, masks = random_logits(14, 2, 3), {0: wish["mask"]} if "mask" in wish else {}
+    logits[0, ruled_out] = -torch.inf
+    rows = [sampling(**{name: value for name, value in wish.items() if name != "mask"}), sampling(temperature=0)]
+    assert run(logits, rows, masks).token_ids == [expected, int(logits[1].argmax())]
 
 
 # ---- runs with drafts

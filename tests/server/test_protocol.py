@@ -87,12 +87,25 @@ OUTSIDE: dict[str, list[Any]] = {
 }
 
 
+NO_PROMPTS: list[Any] = [
+    *(None, "", [], [[]], [""], ["a", ""], [[1], []], [1, "a"], [1, [2]], 5, {"a": 1}, [None], [True], [-1], [1.5]),
+    *([2**40], [[2**31]], [100000], [["a"]], [[[1]]], "x" * 1024, [1] * 1024, ["a"] * 9, [[1]] * 9),
+]
+OF_ONE: dict[str, dict[str, list[Any]]] = {
+    "/v1/completions": {"prompt": NO_PROMPTS, "max_tokens": [1025], "best_of": [0, -1]},
+    "/v1/chat/completions": {"tool_choice": ["required", "any", {"type": "function"}], "top_logprobs": [2]},
+}
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_values_outside_their_range_are_refused_by_field(parrot: Server, path: str) -> None:
-    cases = [{name: value} for name, values in OUTSIDE.items() for value in values]
-    for fields in (*cases, {"stream_options": {"unknown": True}, "stream": True}):
+    before = parrot.metrics().num_requests
+    cases = [{name: value} for name, values in (OUTSIDE | OF_ONE[path]).items() for value in values]
+    in_streams = [{"stream_options": {"unknown": True}}, {"prompt_logprobs": 1}, {"best_of": 2}]
+    for fields in (*cases, *(own | {"stream": True} for own in in_streams)):
         answer = send(parrot, path, **fields)
         assert (answer.status, answer.error["param"]) == (400, next(iter(fields))), (fields, answer.body)
     answer = send(parrot, path, model="other")
     assert (answer.status, answer.error["param"]) == (404, "model")
+    assert parrot.metrics().num_requests == before, "nothing of it runs"
     assert send(parrot, path, response_format={"type": "text"}).status == 200

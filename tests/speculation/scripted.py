@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
@@ -65,35 +66,6 @@ def wrong(token_ids: Seq[int], most: int) -> list[int]:
 # ---- what those say who mean harm, around what somebody else says
 
 
-def outside(say: Say) -> Say:
-    return lambda tokens, most: [*say(tokens, most)[:2], VOCAB, -1, 2**40]
-
-
-def too_long(say: Say) -> Say:
-    return lambda tokens, most: [*say(tokens, most), *range(VOCAB)]
-
-
-def no_tokens(say: Say) -> Say:
-    return lambda tokens, most: [*say(tokens, most)[: len(tokens) % 4], "seven", None, 1.5]  # type: ignore[list-item]
-
-
-def no_list(say: Say) -> Say:
-    return lambda tokens, most: None if len(tokens) % 5 == 0 else say(tokens, most)  # type: ignore[return-value]
-
-
-def silent(say: Say) -> Say:  # noqa: ARG001
-    return lambda *_: []
-
-
-def raising(say: Say) -> Say:
-    def propose(tokens: Seq[int], most: int) -> Seq[int]:
-        if len(tokens) % 7 == 0:
-            raise RuntimeError("no idea")
-        return say(tokens, most)
-
-    return propose
-
-
 def erring(rate: float) -> Callable[[Say], Say]:
     """Where it is wrong follows from the tokens alone."""
 
@@ -111,9 +83,28 @@ def erring(rate: float) -> Callable[[Say], Say]:
     return around
 
 
+def raising(say: Say) -> Say:
+    def propose(tokens: Seq[int], most: int) -> Seq[int]:
+        if len(tokens) % 7 == 0:
+            raise RuntimeError("no idea")
+        return say(tokens, most)
+
+    return propose
+
+
+ODD: tuple[Any, ...] = ("seven", None, 1.5)
 HARM: dict[str, Callable[[Say], Say]] = {
-    harm.__name__: harm for harm in (outside, too_long, no_tokens, no_list, silent, raising)
-} | {"knowing": erring(0.0), "erring": erring(0.2), "mostly wrong": erring(0.7), "wrong": erring(1.0)}
+    "outside": lambda say: lambda tokens, most: [*say(tokens, most)[:2], VOCAB, -1, 2**40],
+    "too_long": lambda say: lambda tokens, most: [*say(tokens, most), *range(VOCAB)],
+    "no_tokens": lambda say: lambda tokens, most: [*say(tokens, most)[: len(tokens) % 4], *ODD],
+    "no_list": lambda say: lambda tokens, most: ODD[1] if len(tokens) % 5 == 0 else say(tokens, most),
+    "silent": lambda _: lambda *_: [],
+    "raising": raising,
+    "knowing": erring(0.0),
+    "erring": erring(0.2),
+    "mostly wrong": erring(0.7),
+    "wrong": erring(1.0),
+}
 
 
 # ---- sequences that decode, and speculation that takes drafts for free

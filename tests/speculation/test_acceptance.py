@@ -31,16 +31,3 @@ def test_each_place_learns_from_the_drafts_that_came_to_it(history: list[tuple[i
     assert all(0 <= chance <= 1 for chance in chances)
     assert chances == sorted(chances, reverse=True), "no draft is likelier than the one before it"
     assert acceptance.chances(2) == chances[:2]
-
-
-def test_it_follows_a_text_that_changes() -> None:
-    acceptance = Acceptance(3)
-    for _ in range(20):
-        acceptance.record(3, 3)
-    assert acceptance.chances(3)[2] > 0.9
-    for _ in range(20):
-        acceptance.record(3, 0)
-    assert acceptance.chances(3)[0] < 0.1
-    for _ in range(20):
-        acceptance.record(3, 3)
-    assert acceptance.chances(3)[2] > 0.9

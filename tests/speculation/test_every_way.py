@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
-from nanoengine.sampling.params import SamplingParams
+from nanoengine.sampling.params import SamplingParams as Params
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.proposer import Proposer
 from nanoengine.speculation.speculation import Speculation
@@ -21,14 +20,9 @@ from nanoengine.speculation.step_costs import StepCosts
 from nanoengine.speculation.suffix import SuffixProposer
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
 from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
-from tests.speculation.scripted import HARM, Say, Scripted, silent
+from tests.speculation.scripted import HARM, Say, Scripted
 
 NUM_WAYS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Params(SamplingParams):
-    speculate: bool = True
 
 
 class Free(StepCosts):
@@ -65,7 +59,7 @@ def make(proposer: Proposer, *, num_drafts: int = 4, **options: Any) -> tuple[LL
     return make_engine(parts=[own], **options), own
 
 
-def truth(*requests: tuple[list[int], SamplingParams]) -> tuple[Say, list[Any]]:
+def truth(*requests: tuple[list[int], Params]) -> tuple[Say, list[Any]]:
     """What an engine without drafts says."""
     engine = make_engine()
     made = [engine.make_request(*request) for request in requests]
@@ -118,7 +112,7 @@ def test_right_drafts_save_steps(policy: str, depth: int) -> None:
     ]
     say, expected = truth(*requests)
     counts = {}
-    for name, own in (("none", silent(say)), ("right", say)):
+    for name, own in (("none", HARM["silent"](say)), ("right", say)):
         engine, _ = make(Scripted(own), num_drafts=7, policy=policy, depth=depth, model=Watched(4))
         made = [engine.make_request(*request) for request in requests]
         run(engine, made)
@@ -139,22 +133,6 @@ def test_a_prompt_that_finds_no_room_does_not_end_speculation(depth: int) -> Non
     assert answers(made) == expected
     assert own.stats.num_accepted >= 28
     assert len(engine.executor.plans) < 25
-
-
-def test_prompts_come_before_drafts() -> None:
-    """In a mixed step with a prompt, what decodes leave of the budget is the prompt's; drafts have the rest."""
-    first = ([1, 2, 3], Params(max_tokens=40, ignore_eos=True))
-    say, _ = truth(first)
-    engine, _ = make(Scripted(say), policy="mixed", max_num_batched_tokens=8, model=Watched(4))
-    engine.submit(engine.make_request(*first))
-    for _ in range(2):
-        engine.step()
-    assert engine.executor.plans[-1].num_drafted == 1
-    engine.submit(engine.make_request([9] * 10, Params(max_tokens=2)))
-    engine.step()
-    assert (engine.executor.plans[-1].num_drafted, engine.executor.plans[-1].num_tokens) == (0, 8)
-    engine.step()
-    assert (engine.executor.plans[-1].num_drafted, engine.executor.plans[-1].num_tokens) == (1, 8)
 
 
 def test_drafts_end_where_the_sequence_must() -> None:

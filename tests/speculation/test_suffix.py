@@ -138,15 +138,6 @@ def test_a_reader_stays_right_while_the_automaton_grows(
         assert fresh.context.length == len(longest)
 
 
-def test_a_guess_ends_where_it_becomes_unlikely() -> None:
-    text = [*range(100), 0, 1]
-    lengths = [len(guess(SuffixProposer(least), text, 50)) for least in (0.9, 0.2, 0.05, 0.001)]
-    assert lengths == sorted(set(lengths))
-    assert lengths[0] == 0
-    long_context = [*range(100), *range(20)]
-    assert len(guess(SuffixProposer(), long_context, 50)) > len(guess(SuffixProposer(), text, 50))
-
-
 def test_a_context_with_very_many_continuations_has_no_guess() -> None:
     def behind(kinds: int) -> list[int]:
         return [token for kind in range(kinds) for token in (1, 2, 100 + kind)] + [1, 2, 100] * 90

@@ -65,18 +65,6 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @FAST
-@given(case=cases())
-def test_the_samples_of_runs_are_those_behind_the_first_ones(case: Case) -> None:
-    drafts = case.drafts
-    assert drafts.rows.tolist() == [run.row for run in case.runs]
-    found = {i for i, is_drafted in enumerate(drafts.is_drafted.tolist()) if is_drafted}
-    assert found == case.places.keys()
-    assert [(drafts.run_of[i], drafts.depth[i]) for i in case.places] == list(case.places.values())
-    assert drafts.starts.tolist() == [i for i, (_, depth) in case.places.items() if not depth]
-    assert not drafts.depth[~drafts.is_drafted].any()
-
-
-@FAST
 @given(case=cases(), data=st.data())
 def test_what_stands_before_a_sample(case: Case, data: st.DataObject) -> None:
     """Of samples in any order, some of them twice, or none."""

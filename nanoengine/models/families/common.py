@@ -7,13 +7,15 @@ from typing import Any
 
 from nanoengine.core.config import DTYPES
 from nanoengine.errors import UnsupportedModel, shown
-from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.limits import MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS
+from nanoengine.models.config_fields import MAX_LAYERS, MAX_POSITIONS, ConfigFields
 from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Hugging Face's names of activations -> ours."""
+
+MAX_PARAMETERS = 2**44
+"""Beyond it the sizes of tensors in bytes come near to what 64 bits can say."""
 
 MAX_HEAD_DIM = 2**16
 MAX_EXPERTS = 2**16

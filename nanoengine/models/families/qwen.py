@@ -4,10 +4,9 @@ place; and its mixture of experts.
 
 from __future__ import annotations
 
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import window_of, windows_of_qwen
-from nanoengine.models.limits import MAX_LAYERS
 from nanoengine.models.model_config import ExpertsConfig, LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from nanoengine.models.config_fields import ConfigFields
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.families.common import biases_of, head_dim_of, read_decoder
 from nanoengine.models.families.windows import FULL, SLIDING, layer_types_of, window_of, windows_by_types
-from nanoengine.models.limits import MAX_LAYERS
 from nanoengine.models.model_config import LayerConfig, ModelConfig
 from nanoengine.models.rope_config import read_rope
 

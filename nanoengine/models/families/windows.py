@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoengine.models.config_fields import ConfigFields
-from nanoengine.models.limits import MAX_LAYERS
+from nanoengine.models.config_fields import MAX_LAYERS, ConfigFields
 from nanoengine.models.rope_config import LAYER_TYPES
 
 FULL, SLIDING = LAYER_TYPES
