@@ -71,6 +71,8 @@ class Grammars:
     def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
         try:
             matcher = LLMatcher(tokenizer, grammar_of(outputs), limits=LIMITS, log_level=0)
+        except InvalidSamplingParams:
+            raise
         except ValueError as error:  # of another notation than it seems to be
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
         if matcher.is_error():

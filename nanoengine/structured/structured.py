@@ -113,13 +113,16 @@ class Structured(PolicyPart):
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
         firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
-        bits = np.zeros((firsts[-1], self.words), np.int32)  # a grammar in error leaves no token
+        bits = np.zeros((firsts[-1], self.words), np.int32)
         target = bits.ctypes.data, 4 * self.words, len(bits)
-        sound = [(own, first) for own, first in zip(asked, firsts, strict=False) if not own[0].error]
-        if plain := [(own.matcher, first) for (own, drafts), first in sound if not drafts]:
+        placed = [(own.matcher, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
+        if plain := [(matcher, first) for matcher, first, drafts in placed if not drafts and not matcher.is_error()]:
             self._executor.unsafe_compute_mask_ptr(plain, *target)
-        if drafted := [(own.matcher, first, drafts) for (own, drafts), first in sound if drafts]:
+        if drafted := [each for each in placed if each[2] and not each[0].is_error()]:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
+        for matcher, first, drafts in placed:
+            if matcher.is_error():  # beyond a limit; otherwise it would allow an end
+                bits[first : first + 1 + len(drafts)] = 0
         self.num_masks += len(bits)
         return bits
 
