@@ -21,18 +21,11 @@ REALS = (
 """How the keys end whose values need not be whole."""
 
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "attention.scale": (0.0,),
-    "attention.sliding_window": (0,),
-    "attn_logit_softcapping": (0.0,),
-    "final_logit_softcapping": (0.0,),
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "expert_shared_count": (0,),
+    **dict.fromkeys(("attention.causal", "expert_weights_norm"), (True,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0.0,)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), (0.0,)),
+    **dict.fromkeys(("attention.sliding_window", "expert_count", "expert_used_count", "expert_shared_count"), (0,)),
     "expert_gating_func": (1,),
-    "expert_weights_norm": (True,),
     "expert_weights_scale": (0.0, 1.0),
     "nextn_predict_layers": (0,),
     "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
