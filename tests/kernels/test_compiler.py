@@ -166,7 +166,7 @@ def test_what_fails_is_named_with_its_error(
             "error: enough",
         ),
         ("\x7fELF", "does not run"),
-        ("no program", ""),
+        ("no program", "does not run|could not compile"),
     ],
     ids=["dies", "has more to say than a pipe holds", "broken", "no program"],
 )

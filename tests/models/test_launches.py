@@ -81,13 +81,13 @@ def launches_of(folder: Path, num_seqs: int, monkeypatch: pytest.MonkeyPatch) ->
     found: list[Counter[str]] = []
     compute = ModelRunner._compute
 
-    def watched(runner: ModelRunner, step: Any, plan: Any) -> Any:
+    def watched(runner: ModelRunner, plan: Any) -> Any:
         if plan.runs:
-            return compute(runner, step, plan)
+            return compute(runner, plan)
         with counting() as counts:
-            samples = compute(runner, step, plan)
+            reads = compute(runner, plan)
         found.append(counts)
-        return samples
+        return reads
 
     monkeypatch.setattr(ModelRunner, "_compute", watched)
     options: dict[str, Any] = {"kernels": "triton", "attention_backend": "triton", "num_kv_blocks": 30}

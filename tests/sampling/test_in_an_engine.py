@@ -157,7 +157,7 @@ def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
     assert step is not None
     result = StepResult([], extras={"prompt_logprobs": [(0, ["garbage"] * 2)]})
     for step.is_dropped, found in ((True, [None] * 3), (False, [None, "garbage", "garbage"])):
-        engine.listeners[0].after_step(step, result, [])
+        engine.scheduler.parts[0].after_step(step, result, [])
         assert request.prompt_logprobs == found
 
 
