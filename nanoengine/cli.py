@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
-from nanoengine.errors import InvalidPrompt, NanoEngineError, StepFailed
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError, StepFailed
 from nanoengine.llm import LLM, show_log
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
@@ -166,7 +167,23 @@ def _open(args: argparse.Namespace) -> LLM:
 def _sampling_params(args: argparse.Namespace) -> SamplingParams:
     from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
 
-    return SamplingParams(**{name: getattr(args, name) for name in (*SAMPLING, "seed", "max_tokens", "stop", "n")})
+    values = {name: getattr(args, name) for name in (*SAMPLING, "seed", "max_tokens", "stop", "n")}
+    return SamplingParams(**values, structured_outputs=_structured_outputs(args))
+
+
+def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What the options of `generate` say the text must be."""
+    for name, field in (("json_schema", "json"), ("regex", "regex"), ("choice", "choice")):
+        if (value := getattr(args, name, None)) is not None:
+            return {field: _schema_text(value) if name == "json_schema" else value}
+    return None
+
+
+def _schema_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,6 +208,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt")
+            text = command.add_mutually_exclusive_group()
+            text.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
+            text.add_argument("--regex", help="the text matches this expression as a whole")
+            text.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
         else:
             command.set_defaults(n=1)

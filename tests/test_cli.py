@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,24 @@ def test_generate_takes_several_prompts_a_policy_and_penalties(tiny: Path, capsy
     assert main(["generate", *options, "-n", "2", "one", "two"]) == 0
     shown = capsys.readouterr().out
     assert [shown.count(f"--- {prompt!r}") for prompt in ("one", "two")] == [2, 2]
+
+
+@pytest.mark.parametrize("prompts", [["one"], ["one", "two"]], ids=["streamed", "at once"])
+def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
+    prompts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": ["é", 2]}, "minItems": 3, "maxItems": 3}', "utf-8")
+    expected = {
+        ("--json-schema", str(schema)): r'\[("é"|2)(, ("é"|2)){2}\]',
+        ("--regex", "[0-9]{3}-[a-c]{4}"): "[0-9]{3}-[a-c]{4}",
+        ("--choice", "red", "--choice", "green"): "red|green",
+    }
+    for options, text in expected.items():
+        assert main(["generate", "--dtype", "float32", "--seed", "1", *options, "--", *prompts]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("--- ")]
+        assert len(lines) == len(prompts)
+        assert all(re.fullmatch(text, line) for line in lines), lines
 
 
 def test_chat_remembers_the_conversation_and_forgets_it_when_asked_to(
@@ -93,6 +112,10 @@ def recorded_conversations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
         (["generate", "--scheduling-policy", "fcfs", "hi"], "InvalidConfig"),
         (["generate", "--model", "demo", "--dtype", "float32", ""], "InvalidPrompt"),
+        (["generate", "--json-schema", "/no/such/file", "hi"], "InvalidSamplingParams: --json-schema /no/such/file"),
+        (["generate", "--json-schema", os.devnull, "hi"], "InvalidSamplingParams: structured_outputs.json is no JSON"),
+        (["generate", "--regex", "(", "hi"], "InvalidSamplingParams: structured_outputs.regex"),
+        (["generate", "--choice", "", "hi"], "InvalidSamplingParams: structured_outputs.choice"),
     ],
 )
 def test_mistakes_end_with_one_clear_line(
@@ -105,7 +128,7 @@ def test_mistakes_end_with_one_clear_line(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(arguments) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith(f"nanoengine: {named}: ")
+    assert last.startswith(f"nanoengine: {named}")
 
 
 def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
