@@ -11,6 +11,7 @@ python bench.py prefix          a shared system prompt, and chats: with the pref
 python bench.py scheduler       no model: microseconds of scheduling per token
 python bench.py startup         process start to the first token, beside the floor: import torch, read the weights; peak memory
 python bench.py speculation     guessing ahead, turn by turn with none, on five kinds of text
+python bench.py structured      a JSON schema: time per token with a grammar, forced tokens and masks, beside the same without
 python bench.py determinism     the same requests in drawn ways: how many answers differ, in a token or in any bit
 python bench.py quality         what quantization loses: distributions of each format beside those of float32
 python bench.py workloads       five fixed workloads on which other engines were measured too (benchmarks/cpu.md)
@@ -45,7 +46,7 @@ from nanoengine.errors import NanoEngineError
 MODES = (
     *("throughput", "latency", "serve", "interference", "prefix"),
     *("http", "load", "soak"),
-    *("scheduler", "startup", "speculation", "determinism", "quality", "workloads", "profile", "compare"),
+    *("scheduler", "startup", "speculation", "structured", "determinism", "quality", "workloads", "profile", "compare"),
 )
 
 

@@ -7,10 +7,12 @@ part of what its user waits for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from time import perf_counter, sleep
+from types import MappingProxyType
+from typing import Any
 
 from benchmarks.limit import StepWork
 from benchmarks.workload import Workload
@@ -22,6 +24,7 @@ from nanoengine.core.sequence import Request
 from nanoengine.interrupts import InterruptGuard, Interruptible
 
 TEMPERATURE = 0.6
+NO_PARAMS: Mapping[str, Any] = MappingProxyType({})
 STEPS_PER_WASTE_SAMPLE = 16  # it looks at every running sequence, which costs more than all the rest
 
 
@@ -169,6 +172,7 @@ def drive(
     temperature: float = TEMPERATURE,
     *,
     num_streams: int = 0,
+    params: Mapping[str, Any] = NO_PARAMS,
 ) -> Run:
     """Run a workload to its end: open loop, each request submitted when it is due.
 
@@ -178,13 +182,16 @@ def drive(
         temperature: of every request.
         num_streams: so many requests, the first ones, are there for the sake of the others: they are stopped one step after those
             have ended, so that the last gap between their tokens is there too.
+        params: more of the sampling parameters of every request.
 
     Raises:
         Interrupted: Ctrl-C; the engine is idle again.
         InvalidPrompt: a request does not fit the engine; nothing has run.
     """
     requests = [
-        engine.make_request(prompt, SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=count))
+        engine.make_request(
+            prompt, SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=count, **params)
+        )
         for prompt, count in zip(workload.prompts, workload.output_lens, strict=True)
     ]
     due = workload.arrivals or [0.0] * len(workload)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.ceiling import is_slower_than_float32, measure_ceiling
-from benchmarks.drive import TEMPERATURE, Run, drive
+from benchmarks.drive import NO_PARAMS, TEMPERATURE, Run, drive
 from benchmarks.limit import Ceiling, ModelLimit
 from benchmarks.options import check_lengths, engine_options
 from benchmarks.peers import ContinuousBatching, Generate
@@ -97,13 +97,14 @@ class Session:
         keep_cache: bool = False,
         temperature: float = TEMPERATURE,
         num_streams: int = 0,
+        params: Mapping[str, Any] = NO_PARAMS,
     ) -> Run:
         """One workload through the engine, with a progress bar; see `drive`. The prefix cache is empty at its start unless told
         otherwise."""
         if not keep_cache:
             self.llm.reset_prefix_cache()
         with tqdm(total=workload.num_output_tokens, desc=label, unit="token", leave=False, disable=None) as bar:
-            run = drive(self.llm.engine, workload, bar.update, temperature, num_streams=num_streams)
+            run = drive(self.llm.engine, workload, bar.update, temperature, num_streams=num_streams, params=params)
         self.report.timeline = run.steps
         return run
 

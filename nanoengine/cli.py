@@ -208,10 +208,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
             command.add_argument("-n", type=int, default=1, help="completions per prompt")
-            text = command.add_mutually_exclusive_group()
-            text.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
-            text.add_argument("--regex", help="the text matches this expression as a whole")
-            text.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
+            shape = command.add_mutually_exclusive_group()
+            shape.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
+            shape.add_argument("--regex", help="the text matches this expression as a whole")
+            shape.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
         else:
             command.set_defaults(n=1)

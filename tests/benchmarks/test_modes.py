@@ -201,6 +201,24 @@ def test_ctrl_c_shows_what_was_measured_so_far(run: Bench, tmp_path: Path, monke
     assert [r["engine"] for r in result["rows"]] == ["limit of this device"]
 
 
+def test_structured(run: Bench) -> None:
+    run.model = "demo"  # type: ignore[assignment]
+    result = run("structured", "--streams", "1", "3", "--input-len", "5", "--output-len", "30", "--device", "cpu")
+    for streams in (1, 3):
+        held = medians(result, streams=streams)
+        steps = [
+            medians(result, way, streams=streams)["steps"] for way in ("without forced tokens", "without a grammar")
+        ]
+        assert held["steps"] < steps[0] == steps[1] == 30
+        assert 0 < held["forced_share"] < 1
+        assert 0 < held["mask_us"] <= held["mask_us_p99"]
+        assert 0 < held["wait_us"] <= held["wait_us_p99"]
+        assert held["ttft_ms"] > 0
+    assert medians(result, "a new schema")["compile_ms"] > 0
+    assert not [own for own in result["warnings"] if "differ" in own or "ended" in own]
+    assert bench.main(["structured", "--model", "demo", "--output-len", "5000"]) == 2
+
+
 def test_workloads(run: Bench) -> None:
     run.model = "demo"  # type: ignore[assignment]
     figures = {"one stream": "tpot_ms", "shared prefix": "seconds", "streams": "decode_tok_s"}
