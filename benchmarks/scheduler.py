@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from time import process_time
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from tqdm import tqdm
 
@@ -38,10 +38,11 @@ from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.observability.observer import Observer
 from nanoengine.sampling.collector import Collector
-from nanoengine.sampling.masks import Masks
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.speculation import Speculation
 from nanoengine.speculation.step_costs import StepCosts
+from nanoengine.structured.grammars import Grammars
+from nanoengine.structured.structured import Structured
 
 EVERYTHING = "with all capabilities"
 SHARES = {"plenty": 1.0, "a quarter": 0.25}
@@ -164,7 +165,8 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     parts: list[PolicyPart] = []
     clients, observer = Clients(FairShare(0.5, len(workload)), parts), Observer(longest(workload))
     stores += [offload, observer.events]
-    parts += [CommonPrefix(blocks), speculation, offload, collector, Masks(VOCAB_SIZE), clients, observer]
+    structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
+    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, clients, observer]
     return blocks, parts
 
 

@@ -25,10 +25,19 @@ if TYPE_CHECKING:
     from nanoengine.llm import LLM
     from nanoengine.observability.metrics import RequestMetrics
     from nanoengine.sampling.params import SamplingParams
+    from nanoengine.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "CompletionOutput",
+    "RequestMetrics",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+]
 
 _MODULES = {
     "LLM": "llm",
@@ -37,6 +46,7 @@ _MODULES = {
     "RequestMetrics": "observability.metrics",
     "RequestOutput": "core.outputs",
     "SamplingParams": "sampling.params",
+    "StructuredOutputs": "structured.params",
 }
 
 

@@ -30,10 +30,11 @@ def test_linters_are_clean(command: tuple[str, ...]) -> None:
 
 POLICY = {
     "core": ("llm", "llm_engine", "scheduler", "block_manager", "sequence", "messages", "seams", "config"),
-    "sampling": ("params", "masks", "collector", "detokenizer"),
+    "sampling": ("params", "collector", "detokenizer"),
     "speculation": ("options", "speculation", "ngram", "suffix"),
     "kv_groups": ("layouts", "common_prefix"),
     "kv_offload": ("options", "offload", "host_tier", "disk_tier", "file_gate", "kv_folder"),
+    "structured": ("params", "grammars", "constraint", "forced", "structured"),
     "fairness": ("options", "fair_share"),
     "observability": ("metrics", "observer", "kv_events", "view"),
     "beam_search": ("search",),

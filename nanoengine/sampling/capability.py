@@ -5,16 +5,11 @@ from __future__ import annotations
 from nanoengine.core.capability import Capability
 from nanoengine.core.startup import Startup
 from nanoengine.sampling.collector import Collector
-from nanoengine.sampling.masks import Masks
 from nanoengine.sampling.params import MAX_LOGPROBS, SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 
 
 class Sampling(Capability):
-    """`masks` is set by `policy`, for whoever sets masks of running requests."""
-
-    masks: Masks
-
     def before_pool(self, startup: Startup) -> None:
         startup.costly_params = SamplingParams(
             top_k=10, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=MAX_LOGPROBS
@@ -25,6 +20,4 @@ class Sampling(Capability):
 
     def policy(self, startup: Startup) -> None:
         startup.default_params = SamplingParams()
-        collector = Collector()
-        self.masks = Masks(startup.model_config.vocab_size)
-        startup.parts += [collector, self.masks]
+        startup.parts.append(Collector())

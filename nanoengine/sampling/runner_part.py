@@ -1,4 +1,4 @@
-"""The runner's part beside the processors: masks that come with a step, and log probabilities of prompts."""
+"""The runner's part beside the processors: log probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from nanoengine.sampling.bad_words import BadWords
 from nanoengine.sampling.collector import PROMPT_LOGPROBS
 from nanoengine.sampling.logit_offsets import LogitBias, MinTokensBan
 from nanoengine.sampling.logprobs import LogprobColumns, SampleLogprobs, compute_logprobs
-from nanoengine.sampling.masks import MASKS
 from nanoengine.sampling.penalties import Penalties
 from nanoengine.sampling.token_masks import TokenMasks
 
@@ -25,20 +24,15 @@ class SamplingPart(RunnerPart):
     def __init__(self, runner: ModelRunner):
         self.runner, sampler = runner, runner.sampler
         num_rows, vocab_size, device = runner.rows.padding_row, sampler.vocab_size, runner.device
-        self.masks = TokenMasks(num_rows, vocab_size, device)
         sampler.processors += [
             SampleLogprobs(num_rows, sampler),
-            self.masks,
+            TokenMasks(num_rows, vocab_size, device),
             BadWords(num_rows, device),
             MinTokensBan(num_rows, vocab_size, device),
             LogitBias(num_rows, device),
             Penalties(num_rows, vocab_size, device),
         ]
         runner.parts.append(self)
-
-    def begin(self, plan: StepPlan) -> None:
-        if MASKS in plan.extras:
-            self.masks.set(plan.extras[MASKS])
 
     def after_forward(self, plan: StepPlan, batch: InputBatch, hidden: Tensor) -> Callable[[StepResult], None] | None:
         asked = plan.extras.get(PROMPT_LOGPROBS)

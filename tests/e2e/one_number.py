@@ -78,6 +78,7 @@ LOOKING_BACK: dict[str, list[dict[str, Any]]] = {
     "stop": [{}, {"stop": ["ba", "fed", "cc"]}, {"stop": ["G", "e"], "min_tokens": 4}, {"stop": ["ab", "dd", "f"]}],
     "end": [{"ignore_eos": True}, {}, {"stop_token_ids": list(range(0, 300, 5)), "min_tokens": 7}],
     "completions": [{}, {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 2}],
+    "grammar": [{}, {}, {}, {"structured_outputs": {"regex": "[a-f]{9}(bad|[a-f]{30})"}}],
 }
 """Of some it matters which of the tokens so far are the prompt's."""
 
@@ -350,6 +351,7 @@ def run_in_a_way(case: Case, rng: random.Random, folder: Path, seen: Counter[str
     seen.update(
         tokens=2 * sum(len(own.token_ids) for output in case.right for own in output.outputs),
         several=2 * sum(len(output.outputs) > 1 for output in case.right),
+        constrained=sum(params.structured_outputs is not None for _, params in case.requests),
         overlapping=device.num_overlapping if device else 0,
         replayed=sum(recording.num_replays for recording in device.recordings) if device else 0,
         elsewhere=is_elsewhere,

@@ -19,6 +19,17 @@ def test_what_is_said_has_the_same_bits_in_whatever_way_it_is_computed(tmp_path:
         folder = tmp_path / str(seed)
         folder.mkdir()
         seen += check_one_number(seed, folder)
-    common = ("sent again", "resumed", "hits", "preemptions", "several", "accepted", "rejected", "failed", "elsewhere")
+    common = (
+        "sent again",
+        "resumed",
+        "hits",
+        "preemptions",
+        "several",
+        "constrained",
+        "accepted",
+        "rejected",
+        "failed",
+        "elsewhere",
+    )
     for happened in common:
         assert seen[happened] > 0, happened

@@ -198,7 +198,7 @@ MUTANTS = (
         "new = max(self.most_new, uncommitted + 1)",
         "new = self.most_new",
         "With steps in flight, a lone sequence finds no block for its next token.",
-        (TEST_LAYOUTS,),
+        (TEST_LAYOUTS, TEST_WINDOWS),
     ),
     Mutant(
         "one-group-is-enough-for-a-hit",

@@ -7,9 +7,9 @@ from tests.mutation.mutant import Mutant
 SCHEDULER = "nanoengine/core/scheduler.py"
 SEQUENCE = "nanoengine/core/sequence.py"
 SHARES = "nanoengine/fairness/fair_share.py"
-MASKS = "nanoengine/sampling/masks.py"
 COMMON = "nanoengine/kv_groups/common_prefix.py"
 EVERY_WAY = "tests/core/test_policy_every_way.py"
+WITH_DRAFTS = "tests/speculation/test_every_way.py"
 TEST_ORDER = "tests/core/test_order.py"
 TEST_FAILURES = "tests/core/test_failures.py"
 TEST_WAITING = "tests/core/test_waiting_prompts.py"
@@ -177,7 +177,7 @@ MUTANTS = (
         "            step.is_dropped = True\n",
         "            pass\n",
         "The results of plans that were launched behind a failed one are committed.",
-        (EVERY_WAY, TEST_FAILURES),
+        (EVERY_WAY, TEST_FAILURES, WITH_DRAFTS),
     ),
     Mutant(
         "prompts-wait-for-each-other",
@@ -193,7 +193,7 @@ MUTANTS = (
         "budget = scheduler.max_num_batched_tokens - num_tokens\n",
         "budget = scheduler.max_num_batched_tokens - len(step.decodes)\n",
         "In a mixed step, drafts take tokens that prompts have taken already.",
-        (EVERY_WAY,),
+        (EVERY_WAY, WITH_DRAFTS),
     ),
     Mutant(
         "columns-stand-still",
@@ -209,7 +209,7 @@ MUTANTS = (
         "and not last.runs and step.decodes == last.decodes:",
         "and not last.runs and len(step.decodes) == len(last.decodes):",
         "As many decodes as in the step before are taken for the same ones.",
-        (EVERY_WAY,),
+        (EVERY_WAY, WITH_DRAFTS),
     ),
     Mutant(
         "slot-is-asked-for-a-token-late",
@@ -282,30 +282,6 @@ MUTANTS = (
         "if self._rows[client] >= self._part and seq.phase is not Phase.ENDING:",
         "A sequence is preempted though its client has no more than its part of the rows.",
         (TEST_SHARES,),
-    ),
-    Mutant(
-        "mask-of-a-waiting-sequence-is-lost",
-        MASKS,
-        "told = dict.fromkeys(seq for seq in step.started if MASK in seq.state)",
-        "told: dict[Sequence, None] = {}",
-        "A mask that was set while its sequence waited, or was preempted, is never sent.",
-        (TEST_SAMPLING,),
-    ),
-    Mutant(
-        "mask-goes-to-a-former-row",
-        MASKS,
-        "if seq.phase not in (Phase.WAITING, Phase.FINISHED)}",
-        "}",
-        "The mask of a sequence that waits is given to whoever has the row that it had.",
-        (TEST_SAMPLING,),
-    ),
-    Mutant(
-        "mask-is-told-again",
-        MASKS,
-        "            self._changed.clear()\n",
-        "",
-        "A mask is sent with every step.",
-        (TEST_SAMPLING,),
     ),
     Mutant(
         "seed-ignores-the-index",

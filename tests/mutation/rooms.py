@@ -16,6 +16,7 @@ from tests.mutation import (
     sampling,
     server,
     speculation,
+    structured,
 )
 from tests.mutation.mutant import Mutant
 
@@ -33,4 +34,5 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "quantization": quantization.MUTANTS,
     "server": server.MUTANTS,
     "front": front.MUTANTS,
+    "structured": structured.MUTANTS,
 }

@@ -148,14 +148,6 @@ MUTANTS = (
         (TEST_PROCESSORS,),
     ),
     Mutant(
-        "mask-overrules-allowed-tokens",
-        "nanoengine/sampling/token_masks.py",
-        "return np.bitwise_and.reduce([mask for mask in self if mask is not None])",
-        "return [mask for mask in self if mask is not None][-1]",
-        "A mask of a grammar allows tokens that allowed_token_ids forbids.",
-        (TEST_PROCESSORS,),
-    ),
-    Mutant(
         "rank-counts-equals",
         "nanoengine/sampling/logprobs.py",
         "ranks = (logits > logits.gather(-1, own_ids)).sum(-1) + 1",

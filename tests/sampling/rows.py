@@ -15,7 +15,6 @@ from nanoengine.core.kernels import Kernels, SamplingTable
 from nanoengine.core.messages import RowSampling, Run, Started, StepPlan, StepResult
 from nanoengine.core.randomness import sequence_seed
 from nanoengine.core.sampler import Sampler
-from nanoengine.sampling.masks import MASKS
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.sampling.token_logprobs import TokenLogprobs
@@ -125,12 +124,9 @@ class Bench:
         assert isinstance(self.kernels, WatchedKernels)
         return self.kernels.seen
 
-    def start(
-        self, *started: Started, ended: Sequence[int] = (), masks: dict[int, set[int] | None] | None = None
-    ) -> None:
+    def start(self, *started: Started, ended: Sequence[int] = ()) -> None:
         """A plan that changes rows, and computes nothing."""
-        told = [(row, None if mask is None else words_of(mask, self.vocab_size)) for row, mask in (masks or {}).items()]
-        plan = StepPlan(started=list(started), ended=list(ended), extras={MASKS: told})
+        plan = StepPlan(started=list(started), ended=list(ended))
         self.sampler.apply(plan)
         self.part.begin(plan)
 
@@ -163,23 +159,20 @@ def logprobs_of(result: StepResult) -> dict[int, TokenLogprobs]:
     return found
 
 
-def run(logits: Tensor, rows: Sequence[RowSampling], masks: dict[int, set[int]] | None = None) -> StepResult:
+def run(logits: Tensor, rows: Sequence[RowSampling]) -> StepResult:
     """Sample the first token of every row; the rows of the device are in the opposite order."""
     count, vocab_size = logits.shape
     bench, into = Bench(count, vocab_size), list(range(count))[::-1]
-    bench.start(
-        *(begin(row, own) for row, own in zip(into, rows, strict=True)),
-        masks={into[i]: mask for i, mask in (masks or {}).items()},
-    )
+    bench.start(*(begin(row, own) for row, own in zip(into, rows, strict=True)))
     return bench.sample(logits.clone(), into, [own.num_prompt_tokens for own in rows], padding=1)
 
 
-def check(logits: Tensor, own: RowSampling, token_ids: Sequence[int], mask: set[int] | None = None) -> Tensor:
+def check(logits: Tensor, own: RowSampling, token_ids: Sequence[int]) -> Tensor:
     """What one row's processors make of logits [vocab_size], when the slow reference does the same."""
     bench = Bench(4, len(logits))
-    bench.start(begin(2, own, token_ids), masks={} if mask is None else {2: mask})
+    bench.start(begin(2, own, token_ids))
     bench.sample(logits[None].clone(), [2], [len(token_ids)])
-    expected = torch.tensor(reference(logits.tolist(), own, token_ids, mask))
+    expected = torch.tensor(reference(logits.tolist(), own, token_ids))
     torch.testing.assert_close(bench.seen[0][0], expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     return bench.seen[0][0]
 

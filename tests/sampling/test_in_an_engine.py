@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.core.errors import InvalidRequest, NotFiniteLogits, NoTokenLeft
+from nanoengine.core.errors import NotFiniteLogits, NoTokenLeft
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepResult
 from nanoengine.core.sampling_params import SamplingParams as CoreParams
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from tests.core.test_policy_every_way import draw_way
-from tests.core.toys import EOS, VOCAB, run
-from tests.sampling.rows import words_of
+from tests.core.toys import VOCAB, run
 from tests.sampling.toy_engine import SampledToy, alone, digest_of, logits_of, make
 from tests.speculation.toys import ToyDrafter
 
@@ -68,7 +67,7 @@ def answers(requests: list[Request]) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> None:
-    engine, _ = make()
+    engine = make()
     requests = draw_requests(engine, seed)
     run(engine, requests)
     seqs = [seq for request in requests for seq in request.sequences]
@@ -89,7 +88,7 @@ def test_answers_are_those_of_a_slow_loop_in_every_way_of_running(seed: int) -> 
         way, fails = draw_way(rng), rng.random() < 0.3
         drafter = ToyDrafter(truth, rng) if rng.random() < 0.5 else None
         model = SampledToy(4, failing=[rng.randint(2, 12)] if fails else [])
-        engine, _ = make(model, [drafter] if drafter else [], **way)
+        engine = make(model, [drafter] if drafter else [], **way)
         requests = draw_requests(engine, seed)
         run(engine, requests)
         failed = [seq for request in requests for seq in request.sequences if type(seq.error) is RuntimeError]
@@ -125,7 +124,7 @@ def check_prompt_logprobs(request: Request) -> None:
 
 def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache() -> None:
     model = SampledToy(4)
-    engine, _ = make(model)
+    engine = make(model)
     prompt = [(3 * i) % VOCAB for i in range(32)]
     run(engine, [engine.make_request(prompt, SamplingParams(max_tokens=1))])
     asked = [0]
@@ -151,7 +150,7 @@ def test_prompt_logprobs_are_computed_once_and_other_completions_read_the_cache(
 
 def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
     """It was computed behind a step that has failed."""
-    engine, _ = make()
+    engine = make()
     engine.submit(request := engine.make_request([1, 2, 3], SamplingParams(prompt_logprobs=1)))
     step = engine.scheduler.schedule()
     assert step is not None
@@ -162,12 +161,12 @@ def test_what_a_dropped_step_says_of_a_prompt_counts_for_nothing() -> None:
 
 
 def test_a_stop_string_ends_the_log_probabilities_too() -> None:
-    engine, _ = make()
+    engine = make()
     first = engine.make_request([1], SamplingParams(seed=1, max_tokens=9, ignore_eos=True))
     run(engine, [first])
     text = first.output().outputs[0].text
     truth = {1: first.sequences[0].token_ids}
-    engine, _ = make(parts=[ToyDrafter(truth | {0: truth[1]}, random.Random(1))])
+    engine = make(parts=[ToyDrafter(truth | {0: truth[1]}, random.Random(1))])
     params = SamplingParams(seed=1, max_tokens=9, ignore_eos=True, stop=text[4], logprobs=0)
     request = engine.make_request([1], params)
     run(engine, [request])
@@ -183,7 +182,7 @@ def test_a_stop_string_ends_the_log_probabilities_too() -> None:
 @pytest.mark.parametrize("is_shown", [False, True])
 def test_a_stop_wins_over_the_length_and_is_shown_if_that_is_wanted(is_shown: bool) -> None:
     """No string ends a text before min_tokens. Params of the core are sampled like others."""
-    engine, _ = make()
+    engine = make()
     wishes: dict[str, Any] = {"seed": 1, "ignore_eos": True, "include_stop_str_in_output": is_shown}
     run(engine, [first := engine.make_request([1], CoreParams(seed=1, max_tokens=9, ignore_eos=True))])
     text, tokens = first.output().outputs[0].text, first.output().outputs[0].token_ids
@@ -210,7 +209,7 @@ def forbidding(**more: Any) -> SamplingParams:
 @pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: str, depth: int) -> None:
-    engine, _ = make(policy=policy, depth=depth)
+    engine = make(policy=policy, depth=depth)
     shared = [(7 * i) % VOCAB for i in range(24)]
     run(engine, [engine.make_request(shared, SamplingParams(max_tokens=1))])
     hostile = engine.make_request([*shared, 1], forbidding(max_tokens=9))
@@ -228,7 +227,7 @@ def test_a_request_that_forbids_everything_costs_nobody_else_anything(policy: st
 
 def test_each_failing_request_is_told_its_own_reason() -> None:
     model = SampledToy(4, broken=[(9, 0)])
-    engine, _ = make(model)
+    engine = make(model)
     broken = engine.make_request([9, 1], SamplingParams(allowed_token_ids=[5, 6]))
     hostile = engine.make_request([8, 1], forbidding())
     other = engine.make_request([8, 2], forbidding())
@@ -241,11 +240,12 @@ def test_each_failing_request_is_told_its_own_reason() -> None:
 
 def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> None:
     """Its log probability is 0 if it failed without a token, and no other's is above."""
-    engine, masks = make()
+    engine = make()
     params = SamplingParams(n=2, best_of=4, seed=3, max_tokens=5, ignore_eos=True)
     request = engine.make_request([1, 2], params)
     engine.submit(request)
-    masks.set_mask(request, words_of(set(), VOCAB), index=0)
+    engine.scheduler.finish(request.sequences[0], "error")
+    engine._retire(request.sequences[0])
     run(engine, [])
     assert request.sequences[0].finish_reason == "error"
     outputs = request.output().outputs
@@ -258,80 +258,3 @@ def test_best_of_ranks_a_completion_that_failed_behind_those_that_did_not() -> N
     ]
     assert scores == sorted(lengths, reverse=True)[:2]
     assert outputs[0].logprobs is None, "they were not asked for"
-
-
-# ---- masks
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["prefill_first", "mixed"])
-def test_a_mask_holds_for_all_tokens_of_steps_that_are_scheduled_after_it(policy: str, depth: int) -> None:
-    """Through preemptions, failing steps and overlap, until it is replaced."""
-    num_masked = num_preempted = 0
-    for seed in range(12):
-        rng = random.Random(seed)
-        model = SampledToy(4, failing=[rng.randint(3, 15)] if seed % 3 == 0 else [])
-        engine, masks = make(model, policy=policy, depth=depth, num_blocks=rng.choice([16, 400]), max_model_len=40)
-        params = [SamplingParams(n=2, seed=i, max_tokens=25, ignore_eos=True) for i in range(4)]
-        requests = [engine.make_request([i, 1, 2], own) for i, own in enumerate(params)]
-        for request in requests:
-            engine.submit(request)
-        held: dict[tuple[int, int], list[tuple[int, set[int] | None]]] = {}
-        while engine.has_unfinished:
-            if rng.random() < 0.5:
-                request, index = rng.choice(requests), rng.randrange(2)
-                seq = request.sequences[index]
-                mask = rng.choice([None, set(rng.sample(range(VOCAB), 3))])
-                if not request.finished:
-                    masks.set_mask(request, None if mask is None else words_of(mask, VOCAB), index)
-                    # What is in flight was scheduled before; a step that fails is made again, with the mask.
-                    held.setdefault((requests.index(request), index), []).append((seq.num_tokens - 3, mask))
-            engine.step()
-        for (number, index), changes in held.items():
-            tokens = requests[number].sequences[index].output_token_ids
-            ends = [start for start, _ in changes[1:]] + [len(tokens)]
-            for (start, mask), end in zip(changes, ends, strict=True):
-                if mask is not None:
-                    assert set(tokens[start:end]) <= mask
-                    num_masked += len(tokens[start:end])
-        num_preempted += engine.scheduler.num_preemptions
-    assert num_masked > 100
-    assert num_preempted > 5
-
-
-def test_a_mask_is_copied_and_tells_what_is_wrong_with_it() -> None:
-    engine, masks = make()
-    request = engine.make_request([1, 2], SamplingParams(max_tokens=9, ignore_eos=True, n=2))
-    for bad in (request, None):
-        with pytest.raises(InvalidRequest, match="is running"):
-            masks.set_mask(bad, bytes(8))
-    engine.submit(request)
-    engine.step()
-    for mask, message in (("a" * 8, "must be bytes"), ([1], "must be bytes"), (bytes(4), "4 bytes: 50 tokens take 8")):
-        with pytest.raises(InvalidRequest, match=message):
-            masks.set_mask(request, mask)  # type: ignore[arg-type]
-    for index in (-1, 2, True, "0"):
-        with pytest.raises(InvalidRequest, match="is running"):
-            masks.set_mask(request, None, index)  # type: ignore[arg-type]
-    buffer = bytearray(words_of({4}, VOCAB))
-    masks.set_mask(request, buffer)
-    buffer[:] = bytes(8)
-    run(engine, [])
-    assert set(request.sequences[0].output_token_ids[1:]) == {4}
-    assert request.error is None
-    assert set(request.sequences[1].output_token_ids) > {EOS} or len(set(request.sequences[1].output_token_ids)) > 2
-
-
-def test_a_mask_that_was_lifted_is_not_told_again() -> None:
-    engine, masks = make()
-    request = engine.make_request([1, 2], SamplingParams(max_tokens=9, ignore_eos=True, seed=1))
-    engine.submit(request)
-    masks.set_mask(request, words_of({4}, VOCAB))
-    engine.step()
-    masks.set_mask(request, None)
-    engine.scheduler._preempt_last()
-    run(engine, [])
-    assert request.sequences[0].output_token_ids[0] == 4
-    assert request.sequences[0].output_token_ids[1:] != [4] * 8
-    assert not request.sequences[0].state
-    assert not masks._changed

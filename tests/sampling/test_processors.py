@@ -45,8 +45,7 @@ def test_what_is_made_of_logits_is_what_a_slow_reference_makes(seed: int, vocab_
     rng = random.Random(seed)
     token_ids = [rng.randrange(vocab_size) for _ in range(rng.randint(1, 30))]
     own = sampling(prompt=rng.randint(1, len(token_ids)), **draw_wishes(rng, vocab_size))
-    mask = set(rng.sample(range(vocab_size), rng.randint(0, vocab_size))) if rng.random() < 0.4 else None
-    check(random_logits(seed, vocab_size), own, token_ids, mask)
+    check(random_logits(seed, vocab_size), own, token_ids)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,27 +74,23 @@ def test_rows_come_and_go_and_each_is_sampled_by_its_own_wishes_and_tokens(seed:
     """More of them than are worked on at once. Whoever starts again from its tokens goes on with the same bits."""
     rng, count = random.Random(seed), ROWS_AT_ONCE + 16
     bench = Bench(count, VOCAB)
-    alive: dict[int, tuple[RowSampling, list[int], set[int] | None]] = {}
+    alive: dict[int, tuple[RowSampling, list[int]]] = {}
     for step in range(30):
         for row in rng.sample(range(count), rng.randint(1, 20)):
             own = sampling(prompt=2, seed=step, temperature=3.0, **draw_wishes(rng))
-            alive[row] = own, [rng.randrange(VOCAB) for _ in range(rng.randint(2, 9))], None
-            bench.start(begin(row, *alive[row][:2]), ended=[row] if rng.random() < 0.5 else [])
-        for row in rng.sample(sorted(alive), 1):
-            mask = rng.choice([None, set(rng.sample(range(VOCAB), 8))])
-            alive[row] = *alive[row][:2], mask
-            bench.start(masks={row: mask})
+            alive[row] = own, [rng.randrange(VOCAB) for _ in range(rng.randint(2, 9))]
+            bench.start(begin(row, *alive[row]), ended=[row] if rng.random() < 0.5 else [])
         rows = rng.sample(sorted(alive), len(alive))
         logits = random_logits(step, len(rows), VOCAB)
         tokens = bench.sample(logits.clone(), rows, [len(alive[row][1]) for row in rows], padding=2).token_ids
         again = rng.randrange(len(rows))
         for number, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            own, token_ids, mask = alive[row]
-            expected = torch.tensor(reference(logits[number].tolist(), own, token_ids, mask))
+            own, token_ids = alive[row]
+            expected = torch.tensor(reference(logits[number].tolist(), own, token_ids))
             torch.testing.assert_close(bench.seen[-1][number], expected, rtol=1e-5, atol=1e-5)
             if number == again:
                 other = Bench(1, VOCAB)
-                other.start(begin(0, own, token_ids), masks={0: mask})
+                other.start(begin(0, own, token_ids))
                 other.sample(logits[number : number + 1].clone(), [0], [len(token_ids)])
                 assert torch.equal(bench.seen[-1][number], other.seen[-1][0])
             token_ids.append(token)
@@ -152,7 +147,7 @@ def test_a_row_that_begins_anew_keeps_nothing_though_nobody_was_told_of_its_end(
     """The plan that said so was made behind a failed one, and was not carried out."""
     bench, logits = Bench(1, 20), random_logits(3, 1, 20)
     everything = sampling(logprobs=1, repetition_penalty=2, bad=[[1]], logit_bias={1: 1}, allowed_token_ids=[1, 2])
-    bench.start(begin(0, everything), masks={0: {1}})
+    bench.start(begin(0, everything))
     bench.start(begin(0, sampling(temperature=0)))
     samples = bench.sample(logits.clone(), [0], [5])
     assert (bench.seen[0] == logits).all()
@@ -191,7 +186,6 @@ def test_nan_and_infinity_stay_visible_and_concern_their_rows_alone(
         ({"allowed_token_ids": [1], "bad": [[1]]}, [], NONE_LEFT),
         ({"min_tokens": 1, "stops": (0, 1, 2)}, [], NONE_LEFT),
         ({"bad": [[0], [1], [2]], "logit_bias": {2: 100}, "repetition_penalty": 2}, [], NONE_LEFT),
-        ({"mask": set()}, [], NONE_LEFT),
         ({"allowed_token_ids": [1, 2]}, [1, 2], NONE_LEFT),  # by the model
         ({}, [0, 1, 2], UNKNOWN),
         ({"repetition_penalty": 2}, [0, 1, 2], UNKNOWN),
@@ -201,10 +195,10 @@ def test_nan_and_infinity_stay_visible_and_concern_their_rows_alone(
 def test_a_row_that_may_sample_nothing_is_not_a_broken_one(
     wish: dict[str, Any], ruled_out: list[int], expected: int
 ) -> None:
-    logits, masks = random_logits(14, 2, 3), {0: wish["mask"]} if "mask" in wish else {}
+    logits = random_logits(14, 2, 3)
     logits[0, ruled_out] = -torch.inf
-    rows = [sampling(**{name: value for name, value in wish.items() if name != "mask"}), sampling(temperature=0)]
-    assert run(logits, rows, masks).token_ids == [expected, int(logits[1].argmax())]
+    rows = [sampling(**wish), sampling(temperature=0)]
+    assert run(logits, rows).token_ids == [expected, int(logits[1].argmax())]
 
 
 # ---- runs with drafts

@@ -19,7 +19,6 @@ from nanoengine.core.sampler import Sampler
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Sequence
 from nanoengine.sampling.collector import Collector
-from nanoengine.sampling.masks import Masks
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.runner_part import SamplingPart
 from nanoengine.speculation.verification import DraftVerifier
@@ -107,11 +106,10 @@ class SampledToy(ToyModel):
             self.digests.append(-1 if broken else digest_of([token for token, _ in seen]))
 
 
-def make(model: SampledToy | None = None, parts: Seq[PolicyPart] = (), **way: Any) -> tuple[LLMEngine, Masks]:
+def make(model: SampledToy | None = None, parts: Seq[PolicyPart] = (), **way: Any) -> LLMEngine:
     """An engine with this capability."""
-    collector, masks = Collector(), Masks(VOCAB)
     model = SampledToy(4) if model is None else model
-    return make_engine(model=model, parts=[*parts, collector, masks], **way), masks
+    return make_engine(model=model, parts=[*parts, Collector()], **way)
 
 
 def alone(seq: Sequence) -> tuple[list[int], list[Any]]:

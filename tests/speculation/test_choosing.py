@@ -18,7 +18,7 @@ from nanoengine.core.sequence import Sequence
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.speculation.acceptance import Acceptance
 from nanoengine.speculation.drafter import Candidate
-from nanoengine.speculation.speculation import LEAST_GAIN, MASK, Speculation
+from nanoengine.speculation.speculation import CONSTRAINT, LEAST_GAIN, Speculation
 from nanoengine.speculation.step_costs import StepCosts
 from tests.core.toys import VOCAB
 from tests.speculation.scripted import FAST, FREE, Say, Scripted, continuation, right, sequence, speculation, wrong
@@ -123,13 +123,46 @@ def test_nothing_is_guessed_behind_an_end() -> None:
     assert choose(own, *seqs) == [[5, 6], [5], [5, 6, 9, 7]]
 
 
-def test_a_sequence_with_a_mask_or_without_the_wish_has_no_drafts_and_counts_nowhere() -> None:
-    own, masked, silent = speculation(), sequence(), sequence()
-    masked.state[MASK] = b""
+def test_a_sequence_without_the_wish_has_no_drafts_and_counts_nowhere() -> None:
+    own, silent = speculation(), sequence()
     silent.params = SamplingParams(speculate=False)
-    assert choose(own, masked, silent) == [[], []]
+    assert choose(own, silent) == [[]]
     assert not proposer(own).begun
     assert own.stats.num_unknown == own.stats.num_not_worth == own.stats.num_full == 0
+
+
+class Grammar:
+    """It forces some tokens, and allows small ones behind them."""
+
+    def __init__(self, forced: list[int]):
+        self._forced = forced
+
+    def forced(self, most: int) -> list[int]:
+        return self._forced[:most]
+
+    def allowed(self, drafts: list[int]) -> list[int]:
+        return next((drafts[:place] for place, token in enumerate(drafts) if token > 7), drafts)
+
+
+@pytest.mark.parametrize(
+    ("forced", "guess", "expected"),
+    [
+        ([], [5, 6, 8, 7], [5, 6]),
+        ([5, 6], [5, 6, 7, 8], [5, 6, 7]),
+        ([5, 6], [5, 7], [5, 6]),
+        ([5, 6], [], [5, 6]),
+        ([], [], []),
+    ],
+)
+def test_what_a_grammar_forces_comes_first_and_guesses_are_cut(
+    forced: list[int], guess: list[int], expected: list[int]
+) -> None:
+    own, seq = speculation(lambda *_: guess, num_drafts=9), sequence()
+    seq.state[CONSTRAINT] = Grammar(forced)
+    assert choose(own, seq) == [expected]
+    own.settle(seq, len(expected), len(forced))
+    tried = len(expected) > len(forced)
+    assert (own._states[seq].acceptance._times_tried[0] == 1) == tried, "nothing is learned from what is forced"
 
 
 def test_tokens_in_flight_are_guessed_too_and_are_no_drafts() -> None:

@@ -21,6 +21,7 @@ from nanoengine.speculation.suffix import SuffixProposer
 from tests.core.test_policy_every_way import answers, draw_requests, draw_way
 from tests.core.toys import VOCAB, Done, ToyModel, make_engine, run
 from tests.speculation.scripted import HARM, Say, Scripted
+from tests.speculation.toys import ToyDrafter
 
 NUM_WAYS = 12
 
@@ -101,6 +102,27 @@ def test_nothing_changes_but_the_number_of_steps(who: str) -> None:
     assert seen["accepted"] or who in ("silent", "wrong")
     if who in ("ngram", "suffix", "erring", "mostly wrong", "wrong"):
         assert seen["rejected"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_drafter_changes_nothing(seed: int) -> None:
+    """One that heeds neither costs nor chances: some drafts for some decodes, and some are left out of a step."""
+    plain = make_engine()
+    requests = draw_requests(plain, seed)
+    run(plain, requests)
+    expected, rng, seen = answers(requests), random.Random(seed), Counter[str]()
+    known = {seq.seq_id: seq.token_ids for request in requests for seq in request.sequences}
+    for _ in range(30):
+        way, fails = draw_way(rng), rng.random() < 0.3
+        drafter, model = ToyDrafter(known, rng), ToyModel(4, failing=[rng.randint(2, 12)] if fails else [])
+        engine = make_engine(model=model, parts=[drafter], **way)
+        again = draw_requests(engine, seed)
+        run(engine, again)
+        for want, got in zip(expected, answers(again), strict=True):
+            assert got == want or (fails and got[1] == "error" and got[0] == want[0][: len(got[0])]), way
+        seen.update(accepted=drafter.num_accepted, rejected=drafter.num_drafts - drafter.num_accepted)
+        seen.update(preemptions=engine.scheduler.num_preemptions, failed=fails)
+    assert all(seen.values()), f"the rare paths were met: {seen}"
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -1,0 +1,87 @@
+"""Mutants of structured outputs."""
+
+from __future__ import annotations
+
+from tests.mutation.mutant import Mutant
+
+STRUCTURED = "nanoengine/structured/structured.py"
+GRAMMARS = "nanoengine/structured/grammars.py"
+EVERY_WAY = "tests/structured/test_every_way.py"
+TEST_ENDINGS = "tests/structured/test_endings.py"
+TEST_GRAMMARS = "tests/structured/test_grammars.py"
+TEST_PARAMS = "tests/structured/test_params.py"
+
+MUTANTS = (
+    Mutant(
+        "constrained-sequences-overlap",
+        STRUCTURED,
+        "return (seq for seq in self.constraints if seq.phase is Phase.DECODING and not seq.has_all_tokens)",
+        "return ()",
+        "With two steps in flight, the mask of a token is made before the token in front of it is known.",
+        (EVERY_WAY,),
+    ),
+    Mutant(
+        "grammar-in-error-allows-an-end",
+        STRUCTURED,
+        "                bits[first : first + 1 + len(drafts)] = 0\n",
+        "                pass\n",
+        "A text whose grammar has become too complex ends as if it were complete.",
+        (TEST_ENDINGS,),
+    ),
+    Mutant(
+        "complete-text-goes-on",
+        STRUCTURED,
+        "seq.stop_token_ids |= set(self.grammars.eos_token_ids)",
+        "seq.stop_token_ids |= set()",
+        "With ignore_eos a text goes on behind the end of its grammar.",
+        (TEST_ENDINGS,),
+    ),
+    Mutant(
+        "masks-are-left-out",
+        "nanoengine/structured/masks.py",
+        "return np.flatnonzero(np.isin(rows, list(self.pieces)))",
+        "return np.zeros(0, np.int64)",
+        "Nothing is masked.",
+        (TEST_ENDINGS,),
+    ),
+    Mutant(
+        "forbidden-guesses-are-verified",
+        "nanoengine/structured/constraint.py",
+        "return drafts[: self.matcher.validate_tokens(drafts)] if self.is_open and drafts else drafts",
+        "return drafts",
+        "Guesses that the grammar forbids are verified all the same.",
+        (TEST_GRAMMARS,),
+    ),
+    Mutant(
+        "schema-weakens-itself",
+        GRAMMARS,
+        '{"lenient": False, "coerce_one_of": False}',
+        "{}",
+        "A schema can have its own keywords ignored.",
+        (TEST_GRAMMARS,),
+    ),
+    Mutant(
+        "one-grammar-for-all-white-space",
+        "nanoengine/structured/params.py",
+        "return self.kind, self.text, self.disable_any_whitespace, self.whitespace_pattern",
+        "return self.kind, self.text",
+        "Who asks for other white space gets the grammar of who asked before.",
+        (TEST_GRAMMARS,),
+    ),
+    Mutant(
+        "thoughts-are-constrained",
+        "nanoengine/structured/constraint.py",
+        "self.is_open = not behind",
+        "self.is_open = True",
+        "What a model thinks before it answers must match the grammar, too.",
+        (TEST_GRAMMARS,),
+    ),
+    Mutant(
+        "nothing-is-forced",
+        "nanoengine/structured/forced.py",
+        "if drafts := until_the_end(forced, seq):",
+        "if drafts := []:",
+        "What a grammar forces is computed token by token.",
+        (EVERY_WAY,),
+    ),
+)
