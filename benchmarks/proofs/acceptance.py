@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from nanoengine import SamplingParams
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
@@ -14,6 +16,9 @@ from nanoengine.structured.constraint import Constraint
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
 from nanoengine.structured.structured import Structured
+
+LONGEST = 32
+"""Characters of a token that is looked for."""
 
 
 @dataclass
@@ -28,11 +33,16 @@ class Acceptance:
     mask_us: list[float] = field(default_factory=list)
     """Microseconds for each mask that was filled."""
 
+    num_respelled: int = 0
+    """How often a mask did not hold the token that the tokenizer would have written."""
+
     def __post_init__(self) -> None:
         found = describe(find_model(self.model))
         self.tokenizer, self.ends = found.tokenizer, found.eos_token_ids
         fast = found.tokenizer.fast
         assert fast is not None, "llguidance reads tokenizers of the library tokenizers"
+        ids = range(fast.get_vocab_size())
+        self._by_text = {self.tokenizer.decode([token]): token for token in ids}
         self.structured = Structured(Grammars(found.tokenizer, found.config.vocab_size, self.ends), [], None, 1)
 
     def outputs(self, schema: Any) -> StructuredOutputs:
@@ -48,22 +58,44 @@ class Acceptance:
     def refused_at(self, outputs: StructuredOutputs, text: str) -> int | None:
         """The first character that could not be written; None: all of the text, and then its end, can.
 
+        The tokens are those of the tokenizer. Where a mask does not hold the next one, the longest is taken that it holds and
+        that the text goes on with: of a text that must come, llguidance allows one spelling only, and looks at less of what
+        stands before it than the tokenizer does.
+
         Raises:
             RuntimeError: the grammar went beyond its limits.
         """
         constraint = Constraint(self.structured.grammars.matcher(outputs))
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        for place, token in enumerate([*tokens, self.ends[0]]):
+        said: list[int] = []
+        left = self._encode(text)
+        while True:
             start = perf_counter()
             [mask] = self.structured._fill([(constraint, [])])
             self.mask_us.append(1e6 * (perf_counter() - start))
             if constraint.error:
                 raise RuntimeError(constraint.error.splitlines()[0])
-            if not mask.view("uint32")[token // 32] >> (token % 32) & 1:
-                return len(self.tokenizer.decode(tokens[:place]))
-            if place < len(tokens):
-                constraint.read([token])
-        return None
+            allowed = mask.view("uint32")
+            token = left[0] if left else self.ends[0]
+            if not _holds(allowed, token):
+                done = len(self.tokenizer.decode(said))
+                rest = text[done:]
+                begins = [self._by_text.get(rest[:count], -1) for count in range(min(len(rest), LONGEST), 0, -1)]
+                token = next((own for own in begins if own >= 0 and _holds(allowed, own)), -1)
+                if token < 0 or self.tokenizer.decode(said) != text[:done]:
+                    return done
+                left = [token, *self._encode(rest[len(self.tokenizer.decode([token])) :])]
+                self.num_respelled += 1
+            if not left:
+                return None
+            said.append(left.pop(0))
+            constraint.read(said[-1:])
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False) if text else []
+
+
+def _holds(mask: np.ndarray, token: int) -> bool:
+    return bool(mask[token // 32] >> (token % 32) & 1)
 
 
 def written(value: Any) -> str:

@@ -69,6 +69,7 @@ def main() -> int:
         print(f"{count:6} {name}")
     shares = {f"p{p}": round(float(np.percentile(acceptance.mask_us, p)), 1) for p in (50, 90, 99, 99.9, 100)}
     print(f"{len(acceptance.mask_us)} masks in microseconds, one at a time: {shares}")
+    print(f"{acceptance.num_respelled} of these tokens were spelled otherwise than by the tokenizer")
     return int(any(name.startswith("invalid") and name.endswith("accepted") for name in counts))
 
 
