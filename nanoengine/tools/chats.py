@@ -15,6 +15,7 @@ from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolF
 from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.history import Message, for_template, in_words
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
+from nanoengine.tools.schemas import check_schema
 from nanoengine.tools.tool import Choice, choose, read_tools
 
 PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
@@ -38,7 +39,6 @@ class Prompt:
         text: as rendered.
         format: how calls are written; None: there are none, nor channels.
         choice: of tools.
-        most: calls of one answer; None: any number.
         thinks, is_thinking: see `AnswerParser`.
         tokens: the ids of the added tokens by their texts.
         special: those that have no text unless they are asked for.
@@ -47,7 +47,6 @@ class Prompt:
     text: str
     format: ToolFormat | None
     choice: Choice
-    most: int | None
     thinks: bool
     is_thinking: bool
     tokens: Mapping[str, int]
@@ -79,9 +78,17 @@ class Prompt:
 
     def _grammar(self) -> dict[str, Any]:
         assert self.format is not None
+        for tool in self.choice.tools:
+            if tool.is_strict or self.choice.is_forced:
+                check_schema(tool)
         end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
-        options = {"most": self.most, "thinks": self.thinks, "is_thinking": self.is_thinking and end is None}
-        text = call_grammar(self.format, self.choice, self.tokens.get, **options)  # type: ignore[arg-type]
+        text = call_grammar(
+            self.format,
+            self.choice,
+            self.tokens.get,
+            thinks=self.thinks,
+            is_thinking=self.is_thinking and end is None,
+        )
         return {"grammar": text, "behind": () if end is None else (end,)}
 
     def parser(self, skip_special_tokens: bool = True) -> AnswerParser | None:
@@ -94,7 +101,7 @@ class Prompt:
             thinks=self.thinks,
             is_thinking=self.is_thinking,
             dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
-            most=self.most,
+            most=self.choice.most,
         )
 
     def read(self, text: str) -> Answer:
@@ -156,7 +163,7 @@ class Chats:
             InvalidSamplingParams: a `tool_choice` that is none.
         """
         options = (add_generation_prompt, continue_final_message)
-        choice = choose(read_tools(tools), tool_choice)
+        choice = choose(read_tools(tools), tool_choice, parallel=parallel)
         turns = for_template(messages)
         template = self.tokenizer.chat_template(tools is not None)
         if self._knows_tools(template, template_kwargs):
@@ -171,7 +178,6 @@ class Chats:
             text,
             None if choice.is_off and not is_harmony else format,
             choice,
-            None if parallel else 1,
             not is_harmony and (is_thinking or END_OF_THOUGHT in template),
             is_thinking,
             self._tokens,

@@ -49,8 +49,8 @@ class _Grammar:
 
     def thought(self, is_thinking: bool) -> str:
         """What a model may think before it answers, or goes on thinking."""
-        rest = f"{self.up_to('rest_of_thought', END_OF_THOUGHT)} SPACE?"
-        return rest if is_thinking else f"({self.say(THINK)} {rest})?"
+        rest = self.up_to("rest_of_thought", END_OF_THOUGHT)
+        return f"{rest if is_thinking else f'({self.say(THINK)} {rest})?'} SPACE?"
 
     def calls(self, tools: tuple[Tool, ...], schemas: list[Any], most: int | None) -> str:
         """One call or more, with all that belongs to them."""
@@ -82,9 +82,7 @@ class _Grammar:
         return "call" if most == 1 else f"call ({self.say(own.between)} call)*"
 
 
-def call_grammar(
-    format: ToolFormat, choice: Choice, find: FindToken, *, most: int | None, thinks: bool, is_thinking: bool
-) -> str:
+def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks: bool, is_thinking: bool) -> str:
     """A grammar of answers.
 
     Args:
@@ -92,7 +90,6 @@ def call_grammar(
         choice: of tools. Forced: there is nothing but calls, behind what the model thinks. Otherwise text may be, and a call
             where a mark stands; its arguments fit the schema if the tool is strict, and are any object if not.
         find: tokens that marks may be.
-        most: calls of one answer; None: any number.
         thinks, is_thinking: see `AnswerParser`.
     """
     grammar = _Grammar(format, find)
@@ -101,7 +98,7 @@ def call_grammar(
         {**(tool.parameters if forced or tool.is_strict else {"type": "object"}), "x-guidance": JSON_OPTIONS}
         for tool in choice.tools
     ]
-    calls = grammar.calls(choice.tools, schemas, most)
+    calls = grammar.calls(choice.tools, schemas, choice.most)
     before = grammar.thought(is_thinking) if thinks or is_thinking else ""
     if format.shape == "harmony":
         message, begin = grammar.say("<|message|>"), grammar.say("<|channel|>")
@@ -118,6 +115,6 @@ def call_grammar(
         mark = grammar.say(format.begins[0])
         rule = grammar.rules["call"].removeprefix(mark)
         grammar.rules["call"] = f"{grammar.up_to('trigger', format.begins[0])} {rule}"
-        start = f"call{'?' if most == 1 else '*'} TEXT"
+        start = f"call{'?' if choice.most == 1 else '*'} TEXT"
     grammar.rules = {"start": f"{before} {start}", **grammar.rules}
     return grammar.text()

@@ -35,11 +35,13 @@ class Choice:
         tools: that can be.
         is_forced: one of them must be.
         is_off: none is; what looks like a call is text.
+        most: calls of one answer; None: any number.
     """
 
     tools: tuple[Tool, ...]
     is_forced: bool = False
     is_off: bool = False
+    most: int | None = None
 
 
 def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
@@ -68,20 +70,22 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     return list(tools.values())
 
 
-def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> Choice:
+def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, parallel: bool = True) -> Choice:
     """What a `tool_choice` says: "none", "auto", "required", or a function by its name. None: "auto", if there are tools.
+    A named function is called once, and so is any unless there may be calls in `parallel`.
 
     Raises:
         InvalidSamplingParams: it is none of these, or needs tools that there are not.
     """
     if choice == "none" or (not tools and choice in (None, "auto")):
         return Choice(tuple(tools), is_off=True)
+    most = None if parallel else 1
     if choice in (None, "auto"):
-        return Choice(tuple(tools))
+        return Choice(tuple(tools), most=most)
     if choice == "required":
         if not tools:
             raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
-        return Choice(tuple(tools), is_forced=True)
+        return Choice(tuple(tools), is_forced=True, most=most)
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
@@ -91,4 +95,4 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None) -> Cho
     named = tuple(tool for tool in tools if tool.name == name)
     if not named:
         raise InvalidSamplingParams(f"tool_choice names {shown(name)}, which is none of the tools")
-    return Choice(named, is_forced=True)
+    return Choice(named, is_forced=True, most=1)

@@ -178,15 +178,6 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any, names: set[str]) -
         assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
 
 
-def test_a_strict_tool_forces_no_call(demo: Server) -> None:
-    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
-    answer = demo.chat(USER, tools=[strict], max_tokens=20, temperature=0)
-    assert (
-        answer.json["choices"][0]["message"]["content"]
-        == demo.chat(USER, tools=[WEATHER], max_tokens=20, temperature=0).json["choices"][0]["message"]["content"]
-    )
-
-
 # ---- what is refused
 
 

@@ -57,7 +57,9 @@ def accepts(grammars: Grammars) -> Accepts:
             text = text.removesuffix("<|call|>")  # an end of text of these models
         added = {token.content: number for number, token in grammars.tokenizer.fast.get_added_tokens_decoder().items()}
         options = {"thinks": False, "is_thinking": False, **options}
-        lark = call_grammar(BY_NAME[name], choose(read_tools(tools), choice), added.get, most=most, **options)
+        lark = call_grammar(
+            BY_NAME[name], choose(read_tools(tools), choice, parallel=most is None), added.get, **options
+        )
         tokens = [*grammars.tokenizer.encode(text, add_special_tokens=False), EOS]
         return grammars.matcher(StructuredOutputs(grammar=lark)).validate_tokens(tokens) == len(tokens)
 
