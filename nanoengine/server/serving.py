@@ -24,7 +24,8 @@ from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import MANY, cut, sampling_params, usable
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
-from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
+from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.tools.chats import Chats, Prompt
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
@@ -66,7 +67,8 @@ class Serving:
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
-        self.chats = ChatEncoder(built.tokenizer, config.token_cache_chars)
+        self.chats = Chats(built.tokenizer)
+        self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
         self.num_rejected: Counter[str] = Counter()  # by reason
@@ -117,7 +119,7 @@ class Serving:
         request: Generation,
         params: SamplingParams,
         num_prompts: int,
-        encode: Callable[[], Sequence[list[int]]],
+        encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
 
@@ -125,9 +127,9 @@ class Serving:
             http: whose request it is.
             job_id: see `Job`.
             request: what it says.
-            params: how to sample each prompt.
+            params: how to sample each prompt, as far as its text does not matter.
             num_prompts: how many there will be.
-            encode: makes their tokens; called in a thread.
+            encode: makes their tokens, and says how to sample them; called in a thread.
 
         Raises:
             Problem: too many, or no room.
@@ -146,16 +148,17 @@ class Serving:
         self._admit(num_sequences, client)
 
         def make_requests() -> list[Request]:
+            prompts, own_params = encode()
             return [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
-                    params,
+                    own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=request.cache_salt or "",
                     priority=request.priority,
                     client=client,
                 )
-                for number, prompt in enumerate(encode())
+                for number, prompt in enumerate(prompts)
             ]
 
         self._preparing[client] += num_sequences
@@ -202,16 +205,18 @@ class Serving:
         make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
         return await self.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
 
-    def render(self, request: ChatRequest | TokenizeRequest) -> str:
-        """The text that a conversation is to the model."""
+    def prompt(self, request: ChatRequest | TokenizeRequest) -> Prompt:
+        """What a conversation is to the model. Raises as `Chats.prompt`."""
         values = dict(request.chat_template_kwargs or {})
         for name in ("reasoning_effort", "documents"):
             if (value := getattr(request, name, None)) is not None:
                 values.setdefault(name, value)
-        return self.chats.render(
-            request.messages or (),
+        return self.chats.prompt(
+            [joined(message) for message in request.messages or ()],
+            request.tools,
+            getattr(request, "tool_choice", None),
+            parallel=getattr(request, "parallel_tool_calls", None) is not False,
             template_kwargs=values,
-            tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )

@@ -89,6 +89,8 @@ def grammar_of(outputs: StructuredOutputs) -> str:
     if outputs.kind == "choice":  # longer ones first: none is the beginning of another then
         choices = sorted(set(json.loads(outputs.text)), key=lambda own: (-len(own), own))
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices))))
+    if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
+        return str(LLMatcher.grammar_from_lark(outputs.text))
     return str(grammar_from("regex" if outputs.kind == "regex" else "grammar", outputs.text))
 
 
