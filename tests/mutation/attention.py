@@ -93,7 +93,7 @@ MUTANTS = (
         "count = metadata.num_decode_tokens",
         "count = metadata.num_decodes",
         "Beside runs with drafts, the tokens of chunks are taken to begin too early.",
-        ("tests/core/test_attention.py", "tests/attention/test_contract.py"),
+        ("tests/attention/test_contract.py",),
     ),
     Mutant(
         "chunks-count-from-the-start-of-the-step",
@@ -101,7 +101,7 @@ MUTANTS = (
         "starts - self.num_decode_tokens if first else starts,",
         "starts,",
         "Chunks behind decodes take the queries of others for their own.",
-        ("tests/core/test_attention.py",),
+        (TEST_CORE,),
     ),
     Mutant(
         "missing-feature-goes-unnoticed",
