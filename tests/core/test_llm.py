@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, StepFailed, UnknownOption
+from nanoengine.core.errors import InvalidConfig, InvalidPrompt, KVCacheTooSmall, UnknownOption
 from nanoengine.core.llm import LLM
 from nanoengine.core.sampling_params import SamplingParams
 
@@ -81,33 +81,6 @@ def test_a_long_prompt_that_was_seen_is_cached_and_text_is_text(llm: LLM) -> Non
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop)
     assert stopped.token_ids == tokens[: tokens.index(stop) + 1]
     assert first.outputs[0].text.startswith(stopped.text)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_failing_step_ends_its_own_requests_only_and_leaves_right_kv(overlap: bool) -> None:
-    prompts, params = draw_prompts(), SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    with LLM(DEMO, dtype="float32", max_model_len=120, async_scheduling=overlap, max_num_batched_tokens=64) as llm:
-        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
-        llm.engine.reset_prefix_cache()
-        forward, calls = llm.engine.executor.model.forward, []
-
-        def failing(*args: Any) -> Any:
-            calls.append(args)
-            if len(calls) == 5:
-                raise RuntimeError("injected")
-            return forward(*args)
-
-        llm.engine.executor.model.forward = failing
-        with pytest.raises(StepFailed, match="injected") as caught:
-            llm.generate(prompts, params)
-        ended = 0
-        for output, tokens in zip(caught.value.outputs, expected, strict=True):
-            own = output.outputs[0]
-            ended += own.finish_reason == "error"
-            assert own.token_ids == tokens[: len(own.token_ids)]
-            assert own.finish_reason == "error" or own.token_ids == tokens
-        assert 0 < ended < len(prompts)
-        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
 
 
 def test_mistakes_are_named() -> None:

@@ -50,21 +50,15 @@ def test_the_metadata_is_that_of_the_first_part(first: Path) -> None:
     assert GGUFFile.open(first).metadata["model.size"] == "large"
 
 
-def test_another_part_than_the_first_is_an_error_that_names_the_first(first: Path) -> None:
+def test_parts_are_found_by_their_names(first: Path) -> None:
+    second = first.with_name("model-00002-of-00003.gguf")
     with pytest.raises(InvalidWeights, match=f"part 2 of 3: give the first, {first.name}"):
-        GGUFFile.open(first.with_name("model-00002-of-00003.gguf"))
-
-
-def test_a_missing_part_is_named(first: Path) -> None:
-    first.with_name("model-00002-of-00003.gguf").unlink()
+        GGUFFile.open(second)
+    second.unlink()
     with pytest.raises(ModelNotFound, match=r"model-00002-of-00003\.gguf"):
         GGUFFile.open(first)
-
-
-def test_a_first_part_under_another_name_is_an_error(first: Path) -> None:
-    renamed = first.rename(first.with_name("model.gguf"))
     with pytest.raises(InvalidWeights, match="one of 3 parts, which must be named"):
-        GGUFFile.open(renamed)
+        GGUFFile.open(first.rename(first.with_name("model.gguf")))
 
 
 @pytest.mark.parametrize(
