@@ -24,7 +24,9 @@ from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import MANY, cut, sampling_params, usable
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
+from nanoengine.server.structured import is_structured
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
+from nanoengine.server.turns import Turns
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
@@ -66,6 +68,7 @@ class Serving:
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
+        self.turns = Turns()  # for requests whose grammar may have to be compiled
         self.chats = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
@@ -160,7 +163,8 @@ class Serving:
 
         self._preparing[client] += num_sequences
         try:
-            requests = await self.text.run(make_requests)
+            is_plain = params.structured_outputs is None
+            requests = await (self.text.run(make_requests) if is_plain else self.turns.run(client, make_requests))
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
@@ -200,7 +204,8 @@ class Serving:
     async def params(self, request: Generation, **values: Any) -> SamplingParams:
         """How to sample each prompt. Arguments and errors as for `sampling_params`."""
         make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
-        return await self.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
+        slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
+        return await self.make(make, request, slow=slow)
 
     def render(self, request: ChatRequest | TokenizeRequest) -> str:
         """The text that a conversation is to the model."""
@@ -239,6 +244,7 @@ class Serving:
         """End the engine and its threads; waits for the step that runs."""
         self.engine.close()
         self.text.close()
+        self.turns.close()
 
 
 def _short_name(model: str) -> str:
