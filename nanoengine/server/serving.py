@@ -24,7 +24,9 @@ from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import MANY, cut, sampling_params, usable
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
+from nanoengine.server.structured import is_structured
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.server.turns import Turns
 from nanoengine.tools.chats import Chats, Prompt
 
 CLIENT = "nanoengine.client"
@@ -67,6 +69,7 @@ class Serving:
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
+        self.turns = Turns()  # for requests whose grammar may have to be compiled
         self.chats = Chats(built.tokenizer)
         self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
@@ -163,7 +166,8 @@ class Serving:
 
         self._preparing[client] += num_sequences
         try:
-            requests = await self.text.run(make_requests)
+            is_plain = params.structured_outputs is None
+            requests = await (self.text.run(make_requests) if is_plain else self.turns.run(client, make_requests))
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
@@ -203,7 +207,8 @@ class Serving:
     async def params(self, request: Generation, **values: Any) -> SamplingParams:
         """How to sample each prompt. Arguments and errors as for `sampling_params`."""
         make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
-        return await self.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
+        slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
+        return await self.make(make, request, slow=slow)
 
     def prompt(self, request: ChatRequest | TokenizeRequest) -> Prompt:
         """What a conversation is to the model. Raises as `Chats.prompt`."""
@@ -244,6 +249,7 @@ class Serving:
         """End the engine and its threads; waits for the step that runs."""
         self.engine.close()
         self.text.close()
+        self.turns.close()
 
 
 def _short_name(model: str) -> str:
