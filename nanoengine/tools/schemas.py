@@ -32,10 +32,12 @@ def check_schema(tool: Tool) -> None:
 
 @lru_cache(maxsize=256)
 def _problem(schema: str) -> str:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
     from nanoengine.structured.grammars import LIMITS, json_grammar
     from nanoengine.structured.params import StructuredOutputs
 
     outputs = StructuredOutputs(json=schema)
-    return " ".join(LLMatcher.validate_grammar(json_grammar(outputs.text, outputs), limits=LIMITS).split())[:500]
+    return " ".join(
+        LLMatcher.validate_grammar(json_grammar(outputs.text, outputs), limits=LLParserLimits(**LIMITS)).split()
+    )[:500]
