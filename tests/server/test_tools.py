@@ -150,6 +150,23 @@ def test_history_is_as_clients_write_it(hermes: Server) -> None:
         assert answer.json["prompt_text"].startswith("Be short.How is it in Rome?Sunny.")
 
 
+def test_openais_client_calls_and_answers(hermes: Server) -> None:
+    """A call that the model writes, streamed to the client, made, and sent back as the client has it."""
+    with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": f"<think>Rome?</think>{ROME}"}]
+        with client.chat.completions.stream(model="hermes", messages=messages, tools=TOOLS) as stream:
+            events = list(stream)
+            message = stream.get_final_completion().choices[0].message
+        [call] = message.tool_calls or []
+        assert "tool_calls.function.arguments.done" in {event.type for event in events}
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
+        sent_back = {**message.model_dump(exclude_none=True), "content": None}
+        messages += [sent_back, {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}]
+        whole = client.chat.completions.create(model="hermes", messages=messages, tools=TOOLS)
+        assert whole.choices[0].message.content == "Sunny. Told."
+        assert whole.choices[0].message.reasoning_content == "Rome?"
+
+
 # ---- what it must call
 
 

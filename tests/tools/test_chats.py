@@ -162,3 +162,13 @@ def test_structured_outputs_and_forced_calls_exclude_each_other(llm: LLM) -> Non
         llm.chat([USER], params, tools=[NOW], tool_choice="required", use_tqdm=False)
     [output] = llm.chat([USER], params, tools=[NOW], use_tqdm=False)
     assert output.outputs[0].text == "a"
+
+
+def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -> None:
+    tokenizer = HFTokenizer(folder_with(tmp_path, f"{BASE}{{# <tool_call> </think> #}}<think>\n"))
+    plain = Chats(tokenizer).prompt([USER], [NOW], "required").params(SamplingParams()).structured_outputs
+    assert (plain.behind, "rest_of_thought" in plain.text) == ((), True)
+    tokenizer.fast.add_tokens(["</think>"])
+    prompt = Chats(tokenizer).prompt([USER], [NOW], "required")
+    [end] = tokenizer.encode("</think>", add_special_tokens=False)
+    assert prompt.params(SamplingParams()).structured_outputs.behind == (end,)
