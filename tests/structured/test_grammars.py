@@ -78,6 +78,11 @@ def test_texts_are_accepted_or_not(
     [
         ({"json": {"type": "objekt"}}, "json: Invalid type: objekt"),
         ({"json": {"not": {"type": "integer"}}}, 'json: Unimplemented keys: ."not"'),
+        ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"type": "object", "propertyNames": {"maxLength": 3}}}, "propertyNames"),
+        ({"json": {"type": "object", "unevaluatedProperties": False}}, "unevaluatedProperties"),
+        ({"json": {"if": {"type": "integer"}, "then": {"minimum": 0}}}, "if"),
+        ({"json": {"type": "string", "format": "colour"}}, "Unknown format: colour"),
         ({"json": {"x-guidance": {"lenient": True}, "not": {}}}, "not"),
         ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "oneOf"),
         ({"json": {"$ref": "https://example.com/other.json"}}, "not present"),
