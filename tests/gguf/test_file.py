@@ -37,17 +37,14 @@ def first(tmp_path: Path) -> Path:
     return paths[0]
 
 
-def test_a_split_file_is_opened_by_its_first_part(first: Path) -> None:
+def test_a_split_file_is_opened_by_its_first_part_whose_metadata_counts(first: Path) -> None:
+    part(first.parent, 0, model_size="large")
     file = GGUFFile.open(first)
+    assert file.metadata["model.size"] == "large"
     assert list(file.tensors) == ["tensor0", "tensor1", "tensor2"]
     assert [file.data(name).view(np.float32)[0] for name in file.tensors] == [0, 1, 2]
     assert [record.part for record in file.tensors.values()] == [0, 1, 2]
     assert [len(content) for content in file.parts] == [path.stat().st_size for path in sorted(first.parent.iterdir())]
-
-
-def test_the_metadata_is_that_of_the_first_part(first: Path) -> None:
-    part(first.parent, 0, model_size="large")
-    assert GGUFFile.open(first).metadata["model.size"] == "large"
 
 
 def test_parts_are_found_by_their_names(first: Path) -> None:
