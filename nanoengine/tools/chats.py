@@ -15,7 +15,6 @@ from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolF
 from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.history import Message, for_template, in_words
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
-from nanoengine.tools.schemas import check_schema
 from nanoengine.tools.tool import Choice, choose, read_tools
 
 PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
@@ -78,9 +77,6 @@ class Prompt:
 
     def _grammar(self) -> dict[str, Any]:
         assert self.format is not None
-        for tool in self.choice.tools:
-            if tool.is_strict or self.choice.is_forced:
-                check_schema(tool)
         end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
         text = call_grammar(
             self.format,

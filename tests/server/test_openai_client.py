@@ -88,7 +88,7 @@ def test_errors_are_the_packages_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="other", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="response_format"):
-        client.chat.completions.create(model="demo", messages=MESSAGES, response_format={"type": "json_object"})
+        client.chat.completions.create(model="demo", messages=MESSAGES, response_format={"type": "xml"})
 
 
 def test_an_error_in_a_stream_is_raised(parrot: Server) -> None:

@@ -214,12 +214,12 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any, names: set[str]) -
         ),
         (
             {"tools": [{"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}], "tool_choice": "required"},
-            "tools",
+            "structured_outputs",
             '"not"',
         ),
         (
             {"tools": [{"name": "f", "strict": True, "parameters": {"properties": {"a": {"uniqueItems": True}}}}]},
-            "tools",
+            "structured_outputs",
             "uniqueItems",
         ),
     ],
