@@ -11,12 +11,11 @@ import torch
 from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.memory import zeros_in_huge_pages
-from tests.attention.contract import FEW, assert_same_memory, draw_pool
+from tests.attention.contract import FEW, draw_pool
 from tests.attention.every_backend import NATIVE
-from tests.attention.paged import PLAIN, THETA, Heads, Pool, Sequences
-from tests.kernels.formulas import DTYPES, strided
+from tests.attention.paged import PLAIN, Heads, Pool, Sequences
+from tests.kernels.formulas import DTYPES
 from tests.kernels.marks import needs_kernels
-from tests.support import angles_at
 
 pytestmark = needs_kernels
 SINKS = AttentionSpec(0.2, sinks=True)
@@ -143,19 +142,3 @@ def test_a_pool_of_more_than_4_giga_elements(dtype: torch.dtype) -> None:
     for near, distant in zip(*results, strict=True):
         assert near.any()
         assert torch.equal(near, distant)
-
-
-def test_what_is_written_may_have_gaps_anywhere() -> None:
-    sequences = Sequences(Heads(2, 1, 64), 16, [70])
-    qkv, positions, slots = sequences.qkv[0], torch.arange(70), torch.tensor(sequences.slots(0, 0, 70))
-    dense, gaps = native_pool(sequences), native_pool(sequences)
-    q = dense.write(qkv, positions, slots)
-    angles = tuple(map(strided, angles_at(positions, 64, THETA)))
-    found = gaps.layer.write(strided(qkv), angles, gaps.k_cache, gaps.v_cache, strided(slots))  # type: ignore[arg-type]
-    assert torch.equal(found, q)
-    assert_same_memory(gaps, dense)
-    _, k, v = qkv.view(70, 3, 2, 64).unbind(1)
-    dense.backend.write_kv(k, v, dense.k_cache, dense.v_cache, slots)
-    for other in (strided(k), k.transpose(0, 1).contiguous().transpose(0, 1)):
-        gaps.backend.write_kv(other, v, gaps.k_cache, gaps.v_cache, strided(slots))
-        assert_same_memory(gaps, dense)

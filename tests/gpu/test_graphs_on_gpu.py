@@ -26,8 +26,6 @@ MOST = 21
 NEAR = {"float32": 1e-3, "bfloat16": 0.15}
 """Largest difference of two logits, where the logits' standard deviation is 1."""
 
-EAGER = Mode(overlap=False, graphs=False)
-
 
 def recorded(llm: LLM) -> RecordedSteps:
     steps = model_runner(llm).recorder

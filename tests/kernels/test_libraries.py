@@ -51,19 +51,15 @@ def load() -> Library:
 
 
 @needs_compiler
-def test_they_are_compiled_for_this_cpu(folder: Path) -> None:
+def test_they_are_compiled_for_this_cpu_or_for_the_one_that_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "prebuilt" / "old").mkdir(parents=True)  # passed over, where there is a compiler
     loaded = load()
-    assert loaded.functions.answer() == 42
-    assert loaded.description == "compiled for this CPU"
-
-
-@needs_compiler
-def test_or_for_the_one_that_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (loaded.functions.answer(), loaded.description) == (42, "compiled for this CPU")
     name = {"x86_64": "x86-64", "aarch64": "armv8-a"}.get(platform.machine())
     if name is None:
         pytest.skip(f"no name of a CPU is known for {platform.machine()}")
-    load()
     monkeypatch.setenv("NANOENGINE_CPU", name)
     assert load().description == f"compiled for {name}"
     assert len(list((folder / "cache").rglob(LIBRARY))) == 2, "each has its place"
@@ -100,8 +96,12 @@ def test_what_is_kept_need_not_be_compiled(folder: Path, monkeypatch: pytest.Mon
 
 
 @needs_compiler
-def test_without_a_compiler_they_are_those_of_the_wheel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_or_if_it_fails_they_are_those_of_the_wheel(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prebuild(folder, "old")
+    (folder / "cpp" / "tiny.cpp").write_text("broken\n")
+    assert "could not compile tiny.cpp" in load().description
     monkeypatch.setenv("CXX", "/nowhere/c++")
     loaded = load()
     assert loaded.functions.answer() == 43
@@ -109,21 +109,10 @@ def test_without_a_compiler_they_are_those_of_the_wheel(folder: Path, monkeypatc
     assert "/nowhere/c++" in loaded.description
 
 
-@needs_compiler
-def test_or_if_the_compiler_fails(folder: Path) -> None:
-    prebuild(folder, "old")
-    (folder / "cpp" / "tiny.cpp").write_text("broken\n")
-    assert "could not compile tiny.cpp" in load().description
-
-
 @pytest.mark.usefixtures("no_compiler")
-def test_without_any_the_reason_is_that_of_the_compiler() -> None:
+def test_without_any_the_reason_is_that_of_the_compiler_and_a_second_one_if_some_cannot_be_loaded(folder: Path) -> None:
     with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*/nowhere/c\+\+"):
         load()
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_prebuilt_ones_that_cannot_be_loaded_are_a_second_reason(folder: Path) -> None:
     (folder / "prebuilt" / "old").mkdir(parents=True)
     (folder / "prebuilt" / "old" / LIBRARY).write_bytes(b"torn")
     with pytest.raises(CannotCompile, match=r"no C\+\+ compiler.*, and .*cannot be loaded"):

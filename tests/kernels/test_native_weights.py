@@ -137,14 +137,3 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         size = source.numbers.numel() * form.bits // 8 + source.scales.nbytes
         size += 0 if source.zeros is None else source.zeros.nbytes
     assert sum(taken) <= 1.03 * size
-
-
-def test_matrices_of_experts_begin_with_a_panel_each(exact: NativeKernels) -> None:
-    experts = exact.new_experts(3, 40, 256, torch.float32, torch.device("cpu"))
-    assert experts.shape == (3, 40, 256)
-    for i in (2, 0, 1):
-        experts.expert(i).copy_quantized(drawn(DIFFERENT[i], 40, 256))
-    firsts = experts.weight._table[1:, 2]
-    assert (firsts[:: len(firsts) // 3] == 40 * torch.arange(3)).all()
-    with pytest.raises(AssertionError):
-        experts.expert(0).copy_quantized(drawn(DIFFERENT[0], 39, 256))

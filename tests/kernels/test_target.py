@@ -81,26 +81,21 @@ def test_a_compiler_that_does_not_run_is_an_error(tmp_path: Path) -> None:
         check_target("x86-64-v3", str(tmp_path / "nowhere"))
 
 
-def test_the_cpu_at_hand_needs_no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_at_hand_needs_no_check_and_underscores_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "")
     check_target("native", "/nowhere")
-
-
-def test_underscores_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "sse4_1 avx512_vbmi2")
     assert missing_features(["sse41", "avx512vbmi2", "avx_512f"]) == ["avx_512f"]
 
 
-@pytest.mark.parametrize("line", ["flags\t\t: fpu avx2 fma", "Features\t: fpu avx2 fma"])
-def test_flags_are_those_of_the_first_cpu(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    text = f"processor\t: 0\nvmx flags\t: other\n{line}\n\nprocessor\t: 1\nflags\t: none\n"
-    monkeypatch.setattr(Path, "read_text", lambda _: text)
-    assert cpu_flags() == ["fpu", "avx2", "fma"]
+@pytest.mark.parametrize("line", ["flags\t\t: fpu avx2 fma", "Features\t: fpu avx2 fma", None])
+def test_flags_are_those_of_the_first_cpu(monkeypatch: pytest.MonkeyPatch, line: str | None) -> None:
+    """A system that does not say has none."""
 
-
-def test_a_system_that_does_not_say_has_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     def read_text(_: Path) -> str:
-        raise FileNotFoundError
+        if line is None:
+            raise FileNotFoundError
+        return f"processor\t: 0\nvmx flags\t: other\n{line}\n\nprocessor\t: 1\nflags\t: none\n"
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert cpu_flags() == []
+    assert cpu_flags() == (["fpu", "avx2", "fma"] if line else [])

@@ -70,9 +70,3 @@ def test_it_is_as_in_torch(
 @pytest.mark.parametrize("longest", [TILE - 1, TILE, TILE + 1, 2 * TILE + 5])
 def test_prompts_longer_than_a_tile(longest: int) -> None:
     check([1, longest, 3], padding=set(), block_size=16, num_groups=2, seed=longest)
-
-
-def test_padding_is_written_nowhere() -> None:
-    found = check([1] * 8, padding={5, 6, 7}, block_size=16, num_groups=3, seed=0)
-    assert (found.slot_mapping[:, 5:] == -1).all()
-    assert not found.seq_lens[5:].any()
