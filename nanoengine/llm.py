@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
@@ -12,7 +13,7 @@ from tqdm import tqdm
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
 from nanoengine.core.llm import LLM as CoreLLM
-from nanoengine.core.llm import Prompt, prompt_list
+from nanoengine.core.llm import Prompt, params_list, prompt_list
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.sequence import Request
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from nanoengine.models.tokenizer import Message
     from nanoengine.observability.kv_events import KVEventListener
     from nanoengine.observability.metrics import CacheStats, EngineMetrics
+    from nanoengine.tools.chats import Chats
 
 logger = logging.getLogger("nanoengine")
 
@@ -79,13 +81,17 @@ class LLM(CoreLLM):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str = "",
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continue one conversation, or several: lists of {"role": ..., "content": ...}, in the model's chat template.
 
-        `tools` are JSON schemas of functions that the template tells the model about. `chat_template_kwargs` are passed to the
+        `tools` are JSON schemas of functions that the model is told about. `tool_choice` is "none", "auto", "required" or a
+        function, and `parallel_tool_calls` whether there may be several, as in OpenAI's interface; `chats.read` says what an
+        output calls. `chat_template_kwargs` are passed to the
         template, such as {"enable_thinking": False} for Qwen3. Otherwise as `generate`.
         """
         if not isinstance(messages, Sequence):
@@ -96,10 +102,31 @@ class LLM(CoreLLM):
             return []
         is_one = isinstance(messages[0], dict)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
-        prompts = [
-            self.tokenizer.encode_chat(conversation, chat_template_kwargs, tools) for conversation in conversations
-        ]
-        return self.generate(prompts, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+        if not (is_installed("tools") or tools or tool_choice):
+            token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
+            return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+        options = {"parallel": parallel_tool_calls, "template_kwargs": chat_template_kwargs}
+        prompts = [self.chats.prompt(own, tools, tool_choice, **options) for own in conversations]  # type: ignore[arg-type]
+        token_ids = [self.tokenizer.encode(prompt.text, add_special_tokens=False) for prompt in prompts]
+        if tools:
+            if not is_installed("sampling"):
+                raise not_installed("sampling")
+            from nanoengine.sampling import params as sampling
+
+            given = params_list(sampling_params, len(prompts))
+            sampling_params = [
+                prompt.params(own or sampling.SamplingParams()) for prompt, own in zip(prompts, given, strict=True)
+            ]
+        return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
+
+    @cached_property
+    def chats(self) -> Chats:
+        """Renders chats, and reads what answers say: `chats.read(output, tools)`."""
+        if not is_installed("tools"):
+            raise not_installed("tools")
+        from nanoengine.tools.chats import Chats
+
+        return Chats(self.tokenizer)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True

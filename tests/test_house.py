@@ -38,6 +38,7 @@ POLICY = {
     "fairness": ("options", "fair_share"),
     "observability": ("metrics", "observer", "kv_events", "view"),
     "beam_search": ("search",),
+    "tools": ("chats", "grammar", "parser"),
     "aio": ("async_llm_engine",),
 }
 """Modules that decide, and leave tensors to others."""
@@ -120,7 +121,18 @@ TESTED_ELSEWHERE = {
 
 @pytest.mark.parametrize(
     "folder",
-    ["models", "layers", "kernels", "attention", "gguf", "quantization", "kv_groups", "fairness", "beam_search"],
+    [
+        "models",
+        "layers",
+        "kernels",
+        "attention",
+        "gguf",
+        "quantization",
+        "kv_groups",
+        "fairness",
+        "beam_search",
+        "tools",
+    ],
 )
 def test_every_module_has_its_tests(folder: str) -> None:
     modules = {path.stem for path in (ROOT / "nanoengine" / folder).glob("*.py")} - TESTED_ELSEWHERE

@@ -63,7 +63,7 @@ class LLM:
     ) -> list[Request]:
         """A request for each prompt; nothing runs yet."""
         listed = prompt_list(prompts)
-        pairs = zip(listed, _params_list(sampling_params, len(listed)), strict=True)
+        pairs = zip(listed, params_list(sampling_params, len(listed)), strict=True)
         return [self.engine.make_request(*pair, cache_salt=cache_salt) for pair in pairs]
 
     def run(
@@ -111,7 +111,7 @@ def prompt_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     return list(cast(Seq[Prompt], prompts))
 
 
-def _params_list(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
+def params_list(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Seq):

@@ -107,6 +107,19 @@ class ModelTokenizer(core.Tokenizer, ABC):
         """
         return self.encode(self.render_chat(messages, template_kwargs, tools), add_special_tokens=False)
 
+    def chat_template(self, with_tools: bool) -> str:
+        """The template of chats, or that of chats with tools where the model has one of its own.
+
+        Raises:
+            InvalidPrompt: there is none.
+        """
+        # Who asked for transformers' object may have given it another template.
+        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
+        name = "tool_use" if with_tools and "tool_use" in templates else "default"
+        if name not in templates:
+            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
+        return templates[name]
+
     def render_chat(
         self,
         messages: Sequence[Message],
@@ -130,12 +143,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
         """
         from nanoengine.models.chat_template import render  # Jinja is loaded for chats only
 
-        # Who asked for transformers' object may have given it another template.
-        templates = _by_name(self.hf.chat_template) if "hf" in vars(self) else self.chat_templates
-        name = "tool_use" if tools is not None and "tool_use" in templates else "default"
-        if name not in templates:
-            raise InvalidPrompt(f"{self.name} has no chat template: use generate with a plain prompt")
-        template = templates[name]
+        template = self.chat_template(tools is not None)
         return render(
             *(template, messages),
             special_tokens=self._special_tokens(template),

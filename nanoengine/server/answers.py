@@ -55,6 +55,7 @@ class Answer(Generic[G]):
     kind: ClassVar[str]
     kind_of_chunks: ClassVar[str]
     plain: ClassVar[tuple[bytes, bytes]]  # what is around the text of a chunk that has nothing else
+    is_parsed = False  # text says more than what it is
 
     def __init__(self, serving: Serving, request: G, job_id: str, params: SamplingParams):
         self.serving, self.request, self.job_id, self.params = serving, request, job_id, params
@@ -64,7 +65,7 @@ class Answer(Generic[G]):
         self.shapes = LogprobShapes(serving.token_texts, bool(request.return_tokens_as_token_ids))
 
     async def send(
-        self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], Sequence[list[int]]]
+        self, http: HTTPRequest, num_prompts: int, tokens: Callable[[], tuple[Sequence[list[int]], SamplingParams]]
     ) -> Response | EventStream:
         """Have the engine work on prompts, and answer. Arguments as for `Serving.start`."""
         serving, params = self.serving, self.params
@@ -126,7 +127,7 @@ class Answer(Generic[G]):
         options = request.stream_options
         with_usage = options is not None and bool(options.include_usage)
         each = with_usage and options is not None and bool(options.continuous_usage_stats)
-        is_plain = self.params.logprobs is None and not request.return_token_ids
+        is_plain = self.params.logprobs is None and not request.return_token_ids and not self.is_parsed
         start, end = self.plain
         choices = [Progress() for _ in range(n * len(job.requests))]
         has_begun = False
@@ -144,12 +145,16 @@ class Answer(Generic[G]):
                     choice = start % index + encode(delta.text) + end
                 else:
                     make = partial(self.piece, job.requests[number], index, delta)
-                    choice = encode(await serving.make(make, progress, slow=is_first and bool(request.echo)))
+                    piece = await serving.make(make, progress, slow=is_first and bool(request.echo))
+                    choice = b"" if piece is None else encode(piece)
                 progress.advance(delta.token_ids)
+                if not choice:
+                    continue
                 usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
                 is_last = delta.finish_reason is not None and not with_usage
                 parts.append(chunks.last(choice, usage) if is_last else chunks.chunk(choice, usage))
-            yield b"".join(parts)
+            if parts:
+                yield b"".join(parts)
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
             yield chunks.usage(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens))
@@ -158,8 +163,8 @@ class Answer(Generic[G]):
         """Chunks before the first delta: the choice, and what else is in each."""
         return []
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
-        """A choice of a chunk with more than text."""
+    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any] | None:
+        """A choice of a chunk with more than text; None if there is nothing to say yet."""
         raise NotImplementedError
 
 

@@ -10,12 +10,16 @@ from starlette.responses import Response
 from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.answers import Answer, EventStream, encode
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import Progress
 from nanoengine.server.protocol import ChatRequest
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.server.text import joined
+from nanoengine.tools.chats import Prompt
+from nanoengine.tools.chats import said as said_by
+from nanoengine.tools.parser import AnswerParser, Call, Text
 
 ASSISTANT = "assistant"
 
@@ -33,10 +37,12 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     )
     answer = _Chat(serving, request, new_id("chatcmpl", http, request.request_id), params)
 
-    def tokens() -> list[list[int]]:
-        answer.prompt = serving.render(request)
-        serving.check_length(answer.prompt, request)
-        return [serving.chats.encode(answer.prompt, add_special_tokens=bool(request.add_special_tokens))]
+    def tokens() -> tuple[list[list[int]], SamplingParams]:
+        answer.prompt = prompt = serving.prompt(request)
+        answer.is_parsed = prompt.parser() is not None
+        serving.check_length(prompt.text, request)
+        token_ids = serving.chat_encoder.encode(prompt.text, add_special_tokens=bool(request.add_special_tokens))
+        return [token_ids], prompt.params(params)
 
     return await answer.send(http, 1, tokens)
 
@@ -44,7 +50,12 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
 class _Chat(Answer[ChatRequest]):
     kind, kind_of_chunks = "chat.completion", "chat.completion.chunk"
     plain = b'{"index":%d,"delta":{"content":', b'},"logprobs":null,"finish_reason":null,"token_ids":null}'
-    prompt = ""  # as rendered
+    prompt: Prompt
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self._parsers: dict[int, AnswerParser] = {}  # by choice, of streams
+        self._has_called: set[int] = set()
 
     @property
     def role(self) -> str:
@@ -64,28 +75,49 @@ class _Chat(Answer[ChatRequest]):
         logprobs = None
         if completion.logprobs is not None:
             logprobs = self.shapes.chat(completion.token_ids, completion.logprobs, request.top_logprobs or 0)
+        parser = self._parser()
+        said = said_by([Text(completion.text)] if parser is None else [*parser.push(completion.text), *parser.finish()])
+        content = self.echo + said.text
+        reasoning = said.reasoning if said.reasoning and request.include_reasoning is not False else None
+        message: dict[str, Any] = {
+            "role": self.role,
+            "content": content if content or not said.calls else None,
+            "refusal": None,
+            "reasoning": reasoning,
+        }
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if said.calls:
+            message["tool_calls"] = [self._call(call) for call in said.calls]
         return {
             "index": index,
-            "message": {"role": self.role, "content": self.echo + completion.text, "refusal": None, "reasoning": None},
+            "message": message,
             "logprobs": logprobs,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": _reason(completion.finish_reason, bool(said.calls)),
             "stop_reason": completion.stop_reason,
             "token_ids": completion.token_ids if request.return_token_ids else None,
         }
+
+    def _parser(self) -> AnswerParser | None:
+        return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
+
+    def _call(self, call: Call) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": self.prompt.new_id(), "type": "function", "function": function}
 
     def rest(self, output: RequestOutput) -> dict[str, Any]:
         request = self.request
         return {
             "prompt_logprobs": self.prompt_logprobs(output),
             "prompt_token_ids": output.prompt_token_ids if request.return_token_ids else None,
-            "prompt_text": self.prompt if request.return_prompt_text else None,
+            "prompt_text": self.prompt.text if request.return_prompt_text else None,
         }
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
         """Who speaks, and what is repeated, of every choice."""
         request = self.request
         token_ids = job.requests[0].prompt_token_ids if request.return_token_ids else None
-        prompt = self.prompt if request.return_prompt_text else None
+        prompt = self.prompt.text if request.return_prompt_text else None
         of_prompt = b',"prompt_token_ids":' + encode(token_ids) + b',"prompt_text":' + encode(prompt)
         deltas = [({"role": self.role, "content": ""}, of_prompt)]
         if self.echo:
@@ -96,16 +128,39 @@ class _Chat(Answer[ChatRequest]):
             for i in range(request.n or 1)
         ]
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
+    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any] | None:
         request = self.request
+        said = {"content": delta.text} if not self.is_parsed else self._said(index, delta)
+        if not said and delta.finish_reason is None and delta.logprobs is None and not request.return_token_ids:
+            return None
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self.shapes.chat(delta.token_ids, delta.logprobs, request.top_logprobs or 0, progress.last)
         choice = {
             "index": delta.index,
-            "delta": {"content": delta.text},
+            "delta": said,
             "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": _reason(delta.finish_reason, index in self._has_called),
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
         return choice if delta.finish_reason is None else choice | {"stop_reason": delta.stop_reason}
+
+    def _said(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What a delta has told of a choice: each call comes in one piece."""
+        if (parser := self._parsers.get(index)) is None:
+            parser = self._parser()
+            assert parser is not None
+            self._parsers[index] = parser
+        said = said_by([*parser.push(delta.text), *(parser.finish() if delta.finish_reason is not None else ())])
+        found: dict[str, Any] = {"content": said.text} if said.text else {}
+        if said.reasoning and self.request.include_reasoning is not False:
+            found |= {"reasoning": said.reasoning, "reasoning_content": said.reasoning}
+        if said.calls:
+            self._has_called.add(index)
+            found["tool_calls"] = [{"index": call.index, **self._call(call)} for call in said.calls]
+        return found
+
+
+def _reason(reason: str | None, has_called: bool) -> str | None:
+    """Why an answer ended: that of one with calls is that they are called."""
+    return "tool_calls" if has_called and reason == "stop" else reason

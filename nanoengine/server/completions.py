@@ -10,6 +10,7 @@ from starlette.responses import Response
 from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sequence import Request
+from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.answers import Answer, EventStream
 from nanoengine.server.errors import Problem
@@ -31,7 +32,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     )
     answer = _Completions(serving, request, new_id("cmpl", http, request.request_id), params)
 
-    def tokens() -> list[list[int]]:
+    def tokens() -> tuple[list[list[int]], SamplingParams]:
         encoded = [
             serving.encode(prompt, request, add_special_tokens=request.add_special_tokens is not False)
             if isinstance(prompt, str)
@@ -43,7 +44,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
                 prompt if isinstance(prompt, str) else serving.tokenizer.decode(ids, skip_special_tokens=False)
                 for prompt, ids in zip(prompts, encoded, strict=True)
             ]
-        return encoded
+        return encoded, params
 
     return await answer.send(http, len(prompts), tokens)
 

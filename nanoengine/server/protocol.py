@@ -33,12 +33,12 @@ MAX_ID_CHARS = 128
 """Of the name that a client gives its request: every chunk of a stream repeats it."""
 
 IGNORED = (
-    *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id", "verbosity", "include_reasoning"),
-    *("prompt_cache_key", "prompt_cache_retention", "spaces_between_special_tokens", "parallel_tool_calls"),
+    *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id", "verbosity"),
+    *("prompt_cache_key", "prompt_cache_retention", "spaces_between_special_tokens"),
     *("mm_payload", "return_mm_kwargs", "return_token_offsets"),
 )
-"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images or
-calls of tools, of which there are none."""
+"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images,
+of which there are none."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
@@ -60,7 +60,7 @@ OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
 OF_COMPLETIONS = ("suffix", "prompt_embeds")
 OF_CHATS = (
     *OF_TEMPLATES,
-    *("verbosity", "parallel_tool_calls", "include_reasoning"),
+    "verbosity",
     *("audio", "modalities", "prediction", "web_search_options", "functions", "function_call"),
 )
 OF_BOTH = tuple(name for name in (*IGNORED, *REFUSED) if name not in (*OF_COMPLETIONS, *OF_CHATS))
@@ -175,6 +175,8 @@ class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[mi
     max_completion_tokens: int | None = None
     tools: list[Table] | None = None
     tool_choice: str | Table | None = None
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool | None = True
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -187,12 +189,6 @@ class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[mi
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
         if self.top_logprobs and not self.logprobs:
             raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise Problem(
-                400,
-                "tool_choice may be 'none' or 'auto': tools are told to the template, and nothing forces a call",
-                "tool_choice",
-            )
 
 
 class TokenizeRequest(_with(_Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]

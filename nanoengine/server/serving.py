@@ -24,7 +24,10 @@ from nanoengine.server.jobs import Job, Jobs
 from nanoengine.server.params import MANY, cut, sampling_params, usable
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
-from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts
+from nanoengine.server.structured import is_structured
+from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.server.turns import Turns
+from nanoengine.tools.chats import Chats, Prompt
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
@@ -66,7 +69,9 @@ class Serving:
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
-        self.chats = ChatEncoder(built.tokenizer, config.token_cache_chars)
+        self.turns = Turns()  # for requests whose grammar may have to be compiled
+        self.chats = Chats(built.tokenizer)
+        self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
         self.num_rejected: Counter[str] = Counter()  # by reason
@@ -117,7 +122,7 @@ class Serving:
         request: Generation,
         params: SamplingParams,
         num_prompts: int,
-        encode: Callable[[], Sequence[list[int]]],
+        encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
 
@@ -125,9 +130,9 @@ class Serving:
             http: whose request it is.
             job_id: see `Job`.
             request: what it says.
-            params: how to sample each prompt.
+            params: how to sample each prompt, as far as its text does not matter.
             num_prompts: how many there will be.
-            encode: makes their tokens; called in a thread.
+            encode: makes their tokens, and says how to sample them; called in a thread.
 
         Raises:
             Problem: too many, or no room.
@@ -146,21 +151,23 @@ class Serving:
         self._admit(num_sequences, client)
 
         def make_requests() -> list[Request]:
+            prompts, own_params = encode()
             return [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
-                    params,
+                    own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
                     cache_salt=request.cache_salt or "",
                     priority=request.priority,
                     client=client,
                 )
-                for number, prompt in enumerate(encode())
+                for number, prompt in enumerate(prompts)
             ]
 
         self._preparing[client] += num_sequences
         try:
-            requests = await self.text.run(make_requests)
+            is_plain = params.structured_outputs is None
+            requests = await (self.text.run(make_requests) if is_plain else self.turns.run(client, make_requests))
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
@@ -200,18 +207,21 @@ class Serving:
     async def params(self, request: Generation, **values: Any) -> SamplingParams:
         """How to sample each prompt. Arguments and errors as for `sampling_params`."""
         make = partial(sampling_params, defaults=self.defaults, max_model_len=self.max_model_len, **values)
-        return await self.make(make, request, slow=len(request.allowed_token_ids or ()) > MANY)
+        slow = len(request.allowed_token_ids or ()) > MANY or is_structured(request)
+        return await self.make(make, request, slow=slow)
 
-    def render(self, request: ChatRequest | TokenizeRequest) -> str:
-        """The text that a conversation is to the model."""
+    def prompt(self, request: ChatRequest | TokenizeRequest) -> Prompt:
+        """What a conversation is to the model. Raises as `Chats.prompt`."""
         values = dict(request.chat_template_kwargs or {})
         for name in ("reasoning_effort", "documents"):
             if (value := getattr(request, name, None)) is not None:
                 values.setdefault(name, value)
-        return self.chats.render(
-            request.messages or (),
+        return self.chats.prompt(
+            [joined(message) for message in request.messages or ()],
+            request.tools,
+            getattr(request, "tool_choice", None),
+            parallel=getattr(request, "parallel_tool_calls", None) is not False,
             template_kwargs=values,
-            tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
@@ -239,6 +249,7 @@ class Serving:
         """End the engine and its threads; waits for the step that runs."""
         self.engine.close()
         self.text.close()
+        self.turns.close()
 
 
 def _short_name(model: str) -> str:

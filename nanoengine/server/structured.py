@@ -9,6 +9,11 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
 
 
+def is_structured(request: Generation) -> bool:
+    """Whether any of the fields is there: a schema may be long, and takes a while to read."""
+    return any((request.response_format, request.structured_outputs, request.json_schema, request.grammar))
+
+
 def structured_outputs(request: Generation) -> dict[str, Any] | None:
     """The fields of `StructuredOutputs`; None if the text may be anything.
 

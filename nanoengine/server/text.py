@@ -41,7 +41,7 @@ class TextThreads:
 
 
 class ChatEncoder:
-    """Conversations to token ids; what was encoded before is remembered, message by message.
+    """Rendered conversations to token ids; what was encoded before is remembered, message by message.
 
     Every turn of a chat comes with all turns before it. A tokenizer first splits a text at its special tokens, which templates
     write around messages, and what is between two of them has the same tokens wherever it stands. So a rendered chat is cut in
@@ -65,14 +65,6 @@ class ChatEncoder:
         found = sorted((token.content for token in tokens), key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, found))) if found and max_chars else None
         self._kept = {token.content for token in tokens if token.lstrip}
-
-    def render(self, messages: Sequence[Message], **options: Any) -> str:
-        """`ModelTokenizer.render_chat`, of messages as clients write them: text may come in parts.
-
-        Raises:
-            InvalidPrompt: a part that is no text.
-        """
-        return self.tokenizer.render_chat([joined(message) for message in messages], **options)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered chat; templates write all special tokens themselves, so more are added only if asked for."""

@@ -26,7 +26,7 @@ def _tokenized(serving: Serving, request: TokenizeRequest) -> Response:
         token_ids = serving.tokenizer.encode(request.prompt, add_special_tokens=special)
     else:
         special = bool(request.add_special_tokens)
-        token_ids = serving.chats.encode(serving.render(request), add_special_tokens=special)
+        token_ids = serving.chat_encoder.encode(serving.prompt(request).text, add_special_tokens=special)
     return json_response(
         {
             "count": len(token_ids),

@@ -25,5 +25,6 @@ class StructuredOutput(Capability):
     def policy(self, startup: Startup) -> None:
         grammars = Grammars(startup.tokenizer, startup.model_config.vocab_size, startup.eos_token_ids)
         speculates = any(isinstance(part, Drafter) for part in startup.parts)
-        self.structured = Structured(grammars, startup.parts, None if speculates else ForcedDrafts(startup.num_rows))
+        forced = None if speculates else ForcedDrafts(startup.num_rows, startup.model_config.vocab_size)
+        self.structured = Structured(grammars, startup.parts, forced)
         startup.parts.append(self.structured)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from time import thread_time
 
 from llguidance import LLMatcher
+
+SLOW = 0.05
+"""Seconds of a CPU: hardly any text takes as much for a token, and all others of the step wait for it."""
+
+MAX_SLOW_SECONDS = 0.5
+"""That one text may take beyond `SLOW` for each of its tokens, all in all."""
 
 
 class Constraint:
@@ -20,26 +29,53 @@ class Constraint:
         self.num_read = 0  # tokens of the output
         self.is_open = not behind
         self._tail: list[int] = []  # the last tokens before it holds
+        self.is_watched = False  # it may be slow: its masks are filled alone
+        self.slow_seconds = 0.0
 
     def read(self, tokens: Seq[int]) -> None:
         """These tokens of the output come next."""
         for place, token in enumerate(tokens):
             if self.is_open:
-                self.matcher.consume_tokens(list(tokens[place:]))
+                with self.timed():
+                    self.matcher.consume_tokens(list(tokens[place:]))
                 break
             self._tail = [*self._tail, token][-len(self.behind) :]
             self.is_open = self._tail == self.behind
         self.num_read += len(tokens)
 
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around what this thread does for it."""
+        start = thread_time()
+        yield
+        seconds = thread_time() - start
+        self.is_watched = seconds > SLOW
+        self.slow_seconds += max(0.0, seconds - SLOW)
+
     @property
     def error(self) -> str:
         """Why the grammar cannot go on: it was too much for its limits; "" if it can."""
+        if self.slow_seconds > MAX_SLOW_SECONDS:
+            return f"the grammar takes more than {SLOW:g} s for a token, again and again: make it simpler"
         return str(self.matcher.get_error())
 
     def forced(self, most: int) -> list[int]:
         """The next tokens, as far as there is no choice: what the tokenizer would make of the text that must come."""
-        return list(self.matcher.compute_ff_tokens()[:most]) if self.is_open else []
+        if not self.is_open or self.is_watched:
+            return []
+        with self.timed():
+            return list(self.matcher.compute_ff_tokens()[:most])
 
     def allowed(self, drafts: list[int]) -> list[int]:
-        """The first of some drafts, as far as the grammar allows them."""
-        return drafts[: self.matcher.validate_tokens(drafts)] if self.is_open and drafts else drafts
+        """The first of some drafts, as far as the grammar allows them: none at the end of a thought, or behind it."""
+        if not self.is_open:
+            tail = self._tail
+            for place, token in enumerate(drafts):
+                tail = [*tail, token][-len(self.behind) :]
+                if tail == self.behind:
+                    return drafts[:place]
+            return drafts
+        if not drafts or self.is_watched:
+            return []
+        with self.timed():
+            return drafts[: self.matcher.validate_tokens(drafts)]

@@ -18,10 +18,11 @@ class ForcedDrafts(Drafter):
 
     Args:
         num_rows: most samples of a step without drafts, for which there is memory.
+        vocab_size: of the model; its tokenizer may have more tokens.
     """
 
-    def __init__(self, num_rows: int):
-        self.num_rows = num_rows
+    def __init__(self, num_rows: int, vocab_size: int):
+        self.num_rows, self.vocab_size = num_rows, vocab_size
         self.num_drafts = self.num_accepted = 0
 
     def postpone(self, candidates: Iterable[Candidate], num_decodes: int, budget: int) -> Iterable[Sequence]:
@@ -36,7 +37,7 @@ class ForcedDrafts(Drafter):
             constraint: Constraint | None = seq.state.get(CONSTRAINT)
             if budget > 0 and constraint is not None and getattr(seq.params, "speculate", True):
                 forced = constraint.forced(min(most, budget, MAX_DRAFTS))
-                if drafts := until_the_end(forced, seq):
+                if drafts := until_the_end(forced, seq, self.vocab_size):
                     chosen[seq] = drafts
                     budget -= len(drafts)
         return chosen
@@ -46,6 +47,7 @@ class ForcedDrafts(Drafter):
         self.num_accepted += num_accepted
 
 
-def until_the_end(drafts: list[int], seq: Sequence) -> list[int]:
-    """Without the token that ends a sequence: nothing can be drafted behind it."""
-    return next((drafts[:place] for place, token in enumerate(drafts) if token in seq.stop_token_ids), drafts)
+def until_the_end(drafts: list[int], seq: Sequence, vocab_size: int) -> list[int]:
+    """Without the token that ends a sequence, or that the model does not have: nothing can be drafted behind it."""
+    ends = (place for place, token in enumerate(drafts) if token in seq.stop_token_ids or token >= vocab_size)
+    return drafts[: next(ends, len(drafts))]

@@ -6,9 +6,11 @@ llguidance (https://github.com/guidance-ai/llguidance) parses the text so far an
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from functools import cached_property
 from typing import Any, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
@@ -16,14 +18,23 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, gramma
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.tokenizer import Tokenizer
 from nanoengine.structured.params import StructuredOutputs
+from nanoengine.structured.trial import Trial
 
 MAX_CACHED = 256
 """Grammars that are kept for the next request that asks for the same."""
 
-LIMITS = LLParserLimits(
-    initial_lexer_fuel=2_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_grammar_size=500_000
-)
-"""What one grammar may take: about 40 ms of its lexer at the start; 15 ms and 3 ms of a mask."""
+MAX_CACHED_BYTES = 256 << 20
+"""Of those grammars; a large one has 60 MiB."""
+
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 500_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 10_000,
+    "max_grammar_size": 100_000,
+    "max_lexer_states": 20_000,
+}
+"""What one grammar may take: some 0.2 s at the start; a few ms for a mask, where the parser's items are simple; 40 MiB for the
+states of the lexer. None of 250 schemas of MaskBench is refused for them."""
 
 
 class Grammars:
@@ -36,10 +47,17 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Seq[int]):
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, list(eos_token_ids)
-        self._lock = threading.Lock()
+        self._lock, self._loading = threading.Lock(), threading.Lock()
         self._own: LLTokenizer | None = None  # it takes up to a second: made when it is asked for
-        self._cache: OrderedDict[Any, LLMatcher] = OrderedDict()
-        self.num_compiled = 0
+        self._trial: Trial | None = None
+        self._cache: OrderedDict[Any, tuple[LLMatcher, int]] = OrderedDict()  # with their bytes
+        self.num_compiled = self.num_cached_bytes = 0
+
+    @cached_property
+    def mask_size(self) -> int:
+        """Bits of a mask: a tokenizer may have more tokens than its model."""
+        fast = self.tokenizer.fast
+        return max(self.vocab_size, 0 if fast is None else fast.get_vocab_size(with_added_tokens=True))
 
     def matcher(self, outputs: StructuredOutputs) -> LLMatcher:
         """The state of a text that has not begun.
@@ -50,34 +68,52 @@ class Grammars:
         with self._lock:
             if (found := self._cache.get(outputs.key)) is not None:
                 self._cache.move_to_end(outputs.key)
-                return found.deep_copy()
+                return found[0].deep_copy()
+        with self._loading:
             if self._own is None:
-                self._own = self._new_tokenizer()
-        compiled = self._compile(outputs, self._own)
+                self._own, self._trial = self._new_tokenizer()
+        compiled, num_bytes = self._compile(outputs, self._own)
         with self._lock:
             self.num_compiled += 1
-            self._cache[outputs.key] = compiled
-            if len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
-        return compiled.deep_copy()
+            if num_bytes <= MAX_CACHED_BYTES and outputs.key not in self._cache:
+                self._cache[outputs.key] = compiled, num_bytes
+                self.num_cached_bytes += num_bytes
+            while len(self._cache) > MAX_CACHED or self.num_cached_bytes > MAX_CACHED_BYTES:
+                self.num_cached_bytes -= self._cache.popitem(last=False)[1][1]
+            return compiled.deep_copy()
 
-    def _new_tokenizer(self) -> LLTokenizer:
+    def _new_tokenizer(self) -> tuple[LLTokenizer, Trial]:
         own = self.tokenizer.fast
         if not self.eos_token_ids:
             raise InvalidSamplingParams("structured_outputs: the model has no end-of-text token, so no text could end")
-        size = max(self.vocab_size, own.get_vocab_size(with_added_tokens=True))
-        return LLTokenizer(own.to_str(), n_vocab=size, eos_token=self.eos_token_ids)
-
-    def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> LLMatcher:
+        if own is None:
+            raise InvalidSamplingParams(
+                f"structured_outputs: {self.tokenizer.name} has no tokenizer.json, and llguidance reads no other kind"
+            )
+        text = own.to_str()
         try:
-            matcher = LLMatcher(tokenizer, grammar_of(outputs), limits=LIMITS, log_level=0)
+            tokenizer = LLTokenizer(text, n_vocab=self.mask_size, eos_token=self.eos_token_ids)
+        except Exception as error:  # of a kind whose tokens are no bytes of the text, such as words
+            raise InvalidSamplingParams(
+                f"structured_outputs: llguidance cannot use {self.tokenizer.name}: {error}"
+            ) from error
+        return tokenizer, Trial(text, self.mask_size, self.eos_token_ids, LIMITS)
+
+    def _compile(self, outputs: StructuredOutputs, tokenizer: LLTokenizer) -> tuple[LLMatcher, int]:
+        assert self._trial is not None
+        try:
+            grammar = grammar_of(outputs)
         except InvalidSamplingParams:
             raise
-        except ValueError as error:  # of another notation than it seems to be
+        except (ValueError, RecursionError) as error:  # of another notation than it seems to be
             raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {error}") from error
-        if matcher.is_error():
-            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {_first_lines(matcher.get_error())}")
-        return matcher
+        verdict = self._trial.verdict(grammar)
+        if not verdict.error:
+            matcher = LLMatcher(tokenizer, grammar, limits=LLParserLimits(**LIMITS), log_level=0)
+            verdict = verdict._replace(error=str(matcher.get_error()))
+        if verdict.error:
+            raise InvalidSamplingParams(f"structured_outputs.{outputs.kind}: {_first_lines(verdict.error)}")
+        return matcher, verdict.num_bytes
 
 
 def grammar_of(outputs: StructuredOutputs) -> str:
@@ -86,9 +122,11 @@ def grammar_of(outputs: StructuredOutputs) -> str:
         return json_grammar(outputs.text, outputs)
     if outputs.kind == "structural_tag":
         return tag_grammar(json.loads(outputs.text))
-    if outputs.kind == "choice":  # longer ones first: none is the beginning of another then
-        choices = sorted(set(json.loads(outputs.text)), key=lambda own: (-len(own), own))
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices))))
+    if outputs.kind == "choice":  # one terminal: of those, a row of the parser holds 2,000
+        choices = sorted(set(json.loads(outputs.text)))
+        return str(LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))))
+    if outputs.kind == "grammar" and outputs.text.startswith("%llguidance"):  # its own dialect, and no guess needed
+        return str(LLMatcher.grammar_from_lark(outputs.text))
     return str(grammar_from("regex" if outputs.kind == "regex" else "grammar", outputs.text))
 
 
@@ -125,4 +163,4 @@ def tag_grammar(table: dict[str, Any]) -> str:
 
 
 def _first_lines(message: str) -> str:
-    return " ".join(message.split("\n<state>")[0].split())[:500]
+    return " ".join(re.split(r"\n<state>|<backtrace>", message)[0].split())[:500]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
-from llguidance import LLExecutor
+from llguidance import LLExecutor, LLMatcher
 
-from nanoengine.core.errors import NanoEngineError, NoTokenLeft
+from nanoengine.core.errors import NoTokenLeft
 from nanoengine.core.messages import StepResult
 from nanoengine.core.scheduler import Scheduler, Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Phase, Request, Sequence
 from nanoengine.speculation.speculation import CONSTRAINT
-from nanoengine.structured.constraint import Constraint
+from nanoengine.structured.constraint import SLOW, Constraint
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
 
@@ -23,7 +25,7 @@ MASKS = "grammar masks"
 """In `StepPlan.extras`: `StepMasks`."""
 
 
-class GrammarTooComplex(NanoEngineError, ValueError):
+class GrammarTooComplex(NoTokenLeft):
     """A text is so ambiguous under its grammar that a mask takes more than its limit."""
 
 
@@ -40,6 +42,10 @@ class StepMasks:
 
     def wait(self) -> np.ndarray:
         return self._bits.result()
+
+    def settle(self) -> None:
+        """Wait until they are filled, or it is known that they cannot be."""
+        wait([self._bits])
 
     def __reduce__(self) -> tuple[Callable[..., StepMasks], tuple[Any, ...]]:
         """To another process it goes when it is filled."""
@@ -66,7 +72,8 @@ class Structured(PolicyPart):
     ):
         self.grammars, self.parts, self.drafter = grammars, parts, drafter
         self.constraints: dict[Sequence, Constraint] = {}
-        self.words = -(-grammars.vocab_size // 32)
+        self.words = -(-grammars.mask_size // 32)
+        self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(
             1, "masks"
         )  # llguidance lets go of the interpreter and has threads of its own
@@ -78,15 +85,16 @@ class Structured(PolicyPart):
     def made(self, request: Request) -> None:
         """Compile its grammar, in the thread of whoever asks."""
         if (outputs := outputs_of(request)) is not None:
-            self.grammars.matcher(outputs)
+            self._made[request] = self.grammars.matcher(outputs)
 
     def submitted(self, request: Request) -> None:
         if (outputs := outputs_of(request)) is None:
             return
         if self.drafter is not None and self.drafter not in self.parts:
             self.parts.append(self.drafter)
+        matcher = self._made.pop(request)  # who asks the grammars again may have to wait: others were asked for since
         for seq in request.sequences:
-            constraint = Constraint(self.grammars.matcher(outputs), outputs.behind)
+            constraint = Constraint(matcher.deep_copy(), outputs.behind)
             self.constraints[seq] = seq.state[CONSTRAINT] = constraint
             seq.stop_token_ids |= set(self.grammars.eos_token_ids)  # where the grammar ends, `ignore_eos` or not
 
@@ -115,20 +123,36 @@ class Structured(PolicyPart):
         firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
         bits = np.zeros((firsts[-1], self.words), np.int32)
         target = bits.ctypes.data, 4 * self.words, len(bits)
-        placed = [(own.matcher, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
-        if plain := [(matcher, first) for matcher, first, drafts in placed if not drafts and not matcher.is_error()]:
-            self._executor.unsafe_compute_mask_ptr(plain, *target)
-        if drafted := [each for each in placed if each[2] and not each[0].is_error()]:
+        placed = [(own, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
+        together: list[tuple[LLMatcher, int]] = []
+        drafted: list[tuple[LLMatcher, int, list[int]]] = []
+        for own, first, drafts in placed:
+            if own.error:
+                continue
+            if drafts:
+                drafted.append((own.matcher, first, drafts))
+            elif own.is_watched:  # alone: nobody else's time is counted
+                with own.timed():
+                    own.matcher.unsafe_compute_mask_ptr(bits[first].ctypes.data, 4 * self.words)
+            else:
+                together.append((own.matcher, first))
+        start = perf_counter()
+        if together:
+            self._executor.unsafe_compute_mask_ptr(together, *target)
+        if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
-        for matcher, first, drafts in placed:
-            if matcher.is_error():  # beyond a limit; otherwise it would allow an end
+        if perf_counter() - start > SLOW:  # one of them may be slow, or the machine is busy: the next masks will say
+            for own, _, _ in placed:
+                own.is_watched = True
+        for own, first, drafts in placed:
+            if own.error:  # beyond a limit; otherwise it would allow an end
                 bits[first : first + 1 + len(drafts)] = 0
         self.num_masks += len(bits)
         return bits
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         if (masks := self._in_flight.pop(step.number, None)) is not None:
-            masks.wait()  # a step that failed may be over before its masks
+            masks.settle()  # a step that failed may be over before its masks
         if not self.constraints:
             return
         for seq in seqs:

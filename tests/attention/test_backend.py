@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from nanoengine.attention import torch_reference
 from nanoengine.attention import triton as triton_module
 from nanoengine.attention.backend import AttentionBackend, choose_backend
 from nanoengine.attention.flash_attn import FlashAttention
@@ -17,7 +16,7 @@ from nanoengine.attention.torch_reference import TorchAttention
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.errors import InvalidConfig
-from tests.kernels.marks import REASON, needs_kernels
+from tests.kernels.marks import needs_kernels
 from tests.support import TOY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -56,19 +55,6 @@ def test_an_unknown_backend_is_refused_with_the_known_names(name: str) -> None:
         choose(name)
 
 
-class Unable(TorchAttention):
-    @staticmethod
-    def unsupported_reason(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-        return f"it wants other blocks than {block_size} on {device.type} for {head_dim} and {dtype}"
-
-
-@pytest.mark.parametrize("name", ["auto", "torch"])
-def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(torch_reference, "TorchAttention", Unable)
-    with pytest.raises(InvalidConfig, match=r"torch: it wants other blocks than 3 on cpu for 4 and torch\.float32"):
-        choose(name, 3, 4)
-
-
 ASKED = [{"window": 128}, {"sinks": True}, {"soft_cap": 30.0}]
 
 
@@ -88,14 +74,6 @@ def test_what_a_layer_asks_for_is_heeded_or_refused_by_name(
     reason = f"{named}: it has no {field}, and a layer of the model asks for {field}={value}"
     with pytest.raises(InvalidConfig, match=f"no attention backend can run: .*{reason}"):
         choose(name, 16, 64, *specs)
-
-
-def test_a_backend_that_has_what_is_asked_for_is_chosen_before_faster_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchAttention, "features", frozenset({"window"}))
-    monkeypatch.setattr(NativeAttention, "features", frozenset({"sinks"}))
-    name, passed_over = choose("auto", 16, 64, AttentionSpec(0.5, window=8))
-    assert name == "torch"
-    assert REASON or passed_over == "native: it has no window, and a layer of the model asks for window=8"
 
 
 # ---- on a GPU

@@ -54,14 +54,6 @@ def test_every_token_has_a_time_and_every_step_its_work(depth: int) -> None:
     assert_idle(engine)
 
 
-def test_a_step_of_prompts_and_decodes_is_a_mixed_one() -> None:
-    engine = make_engine(block_size=4, policy="mixed", max_chunk=4)
-    run = drive(engine, Workload([[1] * 3, [2] * 9], output_lens=[6, 2]), ignore)
-    assert [step.kind for step in run.steps] == [Kind.PREFILL, Kind.MIXED, Kind.MIXED, *[Kind.DECODE] * 3]
-    assert [step.work.num_tokens for step in run.steps] == [3 + 4, 1 + 4, 1 + 1, 2, 1, 1]
-    assert [step.num_seqs for step in run.steps] == [2, 2, 2, 2, 1, 1]
-
-
 @pytest.mark.parametrize(
     ("plan", "kind"),
     [

@@ -1,7 +1,8 @@
-"""gpu.sh as a whole, in miniature: all three calls in their order, what they leave, and how they go on where they stopped."""
+"""gpu.sh as a whole, in miniature: what its calls leave, and how they go on where they stopped."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu.calls import MACHINE_SECONDS
 from benchmarks.gpu.plans import GPU_TESTS, SMOKE, TRITON_TESTS, stages_of
-from benchmarks.gpu.stages import DONE, LEFT_OUT, Ledger
+from benchmarks.gpu.stages import DONE, GRACE, LEFT_OUT, Ledger
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_FILES = 8
@@ -29,42 +31,52 @@ def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables)
 
 
-def entries(out: Path, name: str) -> dict[str, Any]:
-    calls: dict[str, dict[str, Any]] = json.loads((out / "figures.json").read_text())
-    return calls[name]
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone"
+)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is made for Linux on x86-64 alone")
-def test_calls_one_after_the_other(tmp_path: Path) -> None:
+@needs_triton
+def test_a_call_and_the_same_call_again(tmp_path: Path) -> None:
     out, kernel, brought = tmp_path / "out", tmp_path / "kernel.cubin", tmp_path / "brought.tar.gz"
     kernel.write_bytes(b"compiled elsewhere; the interpreter compiles nothing")
     with tarfile.open(brought, "w:gz") as archive:
         archive.add(kernel, "key/kernel.cubin")
-    for name, stages in (
-        ("figures", ["warm", "smoke", "engine", "kernels"]),
-        ("tests", ["triton", "memcheck", "tune"]),
-    ):
-        result = call(name, str(out), "--miniature", TRITON_ARCHIVE=str(brought))
-        assert result.returncode == 0, result.stdout + result.stderr + (out / "logs.txt").read_text()[-3000:]
-        found = entries(out, name)
-        assert list(found) == stages
-        assert {entry["state"] for entry in found.values()} <= {DONE, LEFT_OUT}
-        assert result.stdout.endswith((out / "table.txt").read_text())
-        assert "goal" in result.stdout
-    assert found["memcheck"]["state"] == LEFT_OUT
+    result = call("tests", str(out), "--miniature", TRITON_ARCHIVE=str(brought))
+    assert result.returncode == 0, result.stdout + result.stderr + (out / "logs.txt").read_text()[-3000:]
+    found: dict[str, Any] = json.loads((out / "figures.json").read_text())["tests"]
+    states = {name: entry["state"] for name, entry in found.items()}
+    assert states == {"triton": DONE, "memcheck": LEFT_OUT, "tune": DONE}
     assert found["tune"]["report"]["chosen"]
+    assert result.stdout.endswith((out / "table.txt").read_text())
+    assert "goal" in result.stdout
     files = [path for path in out.rglob("*") if path.is_file()]
     assert len(files) <= MOST_FILES
     assert max(len(path.relative_to(out).parts) for path in files) <= 3
     with tarfile.open(out / "triton.tar.gz") as archive:
         assert any(name.endswith(".cubin") for name in archive.getnames())
-    assert all(title in (out / "logs.txt").read_text() for title in ("==== figures: warm", "==== tests: tune"))
+    assert all(title in (out / "logs.txt").read_text() for title in ("==== tests: triton", "==== tests: tune"))
 
     (tmp_path / "half.tar.gz").write_bytes((out / "triton.tar.gz").read_bytes()[:100])
-    again = call("figures", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
+    again = call("tests", str(out), "--miniature", TRITON_ARCHIVE=str(tmp_path / "half.tar.gz"))
     assert again.returncode == 0
     assert "kernels are compiled anew" in again.stdout
-    assert again.stdout.count("done before") == 4
+    assert again.stdout.count("done before") == 2
+
+
+@needs_triton
+def test_stages_of_figures_run_on_a_cpu(tmp_path: Path) -> None:
+    """In this process, which saves them their imports."""
+    stages = stages_of("figures", Ledger(tmp_path), miniature=True)
+    assert [stage.name for stage in stages] == ["warm", "smoke", "engine", "kernels"]
+    for stage in stages:
+        _, _, module, *arguments = stage.command
+        if module == "pytest":
+            assert (ROOT / arguments[-1].partition("::")[0]).exists()
+            continue
+        save = ["--save", str(tmp_path / stage.name)] if stage.saves else []
+        assert importlib.import_module(module).main([*arguments, *save]) == 0, stage.name
+        assert not stage.saves or json.loads((tmp_path / stage.name).read_text())["rows"]
 
 
 def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
@@ -82,9 +94,6 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["figures", "tests", "again"])
 def test_every_call_ends_in_time(tmp_path: Path, name: str) -> None:
-    from benchmarks.gpu.calls import MACHINE_SECONDS
-    from benchmarks.gpu.stages import GRACE
-
     stages = stages_of(name, Ledger(tmp_path), miniature=False)
     assert len({stage.name for stage in stages}) == len(stages)
     assert all(set(stage.name) <= set("abcdefghijklmnopqrstuvwxyz_") for stage in stages)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import bench
-from benchmarks import determinism
+from benchmarks import determinism, first_token, session, startup
 from benchmarks.determinism import answers_of
+from benchmarks.limit import Ceiling
 from nanoengine import LLM
 from nanoengine.core.messages import StepPlan
 from nanoengine.core.model_runner import LaunchedStep, ModelRunner
@@ -25,9 +29,6 @@ PNG = b"\x89PNG"
 @pytest.fixture(autouse=True)
 def small_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's limit takes a second to measure; these tests do not look at its size."""
-    from benchmarks import session
-    from benchmarks.limit import Ceiling
-
     monkeypatch.setattr(session, "measure_ceiling", lambda *_: Ceiling(1e10, 1e11))
 
 
@@ -162,7 +163,16 @@ def test_prefix(run: Bench) -> None:
         assert without["times_as_fast"]["computed_tokens"]["median"] > 1
 
 
-def test_startup(run: Bench) -> None:
+def test_startup(run: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that it starts are played by this one, which has imported everything."""
+
+    def played(command: list[str], **_: object) -> Any:
+        assert command[:3] == [sys.executable, "-m", "benchmarks.first_token"]
+        with redirect_stdout(StringIO()) as written:
+            first_token.main(*command[3:])
+        return SimpleNamespace(returncode=0, stdout=written.getvalue())
+
+    monkeypatch.setattr(startup.subprocess, "run", played)
     result = run("startup", "--input-len", 5, plot=True)
     figures = medians(result, input_len=5)
     assert 0 < figures["import_s"] < figures["ready_s"] < figures["first_token_s"]

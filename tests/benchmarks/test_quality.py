@@ -11,9 +11,7 @@ import pytest
 import torch
 
 import bench
-from benchmarks import quality
-from benchmarks.quality import Comparison, Way, opened
-from benchmarks.session import weight_bytes
+from benchmarks.quality import Comparison
 from tests.support import tiny_checkpoint
 
 
@@ -42,19 +40,6 @@ def test_figures_are_those_of_the_definitions() -> None:
     assert found["perplexity"] == pytest.approx(perplexities[1], rel=1e-4)
     assert found["up_percent"] == pytest.approx(100 * (perplexities[1] / perplexities[0] - 1), rel=1e-3)
     assert found["same_top_share"] == pytest.approx((ours.argmax(1) == theirs.argmax(1)).float().mean().item())
-
-
-def test_weights_are_what_a_way_says_and_take_so_many_bytes(model: Path) -> None:
-    found: dict[str, int] = {}
-    for weights in (quality.STORED, "int4", "Q4_0", "Q8_0"):
-        with opened(str(model), Way(weights), 128) as way:
-            found[weights] = weight_bytes(way.model)
-            count = sum(matrix.shape.numel() for matrix in way.model.matrices)
-    assert found[quality.STORED] >= 4 * count
-    if found["Q8_0"] < found[quality.STORED]:  # with kernels for it
-        assert 0.5 * count < found["Q4_0"] < 0.7 * count
-        assert 0.5 * count < found["int4"] < 0.7 * count
-        assert 1.0 * count < found["Q8_0"] < 1.2 * count
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:

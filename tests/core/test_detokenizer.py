@@ -26,14 +26,3 @@ def test_text_only_grows_and_ends_as_all_tokens_together(pieces: list[bytes]) ->
     assert detokenizer.text == decode(range(len(pieces)))
     assert detokenizer.text.startswith(before)
     assert detokenizer.text_from(2) == detokenizer.text[2:]
-
-
-def test_a_character_comes_with_its_last_byte_and_a_token_that_stops_has_no_text() -> None:
-    pieces = [b"a", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"</s>"]
-    detokenizer = Detokenizer(lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"))
-    texts = []
-    for token in range(3):
-        detokenizer.push(token)
-        texts.append(detokenizer.text)
-    detokenizer.push(3, is_stop=True)
-    assert [*texts, detokenizer.text] == ["a", "a", "a\u00e9", "a\u00e9"]

@@ -27,11 +27,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "init", refuse)
 
 
-@pytest.mark.usefixtures("no_gpu")
-def test_auto_without_a_gpu_is_the_cpu() -> None:
-    assert open_device("auto").torch_device == open_device("cpu").torch_device == torch.device("cpu")
-
-
 @pytest.mark.usefixtures("gpus")
 def test_auto_is_the_current_gpu_and_others_go_by_number() -> None:
     for name, index in (("auto", 1), ("cuda", 1), ("cuda:0", 0)):
@@ -44,7 +39,8 @@ def test_auto_is_the_current_gpu_and_others_go_by_number() -> None:
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:7"])
-def test_a_gpu_that_is_not_there_is_refused_with_torchs_reason(name: str) -> None:
+def test_without_a_gpu_auto_is_the_cpu_and_all_else_is_refused_with_torchs_reason(name: str) -> None:
+    assert open_device("auto").torch_device == open_device("cpu").torch_device == torch.device("cpu")
     with pytest.raises(InvalidConfig, match=f"device is '{name}': No CUDA GPUs are available"):
         open_device(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,8 @@ import pytest
 
 from nanoengine.core.errors import ModelNotFound, UnsupportedModel
 from nanoengine.core.model_config import read_config, read_json
-from tests.models.configs import QWEN3_06B, without
-
-VERSION_5 = without("rope_theta", "rope_scaling", "torch_dtype") | {
-    "dtype": "bfloat16",
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
-}
+from tests import support
+from tests.models.configs import QWEN3_06B, VERSION_5
 
 
 def write(folder: Path, content: bytes) -> None:
@@ -29,16 +26,9 @@ def config_of(folder: Path, table: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("table", [QWEN3_06B, VERSION_5], ids=["transformers 4", "transformers 5"])
 def test_qwen3_is_read(tmp_path: Path, table: dict[str, Any]) -> None:
-    config = config_of(tmp_path, table)
-    assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (28, 1024, 16, 8)
-    assert (config.head_dim, config.intermediate_size, config.vocab_size) == (128, 3072, 151936)
-    assert (config.rope_theta, config.rms_norm_eps, config.max_position_embeddings) == (1e6, 1e-6, 40960)
-    assert (config.tie_word_embeddings, config.dtype, config.qkv_bias, config.o_bias) == (
-        True,
-        "bfloat16",
-        False,
-        False,
-    )
+    found = asdict(config_of(tmp_path, table))
+    assert found.pop("rope_theta") == 1e6
+    assert found.items() <= asdict(support.QWEN3_06B).items()
 
 
 @pytest.mark.parametrize(

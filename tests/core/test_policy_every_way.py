@@ -25,10 +25,7 @@ def draw_requests(engine: LLMEngine, seed: int) -> list[Request]:
     for number in range(14):
         prompt = shared[: rng.choice([0, 0, 8, 13, 20])] + [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
         params = SamplingParams(
-            n=rng.choice([1, 1, 1, 3]),
-            seed=number,
-            max_tokens=rng.randint(1, 20),
-            ignore_eos=bool(number % 2),
+            n=rng.choice([1, 1, 1, 3]), seed=number, max_tokens=rng.randint(1, 20), ignore_eos=bool(number % 2)
         )
         priority = rng.choice([0, 0, 0, -1, 1])
         requests.append(engine.make_request(prompt, params, priority=priority))

@@ -37,34 +37,25 @@ def first(tmp_path: Path) -> Path:
     return paths[0]
 
 
-def test_a_split_file_is_opened_by_its_first_part(first: Path) -> None:
+def test_a_split_file_is_opened_by_its_first_part_whose_metadata_counts(first: Path) -> None:
+    part(first.parent, 0, model_size="large")
     file = GGUFFile.open(first)
+    assert file.metadata["model.size"] == "large"
     assert list(file.tensors) == ["tensor0", "tensor1", "tensor2"]
     assert [file.data(name).view(np.float32)[0] for name in file.tensors] == [0, 1, 2]
     assert [record.part for record in file.tensors.values()] == [0, 1, 2]
     assert [len(content) for content in file.parts] == [path.stat().st_size for path in sorted(first.parent.iterdir())]
 
 
-def test_the_metadata_is_that_of_the_first_part(first: Path) -> None:
-    part(first.parent, 0, model_size="large")
-    assert GGUFFile.open(first).metadata["model.size"] == "large"
-
-
-def test_another_part_than_the_first_is_an_error_that_names_the_first(first: Path) -> None:
+def test_parts_are_found_by_their_names(first: Path) -> None:
+    second = first.with_name("model-00002-of-00003.gguf")
     with pytest.raises(InvalidWeights, match=f"part 2 of 3: give the first, {first.name}"):
-        GGUFFile.open(first.with_name("model-00002-of-00003.gguf"))
-
-
-def test_a_missing_part_is_named(first: Path) -> None:
-    first.with_name("model-00002-of-00003.gguf").unlink()
+        GGUFFile.open(second)
+    second.unlink()
     with pytest.raises(ModelNotFound, match=r"model-00002-of-00003\.gguf"):
         GGUFFile.open(first)
-
-
-def test_a_first_part_under_another_name_is_an_error(first: Path) -> None:
-    renamed = first.rename(first.with_name("model.gguf"))
     with pytest.raises(InvalidWeights, match="one of 3 parts, which must be named"):
-        GGUFFile.open(renamed)
+        GGUFFile.open(first.rename(first.with_name("model.gguf")))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ import torch
 
 from benchmarks.gpu.modes import MODES, Mode, modes_of, running_in
 from nanoengine import LLM, SamplingParams
-from tests.core.toys import check
-from tests.e2e.small_engine import assert_idle, submit
 from tests.gpu.engines import MAX_LEN, TINY_POOL, VOCAB_SIZE, Tokens, generate, on_cpu, open_llm, requests
 from tests.gpu.marks import needs_gpu
 from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, reference_logits, reference_model
@@ -80,30 +78,6 @@ def test_the_options_choose_the_mode(checkpoint: Path, expected: Tokens, mode: M
         assert modes_of(llm)[0].graphs == mode.graphs
         assert llm.engine.depth == 1 + mode.overlap
         assert generate(llm, *requests()) == expected
-
-
-@pytest.mark.parametrize("pool", ["room", "tiny"])
-def test_aborted_requests_leave_the_others_as_they_are(checkpoint: Path, expected: Tokens, pool: str) -> None:
-    prompts, params = requests()
-    with open_llm(checkpoint, **POOLS[pool]) as llm:
-        for mode in modes_of(llm):
-            llm.reset_prefix_cache()
-            fill_kv_with_nan(llm)
-            with running_in(llm, mode):
-                mine = [submit(llm, *pair) for pair in zip(prompts, params, strict=True)]
-                for step in range(2000):
-                    if not llm.engine.has_unfinished:
-                        break
-                    llm.engine.step()
-                    check(llm.engine.scheduler)
-                    if step % 3 == 1 and 2 * (step // 3) + 1 < len(mine):
-                        llm.engine.abort(mine[2 * (step // 3) + 1].request_id)
-            assert_idle(llm)
-            for i in range(0, len(mine), 2):
-                assert [completion.token_ids for completion in mine[i].output().outputs] == expected[i], f"{i}, {mode}"
-            for i in range(1, len(mine), 2):
-                for completion, whole in zip(mine[i].output().outputs, expected[i], strict=True):
-                    assert completion.token_ids == whole[: len(completion.token_ids)], f"{i}, {mode}"
 
 
 def test_logprobs_best_of_bans_and_penalties_are_those_of_the_cpu(checkpoint: Path) -> None:

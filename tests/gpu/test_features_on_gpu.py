@@ -1,4 +1,4 @@
-"""What only some requests or options ask for, as on the CPU: K/V in host memory and in files, beams, and no limit of length."""
+"""What only some requests or options ask for, as on the CPU: drafts, K/V in host memory, and no limit of length."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.modes import modes_of, running_in
-from nanoengine import LLM, BeamSearchParams, SamplingParams
+from nanoengine import LLM, SamplingParams
 from nanoengine.speculation.step_costs import StepCosts
-from tests.e2e.small_engine import assert_idle
 from tests.gpu.engines import MODEL, TINY_POOL, VOCAB_SIZE, Tokens, generate, open_llm, requests
 from tests.gpu.marks import needs_gpu
 from tests.speculation.scripted import Scripted
@@ -61,39 +60,6 @@ def test_swapped_out_and_back(checkpoint: Path, expected: Tokens, device: dict[s
             assert llm.engine.scheduler.num_preemptions > before
         assert generate(llm, *requests()) == expected
         assert llm.metrics.offload.num_loaded_blocks > 0
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_found_again_on_disk(checkpoint: Path, expected: Tokens, device: dict[str, Any], tmp_path: Path) -> None:
-    """By an engine of another life."""
-    options = {"num_kv_blocks": TINY_POOL, "kv_disk_path": str(tmp_path), "kv_host_memory": HOST_MEMORY}
-    with open_llm(checkpoint, **device, **options) as llm:
-        assert generate(llm, *requests()) == expected
-    assert list(tmp_path.glob("*/*.kv"))
-    with open_llm(checkpoint, **device, **options) as llm:
-        assert generate(llm, *requests()) == expected
-        assert llm.metrics.offload.num_loaded_files > 0
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_beams_are_those_of_the_cpu(checkpoint: Path, device: dict[str, Any]) -> None:
-    # Sums of log probabilities of which none hang on a thread: noise of 1e-4 on every logit changes no beam.
-    prompts = [[(17 * i + 7 * j) % VOCAB_SIZE for j in range(4 + 12 * i)] for i in range(4)]
-    params = BeamSearchParams(beam_width=3, max_tokens=8, ignore_eos=True)
-
-    def beams(llm: LLM) -> Tokens:
-        outputs = llm.beam_search(prompts, params, use_tqdm=False)
-        assert_idle(llm)
-        return [[completion.token_ids for completion in output.outputs] for output in outputs]
-
-    with open_llm(checkpoint, device="cpu", kernels="torch") as llm:
-        exact = beams(llm)
-    assert all(len({tuple(tokens) for tokens in found}) == 3 for found in exact)
-    with open_llm(checkpoint, **device | {"kernels": "auto"}) as llm:
-        for mode in modes_of(llm):
-            llm.reset_prefix_cache()
-            with running_in(llm, mode):
-                assert beams(llm) == exact, mode
 
 
 @pytest.mark.parametrize("device", DEVICES)

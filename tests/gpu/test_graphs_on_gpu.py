@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.modes import FASTEST, MODES, Mode, running_in
+from benchmarks.gpu.modes import MODES, Mode, running_in
 from nanoengine import LLM, SamplingParams
-from nanoengine.core.messages import NULL_BLOCK
 from nanoengine.core.sequence import Phase, Request
-from nanoengine.errors import InvalidPrompt
 from nanoengine.recording.buckets import Bucket, decode_buckets, prompt_buckets
 from nanoengine.recording.recorded_steps import RecordedSteps
 from tests.e2e.small_engine import assert_idle, submit
-from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, generate, on_cpu, open_llm
+from tests.gpu.engines import MAX_LEN, VOCAB_SIZE, generate, open_llm
 from tests.gpu.marks import needs_gpu
 from tests.support import fill_kv_with_nan, model_runner
 
@@ -31,31 +29,10 @@ NEAR = {"float32": 1e-3, "bfloat16": 0.15}
 EAGER = Mode(overlap=False, graphs=False)
 
 
-@pytest.fixture(scope="module")
-def llm(checkpoint: Path) -> Iterator[LLM]:
-    with open_llm(checkpoint, max_num_seqs=MOST, kernels="triton", attention_backend="triton") as llm:
-        yield llm
-
-
 def recorded(llm: LLM) -> RecordedSteps:
     steps = model_runner(llm).recorder
     assert isinstance(steps, RecordedSteps)
     return steps
-
-
-@pytest.fixture
-def sizes(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sequences the recorded decodes have that are replayed."""
-    steps, seen = recorded(llm), []
-
-    def watched(bucket: Bucket, replay: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if not bucket.is_prompt:
-            seen.append(bucket.num_runs)
-        return replay()
-
-    replays = {bucket: partial(watched, bucket, replay) for bucket, replay in steps._replays.items()}
-    monkeypatch.setattr(steps, "_replays", replays)
-    return seen
 
 
 class BothWays:
@@ -139,48 +116,3 @@ def test_every_size_of_a_prompt_replays_what_an_unrecorded_step_does(
             prompt = [(length + 7 * j) % VOCAB_SIZE for j in range(length)]
             generate(llm, [prompt], [SamplingParams(temperature=0.0, max_tokens=1)])
         both.check(dtype, prompts=True)
-
-
-def test_padding_is_written_nowhere(llm: LLM, sizes: list[int]) -> None:
-    fill_kv_with_nan(llm)
-    llm.reset_prefix_cache()
-    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=9)] * 3
-    with running_in(llm, FASTEST):
-        generate(llm, [[1, 2, 3], [4], [5, 6]], params)
-    assert set(sizes) == {4}
-    layers = model_runner(llm).kv_cache.layers
-    assert all(cache[NULL_BLOCK].isnan().all() for layer in layers for cache in layer)
-
-
-def test_sequences_reach_the_longest_length_there_is(llm: LLM, checkpoint: Path, sizes: list[int]) -> None:
-    lengths = [MAX_LEN - 1, MAX_LEN - 2, MAX_LEN - 20, 1, 30]
-    prompts = [[(11 * i + 3 * j) % VOCAB_SIZE for j in range(length)] for i, length in enumerate(lengths)]
-    params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)] * len(prompts)
-    expected = on_cpu(checkpoint, prompts, params)
-    assert [len(tokens) for (tokens,) in expected] == [MAX_LEN - length for length in lengths]
-    for mode in MODES:
-        fill_kv_with_nan(llm)
-        llm.reset_prefix_cache()
-        with running_in(llm, mode):
-            assert generate(llm, prompts, params) == expected, mode
-    assert sizes
-    with pytest.raises(InvalidPrompt, match="max_model_len"):
-        llm.generate([[1] * MAX_LEN], params[0], use_tqdm=False)
-
-
-def test_log_probabilities_of_prompts_are_those_of_unrecorded_steps(llm: LLM, checkpoint: Path) -> None:
-    prompts = [[(11 * i + 3 * j) % VOCAB_SIZE for j in range(5 + 30 * i)] for i in range(4)]
-    params = [SamplingParams(temperature=0.0, max_tokens=3, prompt_logprobs=2)] * 4
-    with open_llm(checkpoint, device="cpu", kernels="torch") as right:
-        expected = right.generate(prompts, params, use_tqdm=False)
-    llm.reset_prefix_cache()
-    for found, other in zip(llm.generate(prompts, params, use_tqdm=False), expected, strict=True):
-        assert found.prompt_logprobs is not None
-        assert other.prompt_logprobs is not None
-        assert found.prompt_logprobs[0] is other.prompt_logprobs[0] is None
-        for token, mine, theirs in zip(
-            found.prompt_token_ids[1:], found.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True
-        ):
-            assert mine is not None
-            assert theirs is not None
-            assert mine[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-4)

@@ -1,15 +1,12 @@
 """Compile every launch of the Triton kernels for several GPUs, none of which need be there: a line of JSON for each.
 
-`python -m tests.kernels.ahead_of_time [--some] [MODULE ...]`, without TRITON_INTERPRET. Exits with 1 if anything does not fit.
-`--some` compiles a few launches of each kernel, every one for another GPU. A module has a function `launch_all`, whose launches
-are noted; without one it is `tests.kernels.launches`.
-It knows what a chip has, not what is in a kernel.
+`python -m tests.kernels.ahead_of_time [--some]`, without TRITON_INTERPRET. Exits with 1 if anything does not fit.
+`--some` compiles two launches of each kernel, each for another GPU. It knows what a chip has, not what is in a kernel.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import multiprocessing
@@ -23,9 +20,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 
+from tests.kernels.launches import launch_all
 from tests.kernels.noting import Launch, noting
-
-OURS = "tests.kernels.launches"
 
 PROCESSES = 2
 
@@ -77,18 +73,17 @@ class Compiled:
 
 
 @cache
-def launches_of(module: str) -> list[Launch]:
-    """Those of a module, each once."""
-    loaded = importlib.import_module(module)
-    with noting(loaded) as launches:
-        loaded.launch_all()
+def all_launches() -> list[Launch]:
+    """Each once."""
+    with noting() as launches:
+        launch_all()
     return list({launch.key(): launch for launch in launches}.values())
 
 
-def compile_launch(module: str, index: int, architecture: int, aligned: bool) -> Compiled:
-    """Compile launch `index` of a module; any error becomes part of the result."""
+def compile_launch(index: int, architecture: int, aligned: bool) -> Compiled:
+    """Compile launch `index`; any error becomes part of the result."""
     start = time.perf_counter()
-    launch = launches_of(module)[index]
+    launch = all_launches()[index]
     result = Compiled(launch.name, launch.key(), architecture, aligned)
     log = io.StringIO()
     try:
@@ -125,29 +120,30 @@ def _read(log: str, result: Compiled) -> None:
     result.registers, result.spilled = max(registers), sum(spilled)
 
 
-def jobs_of(module: str, *, some: bool) -> list[tuple[str, int, int, bool]]:
-    """Arguments of `compile_launch`: every launch of a module for every GPU that it is for, or some of each kernel."""
+def jobs(*, some: bool) -> list[tuple[int, int, bool]]:
+    """Arguments of `compile_launch`: every launch for every GPU that it is for, or some of each kernel."""
     of_kernel: dict[str, list[tuple[int, int]]] = {}
-    for index, launch in enumerate(launches_of(module)):
+    for index, launch in enumerate(all_launches()):
         of_kernel.setdefault(launch.name, []).append((index, launch.least_capability))
-    jobs = []
-    for found in of_kernel.values():
-        for i, variant in enumerate(VARIANTS):
-            able = [index for index, least in found if variant[0] >= least]
-            chosen = able[len(able) * i // len(VARIANTS) :][:1] if some else able
-            jobs += [(module, index, *variant) for index in chosen]
-    return jobs
+    found = []
+    for number, launches in enumerate(of_kernel.values()):
+        variants = [variant for variant in VARIANTS if any(variant[0] >= least for _, least in launches)]
+        if some:
+            variants = [variants[(number + i) % len(variants)] for i in range(2)]
+        for i, variant in enumerate(variants):
+            able = [index for index, least in launches if variant[0] >= least]
+            chosen = able[len(able) * i // len(variants) :][:1] if some else able
+            found += [(index, *variant) for index in chosen]
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
     if os.environ.get("TRITON_INTERPRET"):
         sys.exit("TRITON_INTERPRET is set: nothing is compiled with it")
-    names = [argument for argument in arguments if not argument.startswith("--")] or [OURS]
-    jobs = [job for name in names for job in jobs_of(name, some="--some" in arguments)]
     faulty = False
     spawn = multiprocessing.get_context("spawn")  # a forked compiler may wait for a thread that was not forked with it
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        for done in as_completed([pool.submit(compile_launch, *job) for job in jobs]):
+        for done in as_completed([pool.submit(compile_launch, *job) for job in jobs(some="--some" in arguments)]):
             print(json.dumps(asdict(done.result())), flush=True)
             faulty |= bool(done.result().faults())
     return int(faulty)

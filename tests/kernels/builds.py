@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from nanoengine.attention.native import NativeAttention
 from nanoengine.kernels.c_functions import functions_of
-from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
+from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, cache_folder, compile_library, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -53,16 +54,15 @@ def flags_for(architecture: str, *more: str) -> tuple[str, ...]:
     return *kernel_flags(architecture), *more
 
 
-def compile_into(folder: Path, flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
-    """Compile all sources, or those of these names and the threads that they need, into a library."""
-    sources = SOURCES
-    if names:
-        sources = folder / "sources"
-        sources.mkdir(parents=True)
+def compiled(flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
+    """A library of all sources, or of those of these names and the threads that they need; kept where those of users are."""
+    if not names:
+        return compile_library(SOURCES, compiler(), flags, cache_folder())
+    with TemporaryDirectory() as folder:
         for path in SOURCES.iterdir():
             if path.suffix == ".h" or path.stem in (*names, "team"):
-                shutil.copy(path, sources)
-    return compile_library(sources, compiler(), flags, folder / "libraries")
+                shutil.copy(path, folder)
+        return compile_library(Path(folder), compiler(), flags, cache_folder())
 
 
 class Build(NativeKernels):

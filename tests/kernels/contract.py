@@ -23,7 +23,7 @@ from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.layers.experts import Experts
 from nanoengine.layers.factory import Factory
 from nanoengine.models.model_config import ExpertsConfig
-from nanoengine.quantization.tensor import Grouped, QuantizedTensor
+from nanoengine.quantization.tensor import QuantizedTensor
 from nanoengine.sampling.logprobs import compute_logprobs
 from tests.kernels import formulas
 from tests.kernels.formulas import (
@@ -44,6 +44,7 @@ from tests.kernels.quantized_matrices import (
     Format,
     assert_numbers,
     assert_rounded,
+    at_its_ends,
     drawn,
     experts_from,
 )
@@ -358,13 +359,14 @@ def experts(case: Case) -> Operation:
 
 def extremes(case: Case) -> Operation:
     """No sum saturates: numbers at their ends, -128 among them, times activations at theirs."""
-    bits, case.inputs = case.rng.choice([4, 8]), 256
-    numbers = torch.full((16, 256), case.rng.choice([0, (1 << bits) - 1]), dtype=torch.uint8)
-    source = Grouped(numbers, torch.ones(16, 1), None, bits)
-    matrix, x = case.filled([source], None), torch.full((case.rows, 256), case.rng.choice([-127.0, 127.0]))
+    form, case.inputs = case.rng.choice(case.kind.formats), 256
+    source = at_its_ends(form, 20, 256, high=case.rng.random() < 0.5)
+    matrix, signs = case.filled([source], None), case.rng.choice([torch.ones(256), torch.arange(256) % 2 * 2.0 - 1])
+    x, dense = (case.rng.choice([-127, 127]) * signs).expand(case.rows, -1), source.dequantize(torch.float32).double()
 
     def check(out: Tensor) -> None:
-        torch.testing.assert_close(out, x @ source.dequantize(torch.float32).T, rtol=1e-5, atol=0)
+        allowed = 1e-5 * x.double().abs() @ dense.abs().T
+        assert ((out.double() - x.double() @ dense.T).abs() <= allowed).all()
 
     return lambda rows: (case.kernels.logits(x[rows].to(case.dtype), matrix.weight),), check
 

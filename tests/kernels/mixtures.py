@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,10 +36,6 @@ class Mixture:
                 gate, up = self.gate[expert].double() @ row + of_gate, self.up[expert].double() @ row + of_up
                 out[i] += factor * (self.down[expert].double() @ gated(gate, up, self.activation) + of_down)
         return out
-
-    def rows(self, index: slice) -> Mixture:
-        """The same experts for some of the rows."""
-        return replace(self, x=self.x[index], chosen=self.chosen[index], factors=self.factors[index])
 
     def by(self, kernels: Kernels) -> Tensor:
         weights = [experts_of(kernels, values) for values in (self.gate, self.up, self.down)]

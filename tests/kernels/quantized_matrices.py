@@ -84,6 +84,25 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
     return GGMLBlocks(data.flatten(1), form.name)
 
 
+def at_its_ends(form: Format, outputs: int, inputs: int, *, high: bool) -> QuantizedTensor:
+    """Every number is the lowest or the highest of its bits; scales are 1, or as large as whole numbers of theirs can be."""
+    if form.bits:
+        most = (1 << form.bits) - 1
+        scales = torch.ones(outputs, inputs // form.group if form.group else 1, dtype=form.scales)
+        zeros = torch.full(scales.shape, most * (not high), dtype=torch.uint8) if form.zeros else None
+        return Grouped(torch.full((outputs, inputs), most * high, dtype=torch.uint8), scales, zeros, form.bits)
+    values, nbytes = SIZES[form.name]
+    lowest, highest = (0x80, 0x7F) if form.name == "Q8_0" else (0, 0xFF)
+    data = torch.full((outputs, inputs // values, nbytes), highest if high else lowest, dtype=torch.uint8)
+    for at in HALVES.get(form.name, (0,)):
+        data[:, :, at : at + 2] = torch.ones(1).half().view(torch.uint8)
+    if form.name in ("Q4_K", "Q5_K"):
+        data[:, :, 4:16] = 0xFF
+    if form.name == "Q6_K":
+        data[:, :, 192:208] = 0x80  # -128
+    return GGMLBlocks(data.flatten(1), form.name)
+
+
 def weight_from(kernels: Kernels, *parts: QuantizedTensor, dtype: torch.dtype = torch.float32) -> Weight:
     """A weight of these parts, one below the other, the last one first; still quantized."""
     outputs = sum(len_of(part) for part in parts)

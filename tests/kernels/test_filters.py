@@ -44,16 +44,19 @@ def test_a_top_k_beyond_the_vocabulary_keeps_all(top_k: int) -> None:
     assert sorted(kept(logits, top_k=top_k)) == list(range(VOCAB))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
+    vocab_size=st.sampled_from([2, 3, 17, 64, VOCAB, VOCAB]),
     seed=st.integers(0, 10_000),
     spread=st.sampled_from([0.01, 1.0, 4.0, 12.0]),
     top_k=st.sampled_from([0, 1, 2, 50, FIRST_TRY - 1, FIRST_TRY, 5000, VOCAB, VOCAB + 5]),
     top_p=st.sampled_from([1.0, 0.999, 0.9, 0.31, 0.0123]),
     min_p=st.sampled_from([0.0, 0.0317, 0.9]),
 )
-def test_the_same_tokens_as_by_sorting(seed: int, spread: float, top_k: int, top_p: float, min_p: float) -> None:
-    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+def test_the_same_tokens_as_by_sorting(
+    vocab_size: int, seed: int, spread: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
     found, expected = kept(logits, top_k=top_k, top_p=top_p, min_p=min_p), sorted_reference(logits, top_k, top_p, min_p)
     # A flat distribution has thousands of tokens at the limit of top_p: float32 may keep a few more or fewer of them.
     assert abs(len(found) - len(expected)) <= len(expected) // 500

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from nanoengine.attention.backend import choose_backend
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels import c_functions, libraries, native_operations
@@ -61,41 +57,27 @@ def test_compiling_is_shown_if_it_is_due_and_shall_be(
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_auto_is_torch_and_says_why() -> None:
-    kernels = choose("auto")
-    assert kernels.name == "torch"
-    assert "no C++ compiler" in kernels.description
-    assert "/nowhere/c++" in kernels.description
-    assert unsupported_reason(CPU, torch.float32) is not None
+def test_without_a_compiler_kernels_and_attention_are_torchs_and_say_why() -> None:
+    kernels, (backend, passed_over) = choose("auto"), choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
+    assert (kernels.name, backend.name) == ("torch", "torch")
+    assert "no C++ compiler (/nowhere/c++) was found" in kernels.description
+    assert passed_over.startswith("native: no C++ compiler")
     assert "no native" not in choose("torch").description
     with pytest.raises(InvalidConfig, match=r"native.*no C\+\+ compiler.*/nowhere/c\+\+"):
         choose("native")
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_attention_is_torchs_too() -> None:
-    backend, passed_over = choose_backend("auto", CPU, torch.float32, QWEN3_06B, 16)
-    assert backend.name == "torch"
-    assert passed_over.startswith("native: no C++ compiler")
     with pytest.raises(InvalidConfig, match=r"native: no C\+\+ compiler"):
         choose_backend("native", CPU, torch.float32, QWEN3_06B, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_where_native_ones_cannot_run_the_reason_is_said(dtype: torch.dtype) -> None:
-    named = str(dtype).removeprefix("torch.")
-    kernels = choose("auto", dtype)
-    assert kernels.name == "torch"
-    assert not kernels.capturable
+    named, kernels = str(dtype).removeprefix("torch."), choose("auto", dtype)
+    assert (kernels.name, kernels.capturable) == ("torch", False)
     assert kernels.description.startswith("no native ones: ")
     assert named in kernels.description
-    with pytest.raises(InvalidConfig, match=f"native.*{named}"):
-        choose("native", dtype)
-
-
-def test_native_ones_do_not_run_on_a_gpu() -> None:
-    with pytest.raises(InvalidConfig, match=r"kernels is 'native'.*cuda"):
-        choose("native", device="cuda")
+    for other, device, reason in ((dtype, "cpu", named), (torch.float32, "cuda", "cuda")):
+        with pytest.raises(InvalidConfig, match=f"kernels is 'native'.*{reason}"):
+            choose("native", other, device)
 
 
 @needs_triton
@@ -129,56 +111,10 @@ def test_on_a_cpu_tritons_run_only_if_they_are_interpreted(monkeypatch: pytest.M
     assert choose("auto").name != "triton"
 
 
-# ---- whole engines
-
-PROMPTS = ["def binary_search(items, target):", "import os", "class Stack:\n    def __init__(self):\n" * 8]
-PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-
-PROGRAM = """
-import json, logging, sys
-logging.basicConfig(level=logging.INFO, format="%(message)s")
-from nanoengine import LLM, SamplingParams
-with LLM("demo", dtype="float32", device="cpu", use_tqdm=False) as llm:
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    outputs = llm.generate(json.loads(sys.argv[1]), params, use_tqdm=False)
-print(json.dumps([output.outputs[0].token_ids for output in outputs]))
-"""
-
-
-def start(tmp_path: Path, cxx: str) -> tuple[list[list[int]], str]:
-    """An engine in a process of its own, with an empty cache of kernels: its tokens, and what it logs."""
-    environment = os.environ | {"CXX": cxx, "XDG_CACHE_HOME": str(tmp_path / "cache"), "NANOENGINE_CPU": "native"}
-    command = [sys.executable, "-c", PROGRAM, json.dumps(PROMPTS)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout), result.stderr
-
-
-def start_up_line(log: str) -> str:
-    return next(line for line in log.splitlines() if "attention:" in line)
-
-
-@needs_kernels
-def test_the_demo_generates_the_same_tokens_without_a_compiler(tmp_path: Path, demo_llm: LLM) -> None:
-    assert model_runner(demo_llm).kernels.name == "native"
-    expected = [output.outputs[0].token_ids for output in demo_llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-    tokens, log = start(tmp_path, cxx="/nowhere/c++")
-    assert tokens == expected
-    line = start_up_line(log)
-    assert "kernels: torch" in line
-    assert "no C++ compiler (/nowhere/c++) was found" in line
-    assert "attention: torch" in line
-
-
-@needs_kernels
-def backends(llm: LLM) -> set[str]:
-    """Names of the attention backends of all layers."""
-    return {layer.self_attn.attention.backend.name for layer in model_runner(llm).model.layers}
-
-
-def test_torch_kernels_bring_torch_attention_unless_it_is_named() -> None:
-    for attention, expected in (("auto", "torch"), ("native", "native"), ("torch", "torch")):
-        options = {"attention_backend": attention, "num_kv_blocks": 20, "dtype": "float32", "device": "cpu"}
-        with LLM("demo", kernels="torch", use_tqdm=False, **options) as llm:
-            assert model_runner(llm).kernels.name == "torch"
-            assert backends(llm) == {expected}
+@pytest.mark.parametrize(("attention", "expected"), [("auto", "torch"), ("native", "native"), ("torch", "torch")])
+def test_torch_kernels_bring_torch_attention_unless_it_is_named(attention: str, expected: str) -> None:
+    options = {"attention_backend": attention, "num_kv_blocks": 20, "dtype": "float32", "device": "cpu"}
+    with LLM("demo", kernels="torch", use_tqdm=False, **options) as llm:
+        runner = model_runner(llm)
+        assert runner.kernels.name == "torch"
+        assert {layer.self_attn.attention.backend.name for layer in runner.model.layers} == {expected}

@@ -9,7 +9,6 @@ from torch import Tensor
 from nanoengine.kernels.gates import ACTIVATIONS
 from nanoengine.kernels.interface import Weight
 from nanoengine.kernels.native_kernels import NativeKernels
-from tests.kernels.draws import DRAWS, random_keys
 from tests.kernels.formulas import DTYPES, assert_gated, new_weight, random, weight_of
 from tests.kernels.marks import needs_kernels
 
@@ -85,15 +84,3 @@ def test_rows_of_another_shape_are_refused(kernels: NativeKernels, shape: tuple[
     for place in (weight.rows(0, 4), experts.expert(1)):
         with pytest.raises((AssertionError, RuntimeError, ValueError)):
             place.copy_(torch.zeros(shape))
-
-
-# ---- drawing
-
-
-@pytest.mark.parametrize("places", [[5, 20], [0, 16], [3, 4], [17, 16_390], [100, 16_384, 33_000]])
-def test_of_equal_sums_the_first_is_drawn(places: list[int]) -> None:
-    """The noise is lost in logits as large as these."""
-    logits = torch.zeros(2, 40_000)
-    logits[:, places] = 1e30
-    for draw in DRAWS:
-        assert draw(logits, random_keys(2)).tolist() == [places[0]] * 2

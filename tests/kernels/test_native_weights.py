@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,15 +12,13 @@ from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.native_weights import NativeWeight
 from nanoengine.quantization.tensor import Float8, Grouped, QuantizedTensor
-from tests.kernels.formulas import DTYPES, new_weight, random, weight_of
+from tests.kernels.formulas import new_weight, random, weight_of
 from tests.kernels.marks import needs_kernels
 from tests.kernels.quantized_matrices import DIFFERENT, FORMATS, Format, drawn, weight_from
 
 pytestmark = needs_kernels
 every_format = pytest.mark.parametrize("form", FORMATS, ids=str)
 each_kind = pytest.mark.parametrize("form", DIFFERENT, ids=str)
-both_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
-SHAPES = [(48, 256), (33, 512), (100, 768)]
 
 
 @pytest.fixture(scope="module")
@@ -37,48 +33,6 @@ def fast() -> NativeKernels:
 
 def all_rows(kernels: NativeKernels, weight: Weight) -> Tensor:
     return kernels.embed(torch.arange(weight.shape[0]), weight)
-
-
-def largest(form: Format, number: int) -> QuantizedTensor:
-    """[20, 256]: every number is the lowest (0) or the highest (1) of its bits, or, of 8 bits, -128 as it is stored."""
-    if form.bits:
-        numbers = torch.full((20, 256), number * ((1 << form.bits) - 1), dtype=torch.uint8)
-        scales = torch.ones(20, 256 // (form.group or 256), dtype=form.scales)
-        zeros = (
-            torch.full(scales.shape, (1 - number) * ((1 << form.bits) - 1), dtype=torch.uint8) if form.zeros else None
-        )
-        return Grouped(numbers, scales, zeros, form.bits)
-    source = drawn(form, 20, 256)
-    assert isinstance(source, GGMLBlocks)
-    ones = {"Q8_0": 0x7F, "Q6_K": 0xFF}.get(form.name, 0xFF) if number else {"Q8_0": 0x80}.get(form.name, 0)
-    data = torch.full_like(source.data, ones).view(20, -1, drawn_bytes(form))
-    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(form.name, (0,))
-    for at in halves:
-        data[:, :, at : at + 2] = torch.tensor([1.0]).half().view(torch.uint8)
-    if form.name in ("Q4_K", "Q5_K"):
-        data[:, :, 4:16] = 0xFF
-    if form.name == "Q6_K":
-        data[:, :, 192:208] = 0x80  # -128
-    return GGMLBlocks(data.flatten(1), form.name)
-
-
-def drawn_bytes(form: Format) -> int:
-    source = drawn(form, 1, form.unit)
-    assert isinstance(source, GGMLBlocks)
-    return source.data.shape[1]
-
-
-@every_format
-@pytest.mark.parametrize("number", [0, 1])
-def test_no_sum_saturates(exact: NativeKernels, fast: NativeKernels, form: Format, number: int) -> None:
-    """All numbers at an end of what they can be, all activations at an end of theirs."""
-    source, signs = largest(form, number), (torch.arange(256) % 2 * 2 - 1).float()
-    for x in (torch.full((6, 256), 127.0), torch.full((6, 256), -127.0), (127 * signs).expand(6, -1).contiguous()):
-        dense = source.dequantize(torch.float32).double()
-        allowed = 1e-5 * x.double().abs() @ dense.abs().T
-        for kernels, rows in itertools.product((exact, fast), (1, 6)):
-            result = kernels.logits(x[:rows], weight_from(kernels, source)).double()
-            assert ((result - x[:rows].double() @ dense.T).abs() <= allowed[:rows]).all()
 
 
 @each_kind

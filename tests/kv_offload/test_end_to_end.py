@@ -1,119 +1,66 @@
-"""Policy, copies and files together: a toy model whose slots are numbers in tensors."""
+"""Policy, copies and files together: engines one after the other, over one folder."""
 
 from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from nanoengine.core.block_manager import BlockManager
+from nanoengine import LLM, SamplingParams
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.llm_engine import LLMEngine
-from nanoengine.core.messages import StepPlan, StepResult
-from nanoengine.kv_offload.block_copier import BlockCopier
-from nanoengine.kv_offload.capability import KVOffload
-from nanoengine.kv_offload.options import KVOffloadOptions
-from tests.core.test_policy_every_way import answers, draw_requests
-from tests.core.toys import Done, ToyModel, make_engine, run
+from nanoengine.kv_offload.offload import Offload
 
-SIZE, NUM_BLOCKS = 4, 16
-BLOCK_BYTES = SIZE * 3 * 4
+BLOCK_BYTES = 4 * 2 * 2 * 2 * 32 * 4
 
 
-class Slots(dict[tuple[int, int], tuple[int, int, int]]):
-    """The slots of a toy model, in a tensor."""
-
-    def __init__(self) -> None:
-        self.pool = torch.full((NUM_BLOCKS + 1, SIZE, 3), -7, dtype=torch.int32)
-
-    def __getitem__(self, where: tuple[int, int]) -> tuple[int, int, int]:
-        token, position, group = self.pool[where].tolist()
-        return token, position, group
-
-    def __setitem__(self, where: tuple[int, int], slot: tuple[int, int, int]) -> None:
-        self.pool[where] = torch.tensor(slot, dtype=torch.int32)
+def open_engine(model: Path, **options: Any) -> LLM:
+    sizes = {"num_kv_blocks": 16, "block_size": 4, "max_model_len": 60}
+    return LLM(str(model), device="cpu", dtype="float32", use_tqdm=False, **sizes | options)
 
 
-class TensorToy(ToyModel):
-    """A `ToyModel` with a real `BlockCopier`."""
-
-    copier: BlockCopier
-
-    def __init__(self) -> None:
-        super().__init__(SIZE)
-        self.slots: Slots = Slots()
-
-    def launch(self, plan: StepPlan) -> Done:
-        self.copier.begin(plan)
-        done = super().launch(plan)
-        assert isinstance(done._result, StepResult)
-        self.copier.end(done._result)
-        return done
-
-    def close(self) -> None:
-        self.copier.close()
+def run(llm: LLM, seed: int) -> tuple[list[Any], int]:
+    """Answers to prompts that share beginnings, and how many tokens of them were found."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(250) for _ in range(20)]
+    lens = [(rng.choice([0, 8, 13, 20]), rng.randint(1, 20)) for _ in range(12)]
+    prompts = [shared[:first] + [rng.randrange(250) for _ in range(rest)] for first, rest in lens]
+    params = [SamplingParams(n=1 + i % 2, seed=i, max_tokens=rng.randint(1, 20), ignore_eos=True) for i in range(12)]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    answers = [own.token_ids for output in outputs for own in output.outputs]
+    return answers, sum(output.num_cached_tokens for output in outputs)
 
 
-def open_engine(options: KVOffloadOptions, *, enable_prefix_caching: bool = True, **more: Any) -> tuple[LLMEngine, Any]:
-    """An engine of a toy model, with what start-up would know of it."""
-    model, capability = TensorToy(), KVOffload()
-    values = {KVOffloadOptions: options}
-    config = SimpleNamespace(of=values.get, enable_prefix_caching=enable_prefix_caching, block_size=SIZE, model="none")
-    cache = SimpleNamespace(places=[(model.slots.pool,)])
-    startup: Any = SimpleNamespace(
-        config=config,
-        runner=SimpleNamespace(kv_cache=cache, parts=[]),
-        stores=[],
-        facts={},
-        kernels=SimpleNamespace(name="toy", fingerprint=""),
-        backend=SimpleNamespace(name="toy"),
-        dtype=None,
-        kv_dtype=None,
-        model_config="toy",
-        groups=[[0]],
-        max_model_len=60,
-        parts=[],
-    )
-    startup.blocks = BlockManager(NUM_BLOCKS, SIZE, stores=startup.stores)
-    capability.policy(startup)
-    [model.copier] = startup.runner.parts or [None]
-    assert bool(capability.describe_itself(startup)) == options.is_used
-    return make_engine(blocks=startup.blocks, model=model, parts=startup.parts, **more), capability.offload
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_are_the_same_and_later_engines_compute_less(seed: int, tmp_path: Path) -> None:
-    plain = make_engine()
-    requests = draw_requests(plain, seed)
-    run(plain, requests)
-    expected, rng, computed = answers(requests), random.Random(seed), []
+@pytest.mark.parametrize("seed", range(2))
+def test_answers_are_the_same_and_later_engines_compute_less(tiny: Path, tmp_path: Path, seed: int) -> None:
+    with open_engine(tiny) as llm:
+        expected, _ = run(llm, seed)
+    rng, cached = random.Random(seed), []
     for number in range(4):
         memory = rng.choice([1, 5, 80]) * BLOCK_BYTES if number % 2 else None
-        options = KVOffloadOptions(kv_disk_path=str(tmp_path), kv_host_memory=memory)
-        way = {"depth": rng.choice([1, 2, 3]), "policy": rng.choice(["prefill_first", "mixed"])}
-        engine, offload = open_engine(options, **way)
-        run(engine, requests := draw_requests(engine, seed))
-        assert answers(requests) == expected
-        assert number == 0 or offload.stats.num_loaded_files > 0
-        assert not offload.stats.num_bad_files
-        engine.close()
-        computed.append(engine.executor.num_computed)  # type: ignore[attr-defined]
-    assert max(computed[1:]) < computed[0]
-    engine, _ = open_engine(options)
-    assert list(tmp_path.glob("*/*.kv"))
-    assert engine.reset_prefix_cache()
-    engine.close()
+        way = {"async_scheduling": rng.random() < 0.5, "scheduling_policy": rng.choice(["prefill_first", "mixed"])}
+        with open_engine(tiny, kv_disk_path=str(tmp_path), kv_host_memory=memory, **way) as llm:
+            answers, num_cached = run(llm, seed)
+            [offload] = (part for part in llm.engine.scheduler.parts if isinstance(part, Offload))
+            assert answers == expected
+            assert number == 0 or offload.stats.num_loaded_files > 0
+            assert not offload.stats.num_bad_files
+            cached.append(num_cached)
+    assert min(cached[1:]) > cached[0]
+    with open_engine(tiny, kv_disk_path=str(tmp_path)) as llm:
+        assert list(tmp_path.glob("*/*.kv"))
+        assert llm.engine.reset_prefix_cache()
     assert not list(tmp_path.glob("*/*.kv")), "others see a reset at once"
 
 
-def test_what_cannot_work_is_named() -> None:
-    for path in ("/dev/null", "/proc/none", "a\0b"):
-        with pytest.raises(InvalidConfig, match="kv_disk_path is"):
-            open_engine(KVOffloadOptions(kv_disk_path=path))
-    assert open_engine(KVOffloadOptions(), enable_prefix_caching=False)[1] is None
+@pytest.mark.parametrize("path", ["/dev/null", "/proc/none", "a\0b"])
+def test_a_path_that_cannot_be_used_is_named(tiny: Path, path: str) -> None:
+    with pytest.raises(InvalidConfig, match="kv_disk_path is"):
+        open_engine(tiny, kv_disk_path=path)
+
+
+def test_without_prefix_caching_nothing_could_be_found(tiny: Path) -> None:
+    open_engine(tiny, enable_prefix_caching=False).close()
     with pytest.raises(InvalidConfig, match="enable_prefix_caching is False"):
-        open_engine(KVOffloadOptions(preemption_mode="swap"), enable_prefix_caching=False)
+        open_engine(tiny, enable_prefix_caching=False, preemption_mode="swap")

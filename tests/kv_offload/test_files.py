@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,24 +70,15 @@ def test_files_the_seed_and_the_folder_are_for_their_owner_only(tmp_path: Path) 
     assert modes == {"model": 0o700, f"{NAMES[1]}.kv": 0o600, "hash_seed": 0o600}
 
 
-def test_processes_that_draw_a_seed_at_once_get_one(tmp_path: Path) -> None:
+def test_processes_that_draw_a_seed_at_once_get_one_and_a_damaged_one_is_told(tmp_path: Path) -> None:
     folders = [make_folder(tmp_path) for _ in range(8)]
-    seeds: list[int] = []
-    threads = [threading.Thread(target=lambda own=folder: seeds.append(own.seed())) for folder in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(seeds) == 8
+    with ThreadPoolExecutor(8) as pool:
+        seeds = list(pool.map(KVFolder.seed, folders))
     assert len(set(seeds)) == 1
     assert [path.name for path in folders[0].path.iterdir()] == ["hash_seed"]
-
-
-def test_a_damaged_seed_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path)
-    (folder.path / "hash_seed").write_bytes(b"123")
+    (folders[0].path / "hash_seed").write_bytes(b"123")
     with pytest.raises(OSError, match="delete the folder"):
-        folder.seed()
+        folders[0].seed()
 
 
 def test_the_least_recently_used_make_room_in_this_process_and_later_ones(tmp_path: Path) -> None:
@@ -122,17 +114,13 @@ def test_an_unfinished_file_of_a_live_writer_stays_and_that_of_a_dead_one_goes(t
     assert [path.name for path in folder.path.iterdir()] == [f"{NAMES[0]}.kv.live.tmp"]
 
 
-def test_a_link_in_place_of_the_folder_is_refused_and_nothing_behind_it_is_touched(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    old = elsewhere / "precious.tmp"
-    old.write_bytes(b"x")
+@pytest.mark.parametrize("target", ["elsewhere", "model"])
+def test_a_link_in_place_of_the_folder_is_refused_and_nothing_behind_it_is_touched(tmp_path: Path, target: str) -> None:
+    old = tmp_path / "elsewhere" / "precious.tmp"
+    old.parent.mkdir()
+    old.touch()
     os.utime(old, (1, 1))
-    (tmp_path / "model").symlink_to(elsewhere)
-    with pytest.raises(OSError, match="links are not followed"):
-        make_folder(tmp_path)
-    (tmp_path / "model").unlink()
-    (tmp_path / "model").symlink_to("model")
+    (tmp_path / "model").symlink_to(target)
     with pytest.raises(OSError, match="links are not followed"):
         make_folder(tmp_path)
     assert old.exists()

@@ -206,17 +206,6 @@ def test_what_one_waits_for_another_shares() -> None:
     assert offload.stats.num_loaded_files == 6
 
 
-def test_a_file_that_cannot_be_read_is_a_miss() -> None:
-    engine, offload, model = behind_files()
-    for name in list(model.files)[2:4]:
-        del model.files[name]
-    let_files_come(model)
-    finish(engine, offload, request := engine.make_request(FILED, params()))
-    assert request.output().num_cached_tokens < 24
-    assert request.sequences[0].output_token_ids == right(FILED)
-    assert offload.stats.num_bad_files == 2
-
-
 def test_where_all_is_written_when_the_engine_ends_beginnings_are_written_last() -> None:
     model = OffloadToy(Files(), random.Random(0), most_files=3)
     engine, offload = offload_engine(model, num_blocks=100, max_staged=40)

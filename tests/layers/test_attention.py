@@ -8,7 +8,7 @@ import torch
 from nanoengine.core.layers import Factory, RMSNorm
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.layers.attention import Attention, WideNormAttention
-from tests.core.test_attention_layer import DIM, HEADS, KV_HEADS, Recorder, check_attended, layer_over, norm_of, step
+from tests.core.attention_layers import DIM, HEADS, KV_HEADS, Recorder, check_attended, layer_over, norm_of, step
 
 
 @pytest.mark.parametrize("offers", [True, False])

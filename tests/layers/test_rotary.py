@@ -29,30 +29,6 @@ def test_pairs_half_a_head_apart_are_rotated(head_dim: int, theta: float) -> Non
     torch.testing.assert_close(out.double(), formula(x, positions, theta), rtol=1e-4, atol=1e-4)
 
 
-def test_position_0_is_not_rotated() -> None:
-    x = torch.randn(1, 2, 16)
-    assert torch.equal(apply_rotary(x, angles_at(torch.tensor([0]), 16, 1e4)), x)
-
-
-def test_scores_depend_on_the_distance_alone() -> None:
-    q, k = torch.randn(1, 1, 16), torch.randn(1, 1, 16)
-
-    def score(q_position: int, k_position: int) -> float:
-        rotated = [
-            apply_rotary(x, angles_at(torch.tensor([p]), 16, 1e4)) for x, p in ((q, q_position), (k, k_position))
-        ]
-        return float((rotated[0] * rotated[1]).sum())
-
-    assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-3)
-    assert score(9, 4) != pytest.approx(score(9, 5), abs=1e-3)
-
-
-def test_angles_are_float32_and_have_room_for_the_heads() -> None:
-    for part in angles_at(torch.arange(5), 16, 1e4):
-        assert part.dtype == torch.float32
-        assert part.shape == (5, 1, 8)
-
-
 def test_angles_are_float32_whatever_torchs_default_dtype() -> None:
     expected = angles_at(torch.tensor([30_000]), 128, 1e6)
     torch.set_default_dtype(torch.bfloat16)

@@ -49,6 +49,7 @@ CHATS: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
 ]
 
 
+GOING_ON = {"add_generation_prompt": False, "continue_final_message": True}
 STRIPPING = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>\n{% endfor %}"
 KEEPING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
@@ -85,6 +86,8 @@ def test_llama_cpps_templates_give_transformers_texts() -> None:
         for messages, tools in CHATS:
             check_same(template, messages, tools, add_generation_prompt=True)
         check_same(template, [USER], None, add_generation_prompt=False, enable_thinking=False)
+        for messages in ([USER, ASSISTANT], [SYSTEM, USER, {"role": "assistant", "content": "Well, it"}]):
+            check_same(template, messages, None, words=False, **GOING_ON)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,6 @@ def test_messages_too_deep_for_a_template_are_refused() -> None:
 
 # ---- going on with the last message
 
-GOING_ON = {"add_generation_prompt": False, "continue_final_message": True}
 ENDINGS = ["Warm", "Warm ", " Warm", "Warm\n", "", " ", "<|im_end|>", "{{ x }}", "Warm" * 3, "wird's <morgen>"]
 
 
@@ -198,12 +200,6 @@ def test_a_message_is_gone_on_with_where_transformers_does(template: str, conten
     check_same(template, messages, None, **GOING_ON)
     text = ours(template, messages, **GOING_ON)
     assert text.endswith(content if template is KEEPING else content.strip())
-
-
-def test_llama_cpps_templates_go_on_with_a_message_as_in_transformers() -> None:
-    for path in vectors("templates/*.jinja"):
-        for messages in ([USER, ASSISTANT], [SYSTEM, USER, {"role": "assistant", "content": "Well, it"}]):
-            check_same(path.read_text(encoding="utf-8"), messages, None, words=False, **GOING_ON)
 
 
 def test_the_messages_before_the_last_are_whole_and_left_as_they_were() -> None:

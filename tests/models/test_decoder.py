@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from nanoengine.attention.torch_reference import TorchAttention
-from nanoengine.core.attention import AttentionSpec
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.architectures import read_model_config
-from nanoengine.models.decoder import attention_specs, build_model
+from nanoengine.models.decoder import build_model
 from tests.drawn import FAST
 from tests.models.families import engine
 from tests.support import (
@@ -166,10 +165,3 @@ def test_torchs_default_dtype_counts_for_nothing(dtype: torch.dtype) -> None:
     wanted = {name: torch.float32 if "norm" in name else dtype for name in places}
     assert {name: place.dtype for name, place in places.items()} == wanted
     assert not any(place.requires_grad for place in places.values())
-
-
-def test_a_model_states_what_each_of_its_layers_asks_of_attention() -> None:
-    specs = attention_specs(replace(CONFIG, num_layers=3, head_dim=16))
-    assert specs == [AttentionSpec(scale=0.25)] * 3
-    model = build_model(CONFIG, TorchKernels(), TorchAttention(4), torch.float32, CPU)
-    assert [layer.self_attn.attention.spec for layer in model.layers] == attention_specs(CONFIG)

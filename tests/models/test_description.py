@@ -29,12 +29,6 @@ def test_a_folder_is_described_by_its_tables(tiny: Path) -> None:
     assert description.tokenizer.decode(description.tokenizer.encode("some text")) == "some text"
 
 
-def test_the_tokenizer_may_be_that_of_another_model(tiny: Path) -> None:
-    assert len(describe(tiny, DEMO).tokenizer.encode("import json")) < len(
-        describe(tiny).tokenizer.encode("import json")
-    )
-
-
 @pytest.mark.parametrize(
     "work",
     [

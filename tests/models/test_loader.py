@@ -22,11 +22,11 @@ from nanoengine.models.decoder import Decoder, build_model
 from nanoengine.models.loader import load_weights
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from tests.models.conftest import INDEX, SHAPE
+from tests.quantization.packed_models import Tensors, edit_weights
 from tests.support import tensors_of, tiny_checkpoint
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-Tensors = dict[str, Tensor]
 
 
 def build(folder: Path, dtype: torch.dtype, **changes: Any) -> Decoder:
@@ -45,12 +45,6 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> De
 
 def weights(folder: Path) -> Tensors:
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
-
-
-def edit_weights(folder: Path, edit: Callable[[Tensors], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
 def rows(weight: Weight) -> Tensor:

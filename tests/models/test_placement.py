@@ -18,7 +18,7 @@ def test_a_gpu_that_emulates_bfloat16_computes_in_float32_unless_told(monkeypatc
     assert choose_dtype("bfloat16", "float32", device) == torch.bfloat16
 
 
-def test_weights_need_room_in_ram_and_on_a_gpu_that_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_on_a_gpu_is_its_own_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_ram", lambda: 4000)
     check_room_for_weights(4000, torch.device("cpu"))
     check_room_for_weights(10**12, torch.device("cuda", 0))

@@ -6,20 +6,15 @@ import json
 import shutil
 import subprocess
 import sys
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import AutoTokenizer
 
-from nanoengine.core.detokenizer import Detokenizer
-from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
+from nanoengine.errors import InvalidPrompt, ModelNotFound
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
-from tests.drawn import FAST
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
 
@@ -66,16 +61,6 @@ def plain(plain_folder: Path) -> HFTokenizer:
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
     return HFTokenizer(save(tmp_path_factory.mktemp("chatting"), TEMPLATE))
-
-
-def test_special_tokens_have_no_text_or_their_own(plain: HFTokenizer) -> None:
-    assert plain.eos_token_id == END_OF_TEXT
-    for text in ("<|endoftext|>", "<|endoftext|>a<|endoftext|>b<|endoftext|>", "<|endoftext|><|endoftext|>"):
-        ids = plain.encode(text)
-        assert END_OF_TEXT in ids
-        assert plain.decode(ids, skip_special_tokens=False) == text
-        assert plain.decode(ids) == text.replace("<|endoftext|>", "")
-    assert plain.decode([*plain.encode("ab"), 299]) == "ab", "models pad their vocabularies: such an id can be sampled"
 
 
 def test_a_slow_tokenizer_does_the_same(plain_folder: Path, plain: HFTokenizer) -> None:
@@ -128,7 +113,6 @@ def test_a_chat_is_encoded_by_the_models_template(chatting: HFTokenizer) -> None
     [
         (None, [USER], "no chat template: use generate"),
         (TEMPLATE, [USER, {"role": "villain", "content": "ha"}], "no villains here"),
-        (TEMPLATE, "hello", "role and a content"),
         *((TEMPLATE, [{"role": "user", "content": text}], "not valid Unicode") for text in ("\ud800", "a\udc80b")),
     ],
 )
@@ -196,40 +180,6 @@ def test_a_template_given_to_the_object_of_transformers_counts(chatting: HFToken
 def test_what_a_gguf_file_lacks_is_a_named_error() -> None:
     with pytest.raises(InvalidPrompt, match="the tokenizer in the GGUF file has no chat template: use generate"):
         GGUFTokenizer(bpe()).encode_chat([USER])
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.model is 'rwkv'"):
-        GGUFTokenizer(bpe(**{"tokenizer.ggml.model": "rwkv"}))
-
-
-TOKENIZERS = cache(
-    lambda: [
-        *(GGUFTokenizer(sentencepiece(**{"tokenizer.ggml.add_space_prefix": own})) for own in (True, False)),
-        GGUFTokenizer(bpe()),
-    ]
-)
-
-
-@settings(FAST, max_examples=30)
-@given(
-    text=st.one_of(st.text(max_size=30), st.text(alphabet="ab é\n你", max_size=30)),
-    number=st.integers(0, 2),
-    skip=st.booleans(),
-    specials=st.integers(0, 2),
-)
-def test_text_that_comes_token_by_token_is_the_text_of_all_tokens(
-    text: str, number: int, skip: bool, specials: int
-) -> None:
-    """SentencePiece drops the first space of a text, and only that, wherever the window of the stream begins."""
-    tokenizer = TOKENIZERS()[number]
-    assert tokenizer.eos_token_id is not None
-    # Around the text: within it, they would cut characters into bytes that are none, and what was "0" is then "\ufffd".
-    around = [tokenizer.eos_token_id] * specials
-    ids = [*around, *tokenizer.encode(text), *around]
-    decode = partial(tokenizer.decode, skip_special_tokens=skip)
-    detokenizer = Detokenizer(decode)
-    for i in ids:
-        detokenizer.push(i)
-    detokenizer.finish()
-    assert detokenizer.text == decode(ids)
 
 
 def test_chats_and_prompts_need_no_transformers(chatting: HFTokenizer) -> None:

@@ -93,7 +93,7 @@ MUTANTS = (
         "count = metadata.num_decode_tokens",
         "count = metadata.num_decodes",
         "Beside runs with drafts, the tokens of chunks are taken to begin too early.",
-        ("tests/core/test_attention.py", "tests/attention/test_contract.py"),
+        ("tests/attention/test_contract.py",),
     ),
     Mutant(
         "chunks-count-from-the-start-of-the-step",
@@ -101,7 +101,7 @@ MUTANTS = (
         "starts - self.num_decode_tokens if first else starts,",
         "starts,",
         "Chunks behind decodes take the queries of others for their own.",
-        ("tests/core/test_attention.py",),
+        ("tests/core/test_flash_attention.py",),
     ),
     Mutant(
         "missing-feature-goes-unnoticed",
@@ -133,7 +133,7 @@ MUTANTS = (
         "q, k = apply_rotary(q, angles), apply_rotary(k, angles)",
         "q, _ = apply_rotary(q, angles), apply_rotary(k, angles)",
         "Keys are cached without their rotation.",
-        ("tests/core/test_attention_layer.py",),
+        ("tests/attention/test_contract.py",),
     ),
     Mutant(
         "norms-of-q-and-k-are-swapped",
@@ -141,6 +141,6 @@ MUTANTS = (
         "zip(self.norms, (q, k), strict=True)",
         "zip(self.norms[::-1], (q, k), strict=True)",
         "Queries are normed with the weights for keys.",
-        ("tests/core/test_attention_layer.py",),
+        ("tests/attention/test_contract.py",),
     ),
 )

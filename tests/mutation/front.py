@@ -46,7 +46,7 @@ MUTANTS = (
         "        if errors:\n            raise StepFailed",
         "        if False:\n            raise StepFailed",
         "generate returns the results of failed requests as if nothing was wrong.",
-        (TEST_CORE,),
+        ("tests/e2e/test_failures.py",),
     ),
     Mutant(
         "params-of-the-wrong-number-pass",

@@ -41,7 +41,7 @@ MUTANTS = (
         "        residual = x + residual\n        return self.rms_norm(residual, weight, eps), residual",
         "        return self.rms_norm(x + residual, weight, eps), residual",
         "The residual is passed on without what the part before has added.",
-        ("tests/core/test_kernels.py", "tests/core/test_layers.py"),
+        ("tests/core/test_layers.py",),
     ),
     Mutant(
         "experts-weigh-by-place",

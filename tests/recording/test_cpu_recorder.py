@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -27,25 +26,16 @@ def chain(x: Tensor) -> Tensor:
     return torch.where(total > 5, total, -total).contiguous().flatten()
 
 
-def ids(value: Any) -> str:
-    return getattr(value, "__name__", "value")
-
-
 def test_a_replay_does_what_the_work_would_do_with_the_numbers_that_are_there_now() -> None:
     place = torch.zeros(4)
     replay = CpuRecorder().record(lambda: chain(place))
     for factor in (1.0, -3.0, 0.5):
         place.copy_(GIVEN * factor)
         assert torch.equal(replay(), chain(place))
-
-
-def test_the_result_is_the_same_tensor_each_time() -> None:
-    place = GIVEN.clone()
-    replay = CpuRecorder().record(lambda: place + 1)
     assert replay().data_ptr() == replay().data_ptr()
 
 
-@pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, bool, int, Tensor.numpy], ids=ids)
+@pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, bool, int, Tensor.numpy], ids=repr)
 def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], object]) -> None:
     def work() -> Tensor:
         read(torch.ones(1).sum())

@@ -1,10 +1,9 @@
-"""What a recording asks of torch.cuda, in which order, seen on stand-ins that write it down: no GPU is needed for that."""
+"""What a recording asks of torch.cuda, in which order, seen on a stand-in: no GPU is needed for that."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -14,106 +13,48 @@ from nanoengine.recording import cuda_recorder as module
 from nanoengine.recording.cuda_recorder import CudaRecorder
 
 DEVICE = torch.device("cuda", 0)
-
-
-class Watched:
-    """Stands in for torch.cuda.
-
-    Attributes:
-        calls: what happened, in order.
-        streams: how many were made.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch):
-        self.calls: list[str] = []
-        self.streams = self.pools = 0
-        watched = self
-
-        class Stream:
-            def __init__(self, _: torch.device | None = None):
-                watched.streams += 1
-
-            def wait_stream(self, _: Stream) -> None:
-                pass
-
-        class Graph:
-            def replay(self) -> None:
-                watched.calls.append("replay")
-
-        current = object.__new__(Stream)
-        fakes: dict[str, Any] = {
-            "Stream": Stream,
-            "CUDAGraph": Graph,
-            "device": self.during(""),
-            "stream": self.during("side stream"),
-            "current_stream": lambda *_: current,
-            "synchronize": lambda *_: None,
-            "graph_pool_handle": self.new_pool,
-            "graph": self.capturing,
-        }
-        for name, fake in fakes.items():
-            patch.setattr(torch.cuda, name, fake)
-        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: self.calls.append("clear"), raising=False)
-        module._capture_stream.cache_clear()
-
-    def during(self, name: str) -> Any:
-        @contextmanager
-        def entered(_: object) -> Iterator[None]:
-            self.calls += [name] if name else []
-            yield
-
-        return entered
-
-    def new_pool(self) -> int:
-        self.pools += 1
-        return self.pools
-
-    @contextmanager
-    def capturing(self, _: object, pool: int, stream: object, capture_error_mode: str) -> Iterator[None]:
-        assert capture_error_mode == "thread_local"
-        self.calls.append(f"capture in {pool} on {id(stream)}")
-        yield
+SEEN = ("clear", "stream", "graph", "CUDAGraph().replay")
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    yield Watched(monkeypatch)
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[MagicMock]:
+    """In place of torch.cuda; each recorder has a memory of another number."""
+    stand_in = MagicMock()
+    stand_in.graph_pool_handle.side_effect = range(1, 9)
+    monkeypatch.setattr(torch, "cuda", stand_in)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", stand_in.clear, raising=False)
     module._capture_stream.cache_clear()
+    yield stand_in
+    module._capture_stream.cache_clear()
+
+
+def calls(cuda: MagicMock) -> list[tuple[str, int | None]]:
+    """Those that matter here, and the memory that a capture is given."""
+    return [(name, options.get("pool")) for name, _, options in cuda.mock_calls if name in SEEN]
 
 
 def work() -> Tensor:
     return torch.zeros(1)
 
 
-def test_all_recordings_on_a_device_share_one_stream(cuda: Watched) -> None:
-    """cuBLAS keeps a work space of up to 32 MiB for every stream."""
-    for _ in range(2):
-        recorder = CudaRecorder(DEVICE)
-        for _ in range(5):
-            recorder.record(work)
-    assert cuda.streams == 1
-    assert len({call.split(" on ")[1] for call in cuda.calls if call.startswith("capture")}) == 1
-
-
-def test_the_work_space_of_products_lies_in_the_memory_of_the_recordings(cuda: Watched) -> None:
-    """It is thrown away before the first warm-up, which must not write into another's, and before the first capture, which makes
-    it anew, for itself.
+def test_all_recordings_on_a_device_share_a_stream_and_those_of_a_recorder_the_work_space(cuda: MagicMock) -> None:
+    """cuBLAS keeps up to 32 MiB for every stream. They are thrown away before the first warm-up, which must not write into
+    another's, and before the first capture, which makes its own.
     """
     first, second = CudaRecorder(DEVICE), CudaRecorder(DEVICE)
-    first.record(work)
-    first.record(work)
-    second.record(work)
-    side = cuda.calls[3].split(" on ")[1]
-    captures = [f"capture in {pool} on {side}" for pool in (1, 1, 2)]
-    assert cuda.calls == [
-        *("clear", "side stream", "clear", captures[0]),
-        *("side stream", captures[1]),
-        *("clear", "side stream", "clear", captures[2]),
-    ]
+    for recorder in (first, first, second):
+        recorder.record(work)
+    clear, side = ("clear", None), ("stream", None)
+    one, two = ("graph", 1), ("graph", 2)
+    assert calls(cuda) == [clear, side, clear, one, side, one, clear, side, clear, two]
+    cuda.Stream.assert_called_once_with(DEVICE)
+    for _, _, options in (call for call in cuda.mock_calls if call[0] == "graph"):
+        assert options["stream"] is cuda.Stream()
+        assert options["capture_error_mode"] == "thread_local"
 
 
-def test_a_replay_gives_the_recorded_result(cuda: Watched) -> None:
+def test_a_replay_gives_the_recorded_result(cuda: MagicMock) -> None:
     replay = CudaRecorder(DEVICE).record(work)
-    cuda.calls.clear()
+    cuda.reset_mock()
     assert replay() is replay()
-    assert cuda.calls == ["replay"] * 2
+    assert calls(cuda) == [("CUDAGraph().replay", None)] * 2

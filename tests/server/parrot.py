@@ -87,11 +87,11 @@ def logprob(token: int) -> TokenLogprobs:
     return TokenLogprobs(token, -0.5, 1, np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
-def save_tokenizer(folder: Path) -> Path:
+def save_tokenizer(folder: Path, template: str = TEMPLATE) -> Path:
     """One token for each byte, ends of text and of turns, and a chat template."""
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("<|im_start|>"), AddedToken("<|im_end|>")]})
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -12,7 +12,8 @@ from nanoengine import LLM, SamplingParams
 from nanoengine.core.errors import NoTokenLeft
 from nanoengine.core.messages import StepPlan
 from nanoengine.errors import InvalidSamplingParams, StepFailed
-from nanoengine.structured import grammars
+from nanoengine.server.errors import problem_of
+from nanoengine.structured import constraint, structured
 from nanoengine.structured.structured import MASKS, GrammarTooComplex, Structured
 from tests.e2e.small_engine import assert_idle
 
@@ -65,15 +66,63 @@ def test_where_nothing_is_left_only_that_request_ends(llm: LLM, params: dict[str
     assert_idle(llm)
 
 
-def test_a_grammar_that_takes_too_much_ends_its_request_by_name(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_takes_too_much_ends_its_request_by_name(llm: LLM) -> None:
     part = part_of(llm)
-    monkeypatch.setattr(grammars, "LIMITS", grammars.LLParserLimits(max_lexer_states=3))
-    ambiguous = {"regex": "[a-z]{3,50}(foo|bar)*[0-9]+"}
     with pytest.raises(StepFailed) as failed:
-        say(llm, structured_outputs=ambiguous)
+        say(llm, structured_outputs={"regex": "((((a{1,99}){1,99}){1,99}){1,99}){1,99}"})
     assert isinstance(failed.value.__cause__, GrammarTooComplex)
+    assert "too many expressions" in str(failed.value)
     assert not part.constraints
     assert say(llm, structured_outputs=YES).finish_reason == "stop"
+
+
+def test_a_grammar_that_is_slow_again_and_again_ends_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = SamplingParams(seed=1, max_tokens=30)
+    [alone] = llm.generate("def g", beside, use_tqdm=False)
+    for module in (constraint, structured):
+        monkeypatch.setattr(module, "SLOW", -1)  # any time is too much
+    slow = SamplingParams(seed=1, max_tokens=30, structured_outputs={"regex": "[a-z]{9}"})
+    with pytest.raises(StepFailed, match="again and again") as failed:
+        llm.generate(["def g", "def f"], [beside, slow], use_tqdm=False)
+    assert isinstance(failed.value.__cause__, GrammarTooComplex)
+    assert failed.value.outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_a_client_is_told_that_its_grammar_was_too_much() -> None:
+    failure = StepFailed("the request failed", [])
+    failure.__cause__ = GrammarTooComplex("structured_outputs: too much")
+    assert (problem_of(failure).status, problem_of(failure).param) == (400, "structured_outputs")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_masks_that_cannot_be_filled_are_a_failed_step(asynchronous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"max_model_len": 200, "num_kv_blocks": 60, "device": "cpu", "async_scheduling": asynchronous}
+    with LLM("demo", use_tqdm=False, **options) as own:
+        part, expected = part_of(own), say(own, structured_outputs=YES)
+        fill = part._fill
+
+        def failing(_: Any) -> Any:
+            raise MemoryError("no room for masks")
+
+        monkeypatch.setattr(part, "_fill", failing)
+        with pytest.raises(StepFailed, match="no room for masks"):
+            say(own, structured_outputs=YES)
+        monkeypatch.setattr(part, "_fill", fill)
+        assert say(own, structured_outputs=YES) == expected
+        assert not part.constraints
+        assert not part._in_flight
+        assert_idle(own)
+
+
+def test_a_request_that_was_made_needs_no_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, params = part_of(llm), SamplingParams(seed=1, max_tokens=30, structured_outputs=YES, n=2)
+    requests = [llm.engine.make_request("def f", params) for _ in range(2)]
+    monkeypatch.setattr(part.grammars, "matcher", None)  # as if others had been asked for since
+    for request in requests:
+        llm.engine.submit(request)
+    while llm.engine.has_unfinished:
+        llm.engine.step()
+    assert all(own.text in YES["choice"] for request in requests for own in request.output().outputs)
 
 
 def test_masks_reach_another_process_when_they_are_filled(llm: LLM) -> None:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models
 
-from nanoengine.core.tokenizer import read_tokenizer
+from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.models.names import DEMO
 from nanoengine.structured import grammars as grammars_module
 from nanoengine.structured.constraint import Constraint
+from nanoengine.structured.forced import until_the_end
 from nanoengine.structured.grammars import Grammars
 from nanoengine.structured.params import StructuredOutputs
+from nanoengine.structured.structured import Structured
 
 EOS = 0
 PERSON = {
@@ -52,6 +59,7 @@ def accepts(grammars: Grammars, fields: dict[str, Any], text: str) -> bool:
         ({"json_object": True}, ["{}", '{"a": [1, null]}'], ["[1]", "{"]),
         ({"regex": r"\d{3}-(a|b)"}, ["123-a"], ["12-a", "123-ab"]),
         ({"choice": ["a", "ab", 'say "x"']}, ["a", "ab", 'say "x"'], ["b", "abc", ""]),
+        ({"choice": [f"choice {number}" for number in range(3000)]}, ["choice 2999"], ["choice 3000", "choice"]),
         ({"grammar": 'start: "x" NUMBER\nNUMBER: /[0-9]+/'}, ["x12"], ["x"]),
         ({"grammar": 'root ::= "x" [0-9]+'}, ["x12"], ["x"]),
         ({"structural_tag": TAG}, ["text", "a <f>12</f> b", "a < b"], ["a <f>x</f>", "a <f>12", "<f"]),
@@ -89,6 +97,105 @@ def test_texts_are_accepted_or_not(
 def test_what_cannot_be_promised_is_named(grammars: Grammars, fields: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidSamplingParams, match=f"structured_outputs.*{match}"):
         grammars.matcher(StructuredOutputs(**fields))
+
+
+def chain(length: int, link: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    definitions = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(length)}
+    return {"$defs": definitions | {f"d{length}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+TAGS = [
+    {"begin": f"<f{i}>", "schema": {"properties": {f"p{k}": {} for k in range(9)}}, "end": ">"} for i in range(3000)
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        pytest.param({"json": chain(9000, lambda to: to)}, "json: the grammar .*nested too deeply", id="references"),
+        pytest.param(
+            {"json": chain(5000, lambda to: {"allOf": [to, {"minimum": 1}]})},
+            "json: the grammar .*nested too deeply",
+            id="products",
+        ),
+        pytest.param(
+            {"json": {"type": "integer", "multipleOf": 99_999_999}},
+            "json: the grammar takes more than 1 s",
+            id="multiples",
+        ),
+        pytest.param({"regex": ".?" * 10_000}, "regex: the grammar takes more than 1 s", id="optional"),
+        pytest.param({"json": {"$ref": "#"}}, "json: ", id="itself"),
+        pytest.param(
+            {"grammar": "root ::= " + "(" * 3000 + '"a"' + ")" * 3000}, "grammar: .*recursion", id="parentheses"
+        ),
+        pytest.param(
+            {"structural_tag": {"structures": TAGS, "triggers": ["<f"]}}, "structural_tag: .*too big", id="tags"
+        ),
+    ],
+)
+def test_what_takes_too_much_is_refused_and_ends_nothing_else(
+    grammars: Grammars, fields: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InvalidSamplingParams, match=f"^structured_outputs.{match}"):
+        grammars.matcher(StructuredOutputs(**fields))
+    assert accepts(grammars, {"regex": "[0-9]"}, "1")
+
+
+class _Slow:
+    """As a tokenizer of transformers' own is."""
+
+    fast, name = None, "the tokenizer of T5"
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        _Slow(),
+        Tokenizer(
+            tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")), "the tokenizer of words"
+        ),
+    ],
+    ids=lambda own: own.name,
+)
+def test_a_tokenizer_that_cannot_be_used_is_named(tokenizer: Any) -> None:
+    with pytest.raises(InvalidSamplingParams, match=f"structured_outputs: .*{tokenizer.name}"):
+        Grammars(tokenizer, 10, [0]).matcher(StructuredOutputs(regex="a"))
+
+
+@pytest.mark.parametrize("more", [-100, -64, 0, 1, 100])
+def test_a_model_may_have_more_or_fewer_tokens_than_its_tokenizer(more: int) -> None:
+    tokenizer = read_tokenizer(DEMO)
+    known = tokenizer.fast.get_vocab_size()
+    own = Grammars(tokenizer, known + more, [EOS])
+    part, string = Structured(own, [], None), Constraint(own.matcher(StructuredOutputs(json={"type": "string"})))
+    string.read(tokenizer.encode('"'))
+    [bits] = part._fill([(string, [])])
+    allowed = set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+    assert len(bits) * 32 >= known + more
+    assert set(tokenizer.encode("ab")) <= allowed
+    assert EOS not in allowed, "its text is nothing"
+    assert max(allowed) < known, "tokens without text"
+
+
+def test_no_draft_is_a_token_that_the_model_does_not_have(grammars: Grammars) -> None:
+    tokens = grammars.tokenizer.encode("import numpy")
+    seq = SimpleNamespace(stop_token_ids={EOS})
+    assert until_the_end([*tokens, EOS], seq, 4096) == tokens  # type: ignore[arg-type]
+    assert until_the_end([3, 4096, 5], seq, 4096) == [3]  # type: ignore[arg-type]
+
+
+def test_what_is_cached_takes_no_more_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = read_tokenizer(DEMO)
+    own = Grammars(tokenizer, tokenizer.fast.get_vocab_size(), [EOS])
+    large = [StructuredOutputs(choice=tuple(f"choice {i} {n}" for i in range(500))) for n in range(4)]
+    own.matcher(large[0])
+    monkeypatch.setattr(grammars_module, "MAX_CACHED_BYTES", 2 * own.num_cached_bytes + (1 << 20))
+    for outputs in large:
+        own.matcher(outputs)
+    assert 0 < own.num_cached_bytes <= grammars_module.MAX_CACHED_BYTES
+    assert own.num_cached_bytes == sum(size for _, size in own._cache.values())
+    own.matcher(large[-1])
+    assert own.num_compiled == 4, "what came last is there"
 
 
 def test_a_grammar_is_compiled_once_and_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +245,7 @@ def test_a_model_that_thinks_is_free_until_it_has_thought(grammars: Grammars) ->
     own.read(thought)
     assert not own.is_open
     assert (own.forced(9), own.allowed([5, 6])) == ([], [5, 6])
+    assert own.allowed([5, *end, 6]) == [5, *end[:-1]], "nothing has said yet what may be behind the end"
     own.read([*end[:1], *end])
     assert own.is_open
     assert own.allowed([5]) == []

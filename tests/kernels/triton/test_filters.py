@@ -45,13 +45,6 @@ def test_what_is_kept_is_what_a_sort_keeps(kind: str, n: int, vocab_size: int, s
         assert not ((mask ^ exact) & row.isfinite() & ~close).any(), (kind, params)
 
 
-@pytest.mark.parametrize(("top_p", "expected"), [(1e-6, 1), (0.0499, 50), (0.4999, 500), (0.9999, 1000), (1.0, 1000)])
-def test_top_p_of_equal_logits_keeps_the_first(top_p: float, expected: int) -> None:
-    mask = Rows([{"top_p": top_p}]).kept(torch.zeros(1, 1000, device=DEVICE))[0]
-    assert int(mask.sum()) == expected
-    assert mask[:expected].all()
-
-
 def test_values_of_all_sizes_end_the_search() -> None:
     logits = torch.tensor([[3e38, 1e38, 1.0, 1e-45, 0.0, -0.0, -1e-45, -1e-30, -1.0, -3e38, -torch.inf]], device=DEVICE)
     for top_k in range(1, 12):
@@ -69,13 +62,6 @@ def test_a_last_token_that_many_share() -> None:
     assert found[1, 7000:8500].all()
     assert found[2, 7000:].all()
     assert found[2, :499].all()
-
-
-def test_min_p_may_end_above_a_limit_that_many_share() -> None:
-    logits = torch.zeros(1, 40, device=DEVICE)
-    logits[0, [5, 9]] = 1.0
-    mask = Rows([{"top_k": 3, "min_p": 1.0}]).kept(logits)[0]
-    assert mask.nonzero()[:, 0].tolist() == [5, 9]
 
 
 # ---- candidates

@@ -14,14 +14,12 @@ import torch
 import triton
 from torch import Tensor
 
-from nanoengine.attention import triton as backend_module
 from nanoengine.attention.triton import TritonAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.kernels.triton import paged_decode as module
 from nanoengine.kernels.triton import split_kv
 from nanoengine.kernels.triton.paged_cache import cache_strides
-from nanoengine.kernels.triton.paged_decode import CANDIDATES, MOST_ROWS, ROWS, paged_decode
-from nanoengine.kernels.triton.paged_prefill import paged_prefill
+from nanoengine.kernels.triton.paged_decode import CANDIDATES, MOST_ROWS, ROWS
 from nanoengine.kernels.triton.split_kv import STEP
 from nanoengine.kernels.triton.tuning import DEFAULTS, Tuning
 from tests.attention.contract import check_step
@@ -200,18 +198,6 @@ def test_padding_with_more_tokens_than_there_may_be_changes_nothing(tuning: Tuni
     assert not prefilled[7:].any(), "a padding row is zeros"
 
 
-@pytest.mark.parametrize("num_decodes", [0, 2])
-def test_a_query_of_nan_shows_it_and_spoils_no_other(num_decodes: int) -> None:
-    pool = pool_of(Heads(1, 2, 32), [70, 200], CUT)
-    q, metadata = last(pool, [3, 4])
-    metadata = replace(metadata, num_decodes=num_decodes)
-    before = attend(pool, q, metadata)
-    q[5] = torch.nan
-    out = attend(pool, q, metadata)
-    assert out[5].isnan().all()
-    assert torch.equal(out[[0, 1, 2, 3, 4, 6]], before[[0, 1, 2, 3, 4, 6]])
-
-
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="a GPU has an order of its own")
 def test_whoever_comes_last_combines_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(Heads(1, 2, 16), [3 * STEP, 2 * STEP - 1, 2], CUT)
@@ -222,15 +208,6 @@ def test_whoever_comes_last_combines_the_same(monkeypatch: pytest.MonkeyPatch) -
     for order in permutations(range(3)):
         monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, order=order: set_place(x, y, order[z]))
         assert torch.equal(attend(pool, *step), expected)
-
-
-def test_no_tokens() -> None:
-    pool = pool_of(Heads(2, 2, 32), [5])
-    caches, none = [x.transpose(1, 2) for x in (pool.k_cache, pool.v_cache)], torch.zeros(0, 4, 32)
-    tables, lens = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
-    assert isinstance(pool.backend, TritonAttention)
-    assert paged_decode(none, *caches, tables[:0], lens[:0], 0.3, pool.backend._workspace).shape == none.shape
-    assert paged_prefill(none, *caches, tables, 0 * lens.expand(2), lens, 0, 0.3).shape == none.shape
 
 
 @pytest.mark.parametrize(
@@ -321,13 +298,6 @@ def test_tiles_of_other_heads_have_as_many_bytes_if_they_can(head_dim: int, tile
         assert module._shape(dtype, head_dim, DEFAULTS) == (tile, DEFAULTS.decode_warps, DEFAULTS.decode_stages)
     assert module._shape(torch.float32, head_dim, DEFAULTS) == (16, 8, 3)
     assert module._shape(torch.bfloat16, 128, DEFAULTS) in CANDIDATES
-
-
-def test_it_is_tuned_as_it_is_told_or_as_this_gpu_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, told = replace(DEFAULTS, decode_stages=5), replace(DEFAULTS, decode_stages=9)
-    monkeypatch.setattr(backend_module, "load_tuning", lambda: chosen)
-    assert TritonAttention(16).tuning is chosen
-    assert TritonAttention(16, told).tuning is told
 
 
 def test_engines_do_not_count_together() -> None:

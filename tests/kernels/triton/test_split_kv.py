@@ -34,7 +34,7 @@ def part_sizes(first: int, cut: Split) -> Tensor:
 @settings(max_examples=200, deadline=None, database=None)
 @given(
     programs=st.integers(1, 32_000),
-    longest=st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 21)),
+    longest=st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 24)),
     num_sms=st.integers(1, 200),
     programs_per_sm=st.integers(1, 8),
     longest_part=st.one_of(st.integers(1, 2048), st.integers(1, 1 << 22)),
@@ -75,14 +75,6 @@ def test_parts_hold_every_sequence_and_are_no_more_than_the_grid_has(
 )
 def test_parts_on_132_multiprocessors_with_8_kv_heads(num_seqs: int, longest: int, parts: int) -> None:
     assert split(num_seqs * 8, longest, 132, DEFAULTS).most_parts == parts
-
-
-@pytest.mark.parametrize("longest", [131072, 131073, 1 << 20, (1 << 24) + 5])
-def test_no_sequence_is_too_long(longest: int) -> None:
-    """More tokens than MAX_PARTS of the longest part that is asked for."""
-    cut = split(8, longest, 132, DEFAULTS)
-    assert cut.most_parts <= MAX_PARTS
-    assert cut.most_parts * int(part_sizes(longest, cut)[0]) >= longest
 
 
 @pytest.mark.parametrize("num_seqs", [1, 40, 256, 2000])

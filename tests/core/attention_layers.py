@@ -1,20 +1,16 @@
-"""The attention layer: it writes to its own layer's cache before it reads, what the layer needs.
-
-What comes out of it with real backends is tested in tests/attention.
-"""
+"""An attention layer over a backend that notes its calls; what comes out with real backends is tested in tests/attention."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec
 from nanoengine.core.kernels import Kernels
-from nanoengine.core.layers import Angles, Attention, Factory, RMSNorm, apply_rotary
+from nanoengine.core.layers import Angles, Attention, Factory, RMSNorm
 from tests.core.test_layers import angles_at
 
 CPU = torch.device("cpu")
@@ -77,22 +73,3 @@ def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: Attentio
     assert torch.equal(out, given + 2)
     for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
         assert got is expected
-
-
-@pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("rotated", [True, False])
-def test_it_norms_rotates_and_writes_before_it_attends(norms: bool, rotated: bool) -> None:
-    backend = Recorder()
-    qkv, angles, metadata = step()
-    both = [norm_of(), norm_of()] if norms else []
-    out = layer_over(backend, *both)(qkv, angles if rotated else None, metadata)
-    q, k, v = qkv.view(3, -1, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-    q, k = (norm(x) for norm, x in zip(both, (q, k), strict=True)) if norms else (q, k)
-    q, k = (apply_rotary(x, angles) if rotated else x for x in (q, k))
-    assert [call[0] for call in backend.calls] == ["write_kv", "attend"]
-    _, written_k, written_v, k_cache, v_cache, slots = backend.calls[0]
-    torch.testing.assert_close(written_k, k)
-    assert torch.equal(written_v, v)
-    assert (k_cache, v_cache) == metadata.kv_cache[1]
-    assert slots is metadata.slot_mapping
-    check_attended(backend, out, q, metadata)

@@ -1,0 +1,221 @@
+"""Chats: conversations with tools, rendered for a model; how it is made to call them; and what its answers say."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.models.tokenizer import ModelTokenizer
+from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
+from nanoengine.tools.grammar import call_grammar
+from nanoengine.tools.history import Message, for_template, in_words
+from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
+from nanoengine.tools.schemas import check_schema
+from nanoengine.tools.tool import Choice, choose, read_tools
+
+PROBE = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {"type": "object"}}}
+HELLO: list[Message] = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an answer says: to the user, to itself, and to tools."""
+
+    text: str
+    reasoning: str
+    calls: list[Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A conversation for the model, and how it answers.
+
+    Args:
+        text: as rendered.
+        format: how calls are written; None: there are none, nor channels.
+        choice: of tools.
+        thinks, is_thinking: see `AnswerParser`.
+        tokens: the ids of the added tokens by their texts.
+        special: those that have no text unless they are asked for.
+    """
+
+    text: str
+    format: ToolFormat | None
+    choice: Choice
+    thinks: bool
+    is_thinking: bool
+    tokens: Mapping[str, int]
+    special: frozenset[str]
+
+    @property
+    def _kept(self) -> set[str]:
+        """Special tokens that say something of an answer."""
+        marks = () if self.format is None else self.format.marks
+        return {*marks, *((THINK, END_OF_THOUGHT) if self.thinks else ())} & self.special
+
+    def params(self, params: Any) -> Any:
+        """Sampling parameters with which the answer can be read, and calls what it must.
+
+        Raises:
+            InvalidSamplingParams: a call is forced where the text must be something else; a schema that cannot be; or
+                structured outputs are not installed.
+        """
+        changes: dict[str, Any] = {}
+        if self._kept and params.skip_special_tokens:
+            changes["skip_special_tokens"] = False
+        if self.choice.is_forced or (not self.choice.is_off and any(tool.is_strict for tool in self.choice.tools)):
+            if params.structured_outputs is not None:
+                raise InvalidSamplingParams(
+                    "tool_choice forces calls, or a tool is strict, and structured outputs say what the text is: give one of them"
+                )
+            changes["structured_outputs"] = self._grammar()
+        return dataclasses.replace(params, **changes) if changes else params
+
+    def _grammar(self) -> dict[str, Any]:
+        assert self.format is not None
+        for tool in self.choice.tools:
+            if tool.is_strict or self.choice.is_forced:
+                check_schema(tool)
+        end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
+        text = call_grammar(
+            self.format,
+            self.choice,
+            self.tokens.get,
+            thinks=self.thinks,
+            is_thinking=self.is_thinking and end is None,
+        )
+        return {"grammar": text, "behind": () if end is None else (end,)}
+
+    def parser(self, skip_special_tokens: bool = True) -> AnswerParser | None:
+        """For one answer; None if it is text and nothing else."""
+        if self.format is None and not self.thinks:
+            return None
+        return AnswerParser(
+            self.format,
+            () if self.choice.is_off else {tool.name for tool in self.choice.tools},
+            thinks=self.thinks,
+            is_thinking=self.is_thinking,
+            dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
+            most=self.choice.most,
+        )
+
+    def read(self, text: str) -> Answer:
+        """What a whole answer says."""
+        parser = self.parser()
+        return Answer(text, "", []) if parser is None else said([*parser.push(text), *parser.finish()])
+
+    def new_id(self) -> str:
+        """Of a call; Mistral's templates take no other than nine letters."""
+        name = uuid.uuid4().hex
+        return name[:9] if self.format is not None and self.format.name.startswith("mistral") else f"call_{name}"
+
+
+def said(events: Sequence[Event]) -> Answer:
+    """What events say together."""
+    text, reasoning, calls = "", "", []
+    for event in events:
+        if isinstance(event, Call):
+            calls.append(event)
+        elif isinstance(event, Reasoning):
+            reasoning += event.text
+        else:
+            text += event.text
+    return Answer(text, reasoning, calls)
+
+
+class Chats:
+    """Conversations with the model of a tokenizer."""
+
+    def __init__(self, tokenizer: ModelTokenizer):
+        self.tokenizer = tokenizer
+        added = {} if tokenizer.fast is None else tokenizer.fast.get_added_tokens_decoder()
+        self._tokens = {token.content: number for number, token in added.items()}
+        self._special = frozenset(token.content for token in added.values() if token.special)
+        self._knows: dict[str, bool] = {}
+
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        *,
+        parallel: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> Prompt:
+        """A conversation for the model.
+
+        Args:
+            messages: turns, as OpenAI's clients write them.
+            tools: JSON schemas of functions.
+            tool_choice: "none", "auto", "required", or {"type": "function", "function": {"name": ...}}.
+            parallel: there may be several calls in one answer.
+            template_kwargs, add_generation_prompt, continue_final_message: see `ModelTokenizer.render_chat`.
+
+        Raises:
+            InvalidPrompt: no chat template; messages or tools that it does not take, or leaves out.
+            InvalidSamplingParams: a `tool_choice` that is none.
+        """
+        options = (add_generation_prompt, continue_final_message)
+        choice = choose(read_tools(tools), tool_choice, parallel=parallel)
+        turns = for_template(messages)
+        template = self.tokenizer.chat_template(tools is not None)
+        if self._knows_tools(template, template_kwargs):
+            format = find_format(template) or PLAIN
+            text = self._render(turns, template_kwargs, tools, options)
+        else:
+            format = HERMES
+            text = self._in_words(turns, template_kwargs, None if choice.is_off else tools, options)
+        is_harmony = format.shape == "harmony"
+        is_thinking = not is_harmony and text.rstrip().endswith(THINK)
+        return Prompt(
+            text,
+            None if choice.is_off and not is_harmony else format,
+            choice,
+            not is_harmony and (is_thinking or END_OF_THOUGHT in template),
+            is_thinking,
+            self._tokens,
+            self._special,
+        )
+
+    def read(
+        self,
+        output: RequestOutput,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> list[Answer]:
+        """What the completions of a chat say, which had these tools."""
+        prompt = self.prompt(HELLO, tools, tool_choice)
+        end = self.tokenizer.decode(output.prompt_token_ids[-8:], skip_special_tokens=False)
+        is_thinking = prompt.thinks and end.rstrip().endswith(THINK)
+        prompt = dataclasses.replace(prompt, is_thinking=is_thinking)
+        return [prompt.read(completion.text) for completion in output.outputs]
+
+    def _render(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
+        first, second = options
+        return self.tokenizer.render_chat(
+            messages, kwargs, tools, add_generation_prompt=first, continue_final_message=second
+        )
+
+    def _in_words(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
+        """For a template that knows of no tools."""
+        text = self._render(in_words(messages, tools), kwargs, None, options)
+        if tools and text == self._render(in_words(messages, None), kwargs, None, options):
+            raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
+        return text
+
+    def _knows_tools(self, template: str, kwargs: Mapping[str, Any] | None) -> bool:
+        """Whether a template says anything of tools."""
+        if template not in self._knows:
+            try:
+                texts = [self._render(HELLO, kwargs, tools, (True, False)) for tools in ([PROBE], None)]
+                self._knows[template] = texts[0] != texts[1]
+            except InvalidPrompt:  # it will say itself what it does not take
+                return True
+        return self._knows[template]

@@ -1,0 +1,73 @@
+"""History: conversations as OpenAI's clients write them, for templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Message = Mapping[str, Any]
+
+TOLD = """You can call these functions, each of which is given by its JSON schema:
+<tools>
+{tools}
+</tools>
+To call one, answer with its name and its arguments in this form:
+<tool_call>
+{{"name": "...", "arguments": {{...}}}}
+</tool_call>
+What it returns is told to you between <tool_response> and </tool_response>."""
+
+
+def for_template(messages: Sequence[Message]) -> list[Message]:
+    """Messages as templates expect them: arguments are tables, a call has a content, and developers are the system."""
+    return [_message(own) if isinstance(own, Mapping) else own for own in messages]
+
+
+def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
+    """Messages from `for_template`, with tools, calls and results in their text: for templates that know of none of these."""
+    found = [_in_words(own) if isinstance(own, Mapping) else own for own in messages]
+    if tools:
+        told = TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools))
+        first = found[0] if found else {}
+        if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+            found[0] = {**first, "content": f"{first['content']}\n\n{told}"}
+        else:
+            found.insert(0, {"role": "system", "content": told})
+    return found
+
+
+def _message(message: Message) -> Message:
+    own = dict(message)
+    if own.get("role") == "developer":
+        own["role"] = "system"
+    calls = own.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        own["tool_calls"] = [_with_table(call) for call in calls]
+        if own.get("content") is None:
+            own["content"] = ""
+    return own
+
+
+def _with_table(call: Any) -> Any:
+    """A call whose arguments are a table, if their text is that of one."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, Mapping) else call
+
+
+def _in_words(message: Message) -> Message:
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or not calls:
+        return message
+    functions = [call.get("function", call) if isinstance(call, Mapping) else call for call in calls]
+    texts = [f"<tool_call>\n{json.dumps(own, ensure_ascii=False, default=str)}\n</tool_call>" for own in functions]
+    kept = {name: value for name, value in message.items() if name != "tool_calls"}
+    return kept | {"content": "\n".join([own for own in [str(message.get("content") or "")] if own] + texts)}

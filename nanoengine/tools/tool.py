@@ -1,0 +1,98 @@
+"""Tool: a function that a model may call, and which of them it may or must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, shown
+
+MAX_TOOLS = 512
+MAX_NAME_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function.
+
+    Args:
+        name: what it is called by.
+        parameters: the JSON schema of its arguments, an object.
+        is_strict: the arguments must look so, whatever the model would write.
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    is_strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which tools are called.
+
+    Args:
+        tools: that can be.
+        is_forced: one of them must be.
+        is_off: none is; what looks like a call is text.
+        most: calls of one answer; None: any number.
+    """
+
+    tools: tuple[Tool, ...]
+    is_forced: bool = False
+    is_off: bool = False
+    most: int | None = None
+
+
+def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
+    """Tools as clients write them: {"type": "function", "function": {"name": ..., "parameters": {...}, "strict": ...}}.
+
+    Raises:
+        InvalidPrompt: what is none, without a name, or with the name of another.
+    """
+    if tables is not None and not isinstance(tables, list | tuple):
+        raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tables)}")
+    tools: dict[str, Tool] = {}
+    for table in tables or ():
+        own = table.get("function", table) if isinstance(table, Mapping) else None
+        name = own.get("name") if isinstance(own, Mapping) else None
+        if own is None or not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS or name in tools:
+            raise InvalidPrompt(
+                f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own"
+            )
+        parameters = own.get("parameters")
+        if not isinstance(parameters, Mapping | None):
+            raise InvalidPrompt(f"tools: the parameters of {name} are {shown(parameters)}: they must be a JSON schema")
+        schema = {"type": "object", **parameters} if parameters else {"type": "object", "additionalProperties": False}
+        tools[name] = Tool(name, schema, own.get("strict") is True)
+    if len(tools) > MAX_TOOLS:
+        raise InvalidPrompt(f"tools holds {len(tools)} functions: at most {MAX_TOOLS} can be")
+    return list(tools.values())
+
+
+def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, parallel: bool = True) -> Choice:
+    """What a `tool_choice` says: "none", "auto", "required", or a function by its name. None: "auto", if there are tools.
+    A named function is called once, and so is any unless there may be calls in `parallel`.
+
+    Raises:
+        InvalidSamplingParams: it is none of these, or needs tools that there are not.
+    """
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return Choice(tuple(tools), is_off=True)
+    most = None if parallel else 1
+    if choice in (None, "auto"):
+        return Choice(tuple(tools), most=most)
+    if choice == "required":
+        if not tools:
+            raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
+        return Choice(tuple(tools), is_forced=True, most=most)
+    function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name is None:
+        raise InvalidSamplingParams(
+            f"tool_choice is {shown(choice)}: it must be 'none', 'auto', 'required', or a function of tools by its name"
+        )
+    named = tuple(tool for tool in tools if tool.name == name)
+    if not named:
+        raise InvalidSamplingParams(f"tool_choice names {shown(name)}, which is none of the tools")
+    return Choice(named, is_forced=True, most=1)

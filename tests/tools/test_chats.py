@@ -1,0 +1,174 @@
+"""Conversations with tools: what models are told, and what `LLM.chat` says, by the demo model with templates of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
+from nanoengine.models.names import DEMO
+from nanoengine.models.tokenizer import HFTokenizer
+from nanoengine.tools.chats import Answer, Chats
+from tests.tools.test_grammar import NOW, WEATHER
+from tests.tools.test_parser import BY_NAME
+
+USER = {"role": "user", "content": "How is it in Rome?"}
+TOOLS = [WEATHER, NOW]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+CALLS = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
+HISTORY = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "a", "content": "Sunny"},
+]
+BASE = "{% if tools %}Tools: {{ tools | tojson }}\n{% endif %}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+def template_of(name: str) -> str:
+    """One that shows a format by its signs."""
+    return "{#" + "".join(BY_NAME[name].signs[:1]) + "#}" + BASE
+
+
+def folder_with(folder: Path, template: str) -> Path:
+    """The demo model, with another chat template."""
+    shutil.copytree(DEMO, folder, dirs_exist_ok=True)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(use_tqdm=False, dtype="float32", device="cpu", max_model_len=1500, num_kv_blocks=400) as own:
+        yield own
+
+
+@pytest.fixture(params=[*BY_NAME, "demo"])
+def chats(request: pytest.FixtureRequest, llm: LLM, tmp_path: Path) -> Iterator[Chats]:
+    """Those of the demo model in every format: its own template knows of no tools."""
+    own = llm.chats
+    if request.param != "demo":
+        llm.chats = Chats(HFTokenizer(folder_with(tmp_path, template_of(request.param))))
+        assert llm.chats.prompt([USER], TOOLS).format == BY_NAME[request.param]
+    yield llm.chats
+    llm.chats = own
+
+
+def answers(llm: LLM, choice: Any, tools: Any = TOOLS, **options: Any) -> list[Answer]:
+    params = SamplingParams(max_tokens=250, temperature=1.0, seed=4, n=2)
+    [output] = llm.chat([USER], params, tools=tools, tool_choice=choice, use_tqdm=False, **options)
+    return llm.chats.read(output, tools, choice)
+
+
+# ---- what the demo model says
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_tool_is_called_in_every_format(llm: LLM, chats: Chats, choice: Any) -> None:
+    for answer in answers(llm, choice, parallel_tool_calls=False):
+        assert answer.text == ""
+        if chats.prompt([USER], TOOLS).format is not BY_NAME["harmony"]:  # there it may first think as long as it likes
+            [call] = answer.calls
+            arguments = json.loads(call.arguments)
+            assert call.name == "weather" or choice == "required"
+            assert arguments.keys() == ({"city"} if call.name == "weather" else set())
+
+
+def test_text_may_be_said_in_every_format(llm: LLM, chats: Chats) -> None:
+    for choice, tools in (("auto", TOOLS), ("none", TOOLS), ("auto", [NOW])):  # with and without a tool that is strict
+        texts = [answer.text for answer in answers(llm, choice, tools)]
+        assert all(texts) or chats.prompt([USER], TOOLS).format is BY_NAME["harmony"]
+
+
+def test_answers_come_in_the_order_of_conversations(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=5), SamplingParams(max_tokens=6)]
+    outputs = llm.chat([[USER], [USER, *HISTORY[1:], USER]], params, tools=[NOW], use_tqdm=False)
+    assert [len(own.outputs[0].token_ids) for own in outputs] == [5, 6]
+    assert "Sunny" in llm.tokenizer.decode(outputs[1].prompt_token_ids)
+
+
+# ---- what models are told
+
+
+def prompt_with(template: str, tmp_path: Path, *messages: Any, **options: Any) -> Any:
+    return Chats(HFTokenizer(folder_with(tmp_path, template))).prompt(messages or (USER,), **options)
+
+
+def test_a_template_that_knows_tools_tells_of_them(tmp_path: Path) -> None:
+    prompt = prompt_with(BASE, tmp_path, tools=TOOLS)
+    assert prompt.text == f"Tools: {json.dumps(TOOLS)}\nHow is it in Rome?\n"
+    assert prompt.format is BY_NAME["json"]
+    assert prompt_with(BASE, tmp_path).text == "How is it in Rome?\n"
+
+
+def test_others_are_told_in_a_system_message(llm: LLM) -> None:
+    prompt = llm.chats.prompt([USER], TOOLS)
+    assert prompt.format is BY_NAME["hermes"]
+    assert all(json.dumps(tool) in prompt.text for tool in TOOLS)
+    assert "function" not in llm.chats.prompt([USER], TOOLS, "none").text
+    system = {"role": "system", "content": "Be short."}
+    assert "Be short." in llm.chats.prompt([system, USER], TOOLS).text
+    told = llm.chats.prompt(HISTORY, TOOLS).text
+    assert '{"name": "weather", "arguments": {"city": "Rome"}}' in told
+    assert "Sunny" in told
+    assert "Sunny" in llm.chats.prompt(HISTORY).text
+
+
+def test_neither_can_be(tmp_path: Path) -> None:
+    deaf = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    with pytest.raises(InvalidPrompt, match="tools are given, but the chat template knows of none"):
+        prompt_with(deaf, tmp_path, tools=TOOLS)
+    assert prompt_with(deaf, tmp_path).text == "How is it in Rome?"
+
+
+@pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", ""])
+def test_a_prompt_may_begin_a_thought(tmp_path: Path, end: str) -> None:
+    template = f"{BASE}{{# </think> #}}{{{{ {end!r} }}}}"
+    prompt = prompt_with(template, tmp_path, tools=TOOLS, tool_choice="required")
+    assert (prompt.thinks, prompt.is_thinking) == (True, end in ("<think>", "<think>\n"))
+    with LLM(
+        str(tmp_path), use_tqdm=False, dtype="float32", device="cpu", max_model_len=1500, num_kv_blocks=200
+    ) as own:
+        params = SamplingParams(max_tokens=30, seed=2)
+        outputs = own.chat([USER], params, tools=TOOLS, use_tqdm=False)
+        [answer] = own.chats.read(outputs[0], TOOLS)
+        assert bool(answer.reasoning) == prompt.is_thinking
+
+
+# ---- special tokens
+
+
+def test_marks_that_are_special_tokens_are_kept_and_others_dropped(tmp_path: Path) -> None:
+    tokenizer = HFTokenizer(folder_with(tmp_path, template_of("mistral")))
+    tokenizer.fast.add_special_tokens(["[TOOL_CALLS]", "[OTHER]"])
+    prompt = Chats(tokenizer).prompt([USER], TOOLS)
+    params = prompt.params(SamplingParams())
+    assert not params.skip_special_tokens
+    text = 'Hi[OTHER] there[TOOL_CALLS][{"name": "now"}]'
+    assert prompt.read(text).text == "Hi there"
+    assert [call.name for call in prompt.read(text).calls] == ["now"]
+    assert len(prompt.new_id()) == 9
+    assert Chats(tokenizer).prompt([USER]).params(SamplingParams()).skip_special_tokens
+
+
+def test_structured_outputs_and_forced_calls_exclude_each_other(llm: LLM) -> None:
+    params = SamplingParams(structured_outputs={"regex": "a"})
+    with pytest.raises(InvalidSamplingParams, match="tool_choice"):
+        llm.chat([USER], params, tools=[NOW], tool_choice="required", use_tqdm=False)
+    [output] = llm.chat([USER], params, tools=[NOW], use_tqdm=False)
+    assert output.outputs[0].text == "a"
+
+
+def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -> None:
+    tokenizer = HFTokenizer(folder_with(tmp_path, f"{BASE}{{# <tool_call> </think> #}}<think>\n"))
+    plain = Chats(tokenizer).prompt([USER], [NOW], "required").params(SamplingParams()).structured_outputs
+    assert (plain.behind, "rest_of_thought" in plain.text) == ((), True)
+    tokenizer.fast.add_tokens(["</think>"])
+    prompt = Chats(tokenizer).prompt([USER], [NOW], "required")
+    [end] = tokenizer.encode("</think>", add_special_tokens=False)
+    assert prompt.params(SamplingParams()).structured_outputs.behind == (end,)
