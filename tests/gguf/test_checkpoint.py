@@ -24,7 +24,6 @@ from nanoengine.errors import InvalidWeights, UnsupportedModel
 from nanoengine.gguf.blocks import GGMLBlocks
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
 from nanoengine.gguf.file import GGUFFile
-from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from tests.gguf.written import ARCHITECTURES, F32, tiny_model, write_gguf
 
 KNOWN_TO_TRANSFORMERS = ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"]
@@ -106,25 +105,3 @@ def test_rows_that_are_not_those_of_the_heads_are_an_error(llama: Callable[..., 
 def test_the_fingerprint_is_of_all_bytes(llama: Callable[..., Path]) -> None:
     path = llama()
     assert GGUFCheckpoint(path).fingerprint() == xxhash.xxh3_128_hexdigest(path.read_bytes())
-
-
-# ---- names of tensors that are none, or not known
-
-LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"])
-def test_what_belongs_to_the_config_is_no_tensor(name: str) -> None:
-    assert hf_tensor(name, LLAMA) == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("", "attn_q.weight", "output.weight.", "blk.x.attn_q.weight", "blk.0.attn_q", "blk.0.attn_q.scale"),
-        *("blk.0.attn_qkv.weight", "blk.0.attn_sinks.weight", "blk.0.ffn_gate.3.weight", "blk.0.token_embd.weight"),
-        "blk.1.post_attention_norm.weight",
-    ],
-)
-def test_unknown_names_stay_as_they_are(name: str) -> None:
-    assert hf_tensor(name, LLAMA) == [HFTensor(name)]

@@ -1,4 +1,4 @@
-"""Every block format against the reference of the gguf package, to the bit; and matrices of such blocks."""
+"""Every block format against the reference of the gguf package, to the bit."""
 
 from __future__ import annotations
 
@@ -68,20 +68,6 @@ def test_random_blocks_are_those_of_the_reference_to_the_bit(
     shape = (count, SIZES[kind][0])
     ours = numbers(torch.from_numpy(blocks).flatten(), kind, shape)
     assert same_bits(ours, expected(kind, blocks))
-
-
-@pytest.mark.parametrize("is_native", [False, pytest.param(True, marks=needs_kernels)])
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_rows_of_a_matrix_are_those_of_its_blocks_in_any_order(kind: str, is_native: bool) -> None:
-    data = torch.from_numpy(random_blocks(kind, 21, seed=1)).view(7, -1)
-    blocks, rows = GGMLBlocks(data, kind, dequantized if is_native else None), torch.tensor([6, 0, 3, 3])
-    assert blocks.shape == (7, 3 * SIZES[kind][0])
-    for dtype in (torch.float32, torch.bfloat16):
-        right = dequantize(blocks.data.flatten(), kind, blocks.shape, dtype)
-        for some, of_some in ((blocks, right), (blocks[rows], right[rows])):
-            found = some.dequantize(dtype)
-            assert (found.dtype, some.format) == (dtype, kind)
-            assert torch.equal(found, of_some)
 
 
 @in_both_ways
