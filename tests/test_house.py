@@ -108,9 +108,6 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 TESTED_ELSEWHERE = {
-    "addresses",
-    "blocks",
-    "tensor_names",
     "__init__",
     "triton",
     "triton_kernels",

@@ -72,7 +72,6 @@ class Structured(PolicyPart):
     ):
         self.grammars, self.parts, self.drafter = grammars, parts, drafter
         self.constraints: dict[Sequence, Constraint] = {}
-        self.words = -(-grammars.mask_size // 32)
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
         self._filler = ThreadPoolExecutor(
             1, "masks"
@@ -121,8 +120,9 @@ class Structured(PolicyPart):
         if self._executor is None:
             self._executor = LLExecutor(self._num_threads)
         firsts = np.cumsum([0, *(1 + len(drafts) for _, drafts in asked)]).tolist()
-        bits = np.zeros((firsts[-1], self.words), np.int32)
-        target = bits.ctypes.data, 4 * self.words, len(bits)
+        words = -(-self.grammars.mask_size // 32)
+        bits = np.zeros((firsts[-1], words), np.int32)
+        target = bits.ctypes.data, 4 * words, len(bits)
         placed = [(own, first, drafts) for (own, drafts), first in zip(asked, firsts, strict=False)]
         together: list[tuple[LLMatcher, int]] = []
         drafted: list[tuple[LLMatcher, int, list[int]]] = []
@@ -133,7 +133,7 @@ class Structured(PolicyPart):
                 drafted.append((own.matcher, first, drafts))
             elif own.is_watched:  # alone: nobody else's time is counted
                 with own.timed():
-                    own.matcher.unsafe_compute_mask_ptr(bits[first].ctypes.data, 4 * self.words)
+                    own.matcher.unsafe_compute_mask_ptr(bits[first].ctypes.data, 4 * words)
             else:
                 together.append((own.matcher, first))
         start = perf_counter()

@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant(
         "tool-template-is-not-chosen",
         TOKENIZER,
-        'name = "tool_use" if tools is not None and "tool_use" in templates else "default"',
+        'name = "tool_use" if with_tools and "tool_use" in templates else "default"',
         'name = "default"',
         "A model's own template for tools is not used.",
         ("tests/models/test_tokenizer.py",),
