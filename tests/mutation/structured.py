@@ -95,8 +95,8 @@ MUTANTS = (
     Mutant(
         "masks-of-the-model's-size",
         STRUCTURED,
-        "self.words = -(-grammars.mask_size // 32)",
-        "self.words = -(-grammars.vocab_size // 32)",
+        "words = -(-self.grammars.mask_size // 32)",
+        "words = -(-self.grammars.vocab_size // 32)",
         "llguidance writes no mask where the tokenizer has more tokens than the model.",
         (TEST_GRAMMARS,),
     ),
