@@ -26,12 +26,11 @@ def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
         samples: [m] int32 or int64: which of them.
         masks: [m, words] int32.
     """
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    bits = (torch.arange(256, device=logits.device)[:, None] >> torch.arange(8, device=logits.device)) & 1
+    offsets = 1 - 1 / bits.to(logits.dtype)  # of each byte of a mask: 0 or -inf; they are added: NaN stays what it is
     for part in row_slices(len(samples)):
-        bits = (masks[part].view(torch.uint8)[:, :, None] >> shifts) & 1
-        allowed = bits.flatten(1)[:, : logits.shape[1]].to(logits.dtype)
-        # 0 or -inf, and added: NaN stays what it is. On a CPU a choice between two values would take many times as long.
-        logits.index_add_(0, samples[part], 1 - 1 / allowed)
+        of_bytes = offsets.index_select(0, masks[part].view(torch.uint8).flatten().int())
+        logits.index_add_(0, samples[part], of_bytes.view(len(masks[part]), -1)[:, : logits.shape[1]])
 
 
 class TokenMasks(RowProcessor[np.ndarray]):

@@ -29,7 +29,7 @@ class GrammarMasks(LogitsProcessor):
         self.pieces = {} if masks is None else dict(masks.rows)
 
     def find(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        return np.flatnonzero(np.isin(rows, list(self.pieces)))
+        return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)
 
     def apply(self, logits: Tensor, numbers: np.ndarray, rows: np.ndarray, drafts: Any) -> None:
         assert self._masks is not None

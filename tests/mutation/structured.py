@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "masks-are-left-out",
         "nanoengine/structured/masks.py",
-        "return np.flatnonzero(np.isin(rows, list(self.pieces)))",
+        "return np.array([number for number, row in enumerate(rows.tolist()) if row in self.pieces], np.int64)",
         "return np.zeros(0, np.int64)",
         "Nothing is masked.",
         (TEST_ENDINGS,),
