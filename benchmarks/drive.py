@@ -81,7 +81,7 @@ class Step:
 
     start: float
     end: float
-    model_seconds: float  # of it, spent in the executor
+    model_seconds: float  # in the executor: its launch, in the call before if two are in flight, and its result
     kind: Kind | None
     num_seqs: int
     num_waiting: int

@@ -183,11 +183,16 @@ def _rank(output: CompletionOutput) -> tuple[bool, float]:
     return output.finish_reason == "error" or not output.token_ids, -(output.cumulative_logprob or 0.0)
 
 
-def structured(value: object) -> Any:
+def check_structured() -> None:
+    """See that structured outputs are installed; raises InvalidSamplingParams."""
     if find_spec("nanoengine.structured") is None or find_spec("llguidance") is None:
         raise InvalidSamplingParams(
             "structured_outputs is given, but structured outputs are not installed: pip install 'nanoengine[structured]'"
         )
+
+
+def structured(value: object) -> Any:
+    check_structured()
     kind = import_module("nanoengine.structured.params").StructuredOutputs
     if isinstance(value, kind):
         return value

@@ -150,8 +150,7 @@ class Serving:
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
 
-        def make_requests() -> list[Request]:
-            prompts, own_params = encode()
+        def make(prompts: Sequence[list[int]], own_params: SamplingParams) -> list[Request]:
             return [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
@@ -164,10 +163,16 @@ class Serving:
                 for number, prompt in enumerate(prompts)
             ]
 
+        def begin() -> list[Request] | Callable[[], list[Request]]:
+            """The requests; or what makes them, where a grammar may have to be compiled for it."""
+            prompts, own_params = encode()
+            making = partial(make, prompts, own_params)
+            return making() if own_params.structured_outputs is None else making
+
         self._preparing[client] += num_sequences
         try:
-            is_plain = params.structured_outputs is None
-            requests = await (self.text.run(make_requests) if is_plain else self.turns.run(client, make_requests))
+            found = await self.text.run(begin)
+            requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)

@@ -12,9 +12,10 @@ from nanoengine.structured.constraint import Constraint
 
 
 class ForcedDrafts(Drafter):
-    """The drafts of constrained sequences where nothing else guesses. Nearly all are accepted, so none is too many.
+    """The drafts of constrained sequences where nothing else guesses. Most are accepted, so as many as may be are
+    verified.
 
-    A draft is right unless the model itself would have written the same text in other tokens than its tokenizer does.
+    A draft is wrong where the mask holds another spelling of the same text.
 
     Args:
         num_rows: most samples of a step without drafts, for which there is memory.

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, gramma
 
 from nanoengine.core.errors import InvalidSamplingParams
 from nanoengine.core.tokenizer import Tokenizer
-from nanoengine.structured.params import StructuredOutputs
+from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE, StructuredOutputs
 from nanoengine.structured.trial import Trial
 
 MAX_CACHED = 256
@@ -132,11 +132,11 @@ def grammar_of(outputs: StructuredOutputs) -> str:
 
 def json_grammar(schema: str, outputs: StructuredOutputs) -> str:
     # Last and strongest: a schema can have options of llguidance in itself, and could make itself weaker.
-    overrides: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+    overrides: dict[str, Any] = dict(JSON_OPTIONS)
     if outputs.whitespace_pattern is not None:
         overrides |= {"whitespace_flexible": True, "whitespace_pattern": outputs.whitespace_pattern}
     elif outputs.disable_any_whitespace:
-        overrides |= {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        overrides |= ONE_SPACE
     else:
         overrides |= {"whitespace_flexible": True}
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, overrides)))
@@ -163,4 +163,5 @@ def tag_grammar(table: dict[str, Any]) -> str:
 
 
 def _first_lines(message: str) -> str:
-    return " ".join(re.split(r"\n<state>|<backtrace>", message)[0].split())[:500]
+    """Without the parser's state, and without advice to allow what is not allowed here."""
+    return " ".join(re.split(r"\n<state>|<backtrace>|\. Enable 'coerce_one_of'", message)[0].split())[:500]

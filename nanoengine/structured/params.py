@@ -9,6 +9,12 @@ from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
 
+JSON_OPTIONS = {"lenient": False, "coerce_one_of": False}
+"""Of llguidance: a schema cannot have its own keywords ignored."""
+
+ONE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The same: where white space is, if nobody asks for any."""
+
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_CHARS = 1 << 19
 """Of a schema, an expression, a grammar, or all choices."""
@@ -53,7 +59,9 @@ class StructuredOutputs:
     """What it says: JSON text of a schema, a list of choices or a structural tag; an expression or a grammar as it is."""
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if self.json_object is False:
+            given.remove("json_object")
         if len(given) != 1:
             raise InvalidSamplingParams(
                 f"structured_outputs gives {' and '.join(given) or 'nothing'}: it must be exactly one of {', '.join(KINDS)}"

@@ -73,9 +73,7 @@ class Structured(PolicyPart):
         self.grammars, self.parts, self.drafter = grammars, parts, drafter
         self.constraints: dict[Sequence, Constraint] = {}
         self._made: WeakKeyDictionary[Request, LLMatcher] = WeakKeyDictionary()  # until it is submitted
-        self._filler = ThreadPoolExecutor(
-            1, "masks"
-        )  # llguidance lets go of the interpreter and has threads of its own
+        self._filler = ThreadPoolExecutor(1, "masks")  # llguidance has threads of its own, outside of Python's lock
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._in_flight: dict[int, StepMasks] = {}  # by the number of the step

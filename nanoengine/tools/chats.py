@@ -11,9 +11,9 @@ from typing import Any
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.models.tokenizer import ModelTokenizer
+from nanoengine.sampling.params import check_structured
 from nanoengine.tools.formats import END_OF_THOUGHT, HERMES, PLAIN, THINK, ToolFormat, find_format
-from nanoengine.tools.grammar import call_grammar
-from nanoengine.tools.history import Message, for_template, in_words
+from nanoengine.tools.history import TOLD_FIRST, Message, for_template, in_words
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning
 from nanoengine.tools.tool import Choice, choose, read_tools
 
@@ -76,6 +76,9 @@ class Prompt:
         return dataclasses.replace(params, **changes) if changes else params
 
     def _grammar(self) -> dict[str, Any]:
+        check_structured()
+        from nanoengine.tools.grammar import call_grammar  # it needs them
+
         assert self.format is not None
         end = self.tokens.get(END_OF_THOUGHT) if self.is_thinking else None  # the grammar holds behind it
         text = call_grammar(
@@ -202,7 +205,7 @@ class Chats:
     def _in_words(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
         """For a template that knows of no tools."""
         text = self._render(in_words(messages, tools), kwargs, None, options)
-        if tools and text == self._render(in_words(messages, None), kwargs, None, options):
+        if tools and TOLD_FIRST not in text:
             raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
         return text
 

@@ -10,16 +10,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
 from nanoengine.tools.tool import Choice, Tool
 
-JSON_OPTIONS = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "lenient": False,
-    "coerce_one_of": False,
-}
 NO_OBJECT = r'/([^{]|\{+[^{"\s])*/'
 """Text in which no JSON object begins."""
 
@@ -95,7 +89,10 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
     grammar = _Grammar(format, find)
     forced = choice.is_forced
     schemas = [
-        {**(tool.parameters if forced or tool.is_strict else {"type": "object"}), "x-guidance": JSON_OPTIONS}
+        {
+            **(tool.parameters if forced or tool.is_strict else {"type": "object"}),
+            "x-guidance": JSON_OPTIONS | ONE_SPACE,
+        }
         for tool in choice.tools
     ]
     calls = grammar.calls(choice.tools, schemas, choice.most)

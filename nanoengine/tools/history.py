@@ -19,6 +19,9 @@ To call one, answer with its name and its arguments in this form:
 What it returns is told to you between <tool_response> and </tool_response>."""
 
 
+TOLD_FIRST = TOLD.partition("\n")[0]
+
+
 def for_template(messages: Sequence[Message]) -> list[Message]:
     """Messages as templates expect them: arguments are tables, a call has a content, and developers are the system."""
     return [_message(own) if isinstance(own, Mapping) else own for own in messages]

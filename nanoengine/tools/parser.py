@@ -17,6 +17,8 @@ OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?\[ARGS\]\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
 
+MAX_HEAD_CHARS = 1000
+
 HARMONY_HEADS = ("<|channel|>", "<|start|>", "<|message|>", "to=")
 
 
@@ -276,6 +278,10 @@ class AnswerParser:
             self._state = self._read_body
             return True
         head, mark, rest = self._rest.partition("<|message|>")
+        if len(head) > MAX_HEAD_CHARS + (0 if mark else len("<|message|>")):  # it is none, but text
+            self._say(1)
+            self._state = self._read_body
+            return True
         if not mark:
             self._rest = "" if is_last else self._rest
             return False

@@ -49,7 +49,9 @@ def test_every_token_has_a_time_and_every_step_its_work(depth: int) -> None:
         ends = [time for step in run.steps for time in (step.start, step.end)]
         assert ends == sorted(ends)
     assert run.steps[-1].end <= run.seconds
-    assert all(0 <= step.model_seconds <= step.end - step.start + 1e-9 for step in run.steps), "but for rounding"
+    spent = [step.model_seconds for step in run.steps]  # with two steps in flight, in two calls: that of its launch too
+    assert min(spent) >= 0
+    assert sum(spent) <= run.seconds + 1e-9, "but for rounding"
     assert engine.executor is executor
     assert_idle(engine)
 

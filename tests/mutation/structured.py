@@ -55,8 +55,8 @@ MUTANTS = (
     Mutant(
         "schema-weakens-itself",
         GRAMMARS,
-        '{"lenient": False, "coerce_one_of": False}',
-        "{}",
+        "overrides: dict[str, Any] = dict(JSON_OPTIONS)",
+        "overrides: dict[str, Any] = {}",
         "A schema can have its own keywords ignored.",
         (TEST_GRAMMARS,),
     ),

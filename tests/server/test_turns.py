@@ -85,6 +85,8 @@ def test_grammars_that_are_being_compiled_hold_up_no_other_text(demo: Server, mo
 
     monkeypatch.setattr(demo.serving.engine, "make_request", making)
     asked = [in_thread(demo.complete, "a", structured_outputs={"regex": f"[a-z]{{{n}}}"}) for n in range(1, 5)]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    calls = [in_thread(demo.chat, "a", tools=[tool], tool_choice="required", max_tokens=40) for _ in range(4)]
     until(lambda: begun)
     assert demo.complete("a", max_tokens=2).status == 200
     assert demo.chat("a", max_tokens=2).status == 200
@@ -92,4 +94,5 @@ def test_grammars_that_are_being_compiled_hold_up_no_other_text(demo: Server, mo
     assert len(begun) == 1, "one client's are compiled one by one"
     gate.set()
     assert [len(own.result().json["choices"][0]["text"]) for own in asked] == [1, 2, 3, 4]
+    assert [own.result().status for own in calls] == [200] * 4
     demo.check_idle()

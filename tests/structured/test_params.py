@@ -45,6 +45,7 @@ def test_each_kind_has_one_text(fields: dict[str, Any], kind: str, text: str | N
         ({}, "gives nothing"),
         ({"json": {}, "regex": "a"}, "gives json and regex"),
         ({"json_object": False}, "gives nothing"),
+        ({"json": False}, "json must be a JSON table"),
         ({"json_object": "yes"}, "json_object must be True"),
         ({"json": "{"}, "json is no JSON"),
         ({"json": "[1]"}, "json must be a JSON table"),

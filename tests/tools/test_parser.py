@@ -191,6 +191,16 @@ def test_calls_in_a_thought_are_none() -> None:
     assert [type(event) for event in events] == [Reasoning, Call]
 
 
+@pytest.mark.parametrize("size", [950, 990, 1000, 1001, 5000])
+def test_a_head_of_harmony_has_an_end(size: int) -> None:
+    """Otherwise it would be read again with each piece; beyond it is text, however it is cut."""
+    text = f"<|channel|>{'a' * (size - 11)}<|message|>Yes."
+    whole = read("harmony", text)
+    assert whole == read("harmony", *text)
+    assert (whole == [Text("Yes.")]) == (size <= 1000)
+    assert "".join(event.text for event in whole if isinstance(event, Text)).endswith("Yes.")
+
+
 def test_the_channels_of_harmony() -> None:
     text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     text += f"<|start|>assistant{written('harmony', ('now', {}))}"
