@@ -101,6 +101,7 @@ class Prompt:
             is_thinking=self.is_thinking,
             dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
             most=self.choice.most,
+            schemas={tool.name: tool.parameters for tool in self.choice.tools},
         )
 
     def read(self, text: str) -> Answer:
