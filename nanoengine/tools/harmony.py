@@ -65,7 +65,8 @@ class Harmony(Reading):
         if mark is None and not is_last:
             return False
         text, self._held = "".join(self._held), []
-        if not self._tell(lambda text: arguments_of(self._name, text, self.names), text):
+        is_cut_off = mark is None and not text.strip()  # in front of the arguments
+        if is_cut_off or not self._tell(lambda text: arguments_of(self._name, text, self.names), text):
             self._say(text)
         return mark is not None and self._next_message(mark)
 

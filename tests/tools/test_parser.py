@@ -180,6 +180,7 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {})]),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}', [("now", {"a": 1})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>foo", []),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>", []),
     ],
 )
 def test_what_models_write_beside_their_format(name: str, text: str, calls: list[Any]) -> None:
