@@ -19,7 +19,13 @@ from tests.tools.test_grammar import NOW, WEATHER
 from tests.tools.test_parser import BY_NAME
 
 USER = {"role": "user", "content": "How is it in Rome?"}
-TOOLS = [WEATHER, NOW]
+SHORT = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": WEATHER["function"] | {"parameters": SHORT | {"additionalProperties": False}}},
+    NOW,
+]
+"""The demo model would not end a text by itself in time."""
+
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALLS = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
 HISTORY = [

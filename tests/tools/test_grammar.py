@@ -166,6 +166,16 @@ def walk(
     return fast.decode(said, skip_special_tokens=False)
 
 
+@pytest.mark.parametrize("kind", ["analysis", "commentary", "final"])
+@pytest.mark.parametrize("is_written_out", [True, False])
+def test_no_message_of_harmony_holds_another(grammars: Grammars, kind: str, is_written_out: bool) -> None:
+    heads = [("<|channel|>", False), (kind, True), ("<|message|>", False)]
+    wrong = [(mark, is_written_out) for mark in re.split("(<[^>]*>)", written("harmony", WRONG)) if mark]
+    for before in ("<|call|>", "<|start|>", "<|return|>", "Hm."):
+        text = walk(grammars, "harmony", [*heads, (before, is_written_out), *wrong], thinks=False, is_thinking=False)
+        assert calls_of(read("harmony", text)) == []
+
+
 PLAIN_TOKENIZER = Tokenizer(read_tokenizer(DEMO).fast, "the demo's")
 MARKS = sorted({mark for own in BY_NAME.values() for mark in (*own.begins, *own.marks)} | {THINK, END_OF_THOUGHT})
 BODIES = [
