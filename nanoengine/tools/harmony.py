@@ -6,10 +6,9 @@ import re
 from collections.abc import Collection
 
 from nanoengine.tools.calls import arguments_of
-from nanoengine.tools.events import Reasoning, Text
 from nanoengine.tools.formats import HARMONY_MARKS
 from nanoengine.tools.marks import Marks, past_space
-from nanoengine.tools.reading import Reading
+from nanoengine.tools.reading import Reading, Reasoning, Text
 
 HEADS = ("<|channel|>", "<|start|>", "<|message|>", "to=")
 BODY = "<|message|>"

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from nanoengine.tools.calls import ArgsCalls, CallReader, JsonCalls, Outcome
-from nanoengine.tools.events import Reasoning, Text
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
 from nanoengine.tools.marks import Marks, past_space
-from nanoengine.tools.reading import Reading
+from nanoengine.tools.reading import Reading, Reasoning, Text
 from nanoengine.tools.xml_calls import XmlCalls
 
 

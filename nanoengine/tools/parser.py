@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from nanoengine.tools.events import Call, Event, Reasoning, Text
 from nanoengine.tools.formats import ToolFormat
 from nanoengine.tools.harmony import Harmony
 from nanoengine.tools.marked import Marked
-from nanoengine.tools.reading import Reading
+from nanoengine.tools.reading import Call, Event, Reading, Reasoning, Text
 
 __all__ = ["AnswerParser", "Call", "Event", "Reasoning", "Text"]
 

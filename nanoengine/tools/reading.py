@@ -1,11 +1,37 @@
-"""Reading: a text that comes in pieces, to what it says."""
+"""Reading: a text that comes in pieces, to the events that say what it says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from nanoengine.tools.calls import Named
-from nanoengine.tools.events import Call, Event, Reasoning, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of what the user is told."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thinks before."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool, whole. `index` counts from 0; `arguments` is the JSON text of an object."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+Event = Text | Reasoning | Call
 
 State = Callable[[bool], bool]
 """Reads on; False: it needs more. It is told whether there is more."""

@@ -8,6 +8,9 @@ from typing import Any
 
 KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
+MAX_DEPTH = 64
+"""Of schemas in each other."""
+
 IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
 """Templates write them so, and models after them."""
 
@@ -44,7 +47,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
-        return "integer" if value == int(value) else "number"
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
@@ -60,25 +63,26 @@ def resolved(reference: Any, root: Any) -> Any:
     return root
 
 
-def _kinds(schema: Any, root: Any, known: dict[str, frozenset[str]]) -> frozenset[str]:
-    if not isinstance(schema, Mapping):
+def _kinds(schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
+    """Whatever a client sends: what is no schema asks for nothing."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
         return frozenset() if schema is False else KINDS
     found = KINDS
     if "$ref" in schema:
         name = str(schema["$ref"])
         if name not in known:
             known[name] = frozenset()  # while it is looked at: it may refer to itself
-            known[name] = _kinds(resolved(name, root), root, known)
+            known[name] = _kinds(resolved(name, root), root, known, depth + 1)
         found &= known[name]
-    if "type" in schema:
-        named = {schema["type"]} if isinstance(schema["type"], str) else set(schema["type"])
+    types = schema.get("type")
+    named = KINDS & {own for own in (types if isinstance(types, list) else [types]) if isinstance(own, str)}
+    if named:
         found &= named | ({"integer"} if "number" in named else set())
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
+    if isinstance(values, list):
         found &= {kind_of(value) for value in values}
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema:
-            found &= frozenset().union(*(_kinds(own, root, known) for own in schema[keyword]))
-    for own in schema.get("allOf", ()):
-        found &= _kinds(own, root, known)
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(keyword), list):
+            each = [_kinds(own, root, known, depth + 1) for own in schema[keyword]]
+            found &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
     return found

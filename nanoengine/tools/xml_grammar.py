@@ -30,6 +30,14 @@ OF_OBJECTS = NOTES | {
 OF_TABLES = {"items", "properties", "required", "additionalProperties"}
 OF_STRINGS = {"minLength", "maxLength", "pattern", "format"}
 
+LOOKS: dict[str, Any] = {
+    **dict.fromkeys(("enum", "anyOf", "oneOf", "required"), list),
+    **dict.fromkeys(("minLength", "maxLength"), int),
+    "properties": Mapping,
+    "pattern": str,
+    "type": str | list,
+}
+
 PLAIN = {
     "null": '"null"',
     "boolean": '"true" | "false"',
@@ -209,7 +217,8 @@ def _whole(pattern: str) -> str:
     if "^" in bare or "$" in bare or "(?" in bare.replace("(?:", "") or ("|" in _outside(bare) and (begins or ends)):
         raise _Refused("pattern")
     around = ["" if begins else "(?s:.*)", "" if ends else "(?s:.*)"]
-    return "/" + re.sub(r"(?<!\\)/", r"\\/", f"{around[0]}({inner}){around[1]}").replace("\n", r"\n") + "/"
+    text = re.sub(r"\\.|/", lambda own: r"\/" if own[0] == "/" else own[0], inner, flags=re.DOTALL).replace("\n", r"\n")
+    return f"/{around[0]}({text}){around[1]}/"
 
 
 def _outside(pattern: str) -> str:
@@ -220,6 +229,9 @@ def _outside(pattern: str) -> str:
 
 
 def _check(schema: Mapping[str, Any], known: set[str]) -> None:
-    for name in schema:
-        if name not in known and name not in NOTES:
+    """Whether all that a schema asks for is known here, and looks as it must."""
+    for name, value in schema.items():
+        if (name not in known and name not in NOTES) or not isinstance(value, LOOKS.get(name, object)):
             raise _Refused(name)
+    if not all(isinstance(name, str) for name in schema.get("required", ())):
+        raise _Refused("required")

@@ -11,6 +11,8 @@ TEST_ENDINGS = "tests/structured/test_endings.py"
 TEST_GRAMMARS = "tests/structured/test_grammars.py"
 TEST_PARAMS = "tests/structured/test_params.py"
 TEST_CALLS = "tests/tools/test_grammar.py"
+TEST_HARMONY = "tests/tools/test_harmony.py"
+TEST_XML = "tests/tools/test_xml_grammar.py"
 TEST_PARSER = "tests/tools/test_parser.py"
 
 MUTANTS = (
@@ -140,7 +142,7 @@ MUTANTS = (
         'rules.without("TEXT", *HARMONY_MARKS)',
         '"TEXT"',
         "What gpt-oss tells the user may hold the head of a message that calls a strict tool.",
-        (TEST_CALLS,),
+        (TEST_HARMONY,),
     ),
     Mutant(
         "strings-that-read-as-numbers",
@@ -148,7 +150,7 @@ MUTANTS = (
         'excluded = "".join(f" & ~{READ[kind]}" for kind in sorted(kinds - {"string"}))',
         'excluded = ""',
         "Where a string or a number of some size may be, a number of another size is written as a string, and read as a number.",
-        (TEST_CALLS,),
+        (TEST_XML,),
     ),
     Mutant(
         "long-values-are-read-again",

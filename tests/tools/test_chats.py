@@ -15,7 +15,7 @@ from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.tools.chats import Answer, Chats
-from tests.tools.test_grammar import NOW, WEATHER
+from tests.tools.conftest import NOW, WEATHER
 from tests.tools.test_parser import BY_NAME
 
 USER = {"role": "user", "content": "How is it in Rome?"}
