@@ -32,8 +32,9 @@ def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
     """
     if logits.is_cpu:  # torch would wake threads of its own beside those of the kernels, and wait for them
         rows = logits.numpy()
-        for sample, mask in zip(samples.tolist(), masks.numpy().view(np.uint8), strict=True):
-            rows[sample] += OFFSETS.take(mask, axis=0).reshape(-1)[: logits.shape[1]]
+        with np.errstate(invalid="ignore"):  # inf becomes NaN
+            for sample, mask in zip(samples.tolist(), masks.numpy().view(np.uint8), strict=True):
+                rows[sample] += OFFSETS.take(mask, axis=0).reshape(-1)[: logits.shape[1]]
         return
     table = torch.from_numpy(OFFSETS).to(logits)
     for part in row_slices(len(samples)):
