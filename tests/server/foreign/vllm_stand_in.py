@@ -22,8 +22,6 @@ import launch
 import openai
 import pytest
 
-GGUF = Path(os.environ["MODEL_FILE"])
-
 
 @functools.cache
 def get_tokenizer(tokenizer_name: str = "") -> Any:
@@ -31,7 +29,8 @@ def get_tokenizer(tokenizer_name: str = "") -> Any:
     del tokenizer_name
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(GGUF.parent), gguf_file=GGUF.name)
+    file = Path(os.environ["MODEL_FILE"])
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
 class ModelConfig:
