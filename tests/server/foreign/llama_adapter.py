@@ -7,6 +7,7 @@ to llama.cpp's own paths are put into OpenAI's words on the way out, and the ans
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,5 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    for server in running.values():
+    for (template, *_), server in running.items():
         server.stop()
+        if template:
+            shutil.rmtree(server.model)

@@ -113,7 +113,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.utils.network_utils": {"get_open_port": launch.free_port},
     "vllm.v1.engine.exceptions": {"EngineDeadError": RuntimeError},
     "vllm.version": {"__version__": launch.version(), "_prev_minor_version": lambda: "0.0"},
-    "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer},
+    "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer, "ROCM_EXTRA_ARGS": []},
     "tests.conftest": {"LocalAssetServer": NotHere},
 }
 
