@@ -14,7 +14,7 @@ ENDS_A_STRING = re.compile(r'["\\]')
 OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 """Of JSON outside a string: what opens or closes, and what cannot be."""
 
-HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?\[ARGS\]\s{0,8}(?=\{)")
+HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
 
 MAX_HEAD_CHARS = 1000
@@ -101,13 +101,12 @@ class AnswerParser:
         self._is_fresh = is_thinking  # white space that comes first is left out
         self._kind: type[Text | Reasoning] = Reasoning if is_thinking else Text
         self._num_calls = 0
+        self._told: set[type[Text | Reasoning]] = set()
         self._events: list[Event] = []
         self._state: Callable[[bool], bool] = self._read_text  # reads on; False: it needs more
         if is_harmony:
             self._state = self._read_head
-        elif is_thinking:
-            self._state = self._read_thought
-        elif thinks:
+        elif is_thinking or thinks:
             self._state = self._read_start
         self._begin_scan("")
 
@@ -119,7 +118,7 @@ class AnswerParser:
     def finish(self) -> list[Event]:
         """The answer is over: the rest of it."""
         events = self._run(True)
-        if self._space and not self._num_calls and self._kind is Text:
+        if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
             events.append(Text(self._space))
         return events
 
@@ -139,23 +138,26 @@ class AnswerParser:
         self._space = text[len(said) :]
         if said:
             self._events.append(self._kind(said))
+            self._told.add(self._kind)
             self._is_fresh = False
 
     def _switch(self, kind: type[Text | Reasoning], state: Callable[[bool], bool]) -> bool:
-        """What follows is of another kind, and white space between the two of neither."""
-        self._kind, self._is_fresh, self._space, self._state = kind, True, "", state
+        """What follows is of another kind, and white space between the two of neither. Two messages of a kind are two lines."""
+        self._kind, self._is_fresh, self._state = kind, True, state
+        self._space = "\n" if kind in self._told else ""
         return True
 
     # ---- text and thoughts
 
     def _read_start(self, is_last: bool) -> bool:
+        """Some models write <think> though the prompt ends with it."""
         begun = self._rest.lstrip()
         if begun.startswith(THINK):
             self._rest = begun[len(THINK) :]
             return self._switch(Reasoning, self._read_thought)
         if not is_last and THINK.startswith(begun):
             return False
-        self._state = self._read_text
+        self._state = self._read_thought if self._kind is Reasoning else self._read_text
         return True
 
     def _read_thought(self, is_last: bool) -> bool:
@@ -206,7 +208,14 @@ class AnswerParser:
             return self._no_call(self._at)
         if end is None:
             return False
-        return self._switch(Text, self._read_end) if self._take(end) else self._no_call(end)
+        if not self._take(end):
+            return self._no_call(end)
+        if (
+            Text not in self._told
+        ):  # white space around a call is of the text only if there is text on both of its sides
+            self._space, self._is_fresh = "", True
+        self._state = self._read_end
+        return True
 
     def _no_call(self, size: int) -> bool:
         """It is text, so far."""
@@ -245,7 +254,7 @@ class AnswerParser:
         text = self._rest[:size]
         try:
             own = {"name": self._name, "arguments": text[text.find("{") :]}
-            values = own if self._name else json.loads(text)
+            values = own if self._name else _loads(text)
             calls = [_call(own, self.names) for own in (values if isinstance(values, list) else [values])]
         except (ValueError, RecursionError):
             return False
@@ -264,7 +273,10 @@ class AnswerParser:
         rest, end = self._rest.lstrip(" \n\r\t" + self.format.between), self.format.end
         if not is_last and (not rest or (rest != end and end.startswith(rest))):
             return False
-        self._rest = rest[len(end) :] if rest.startswith(end) else rest
+        is_marked = bool(end) and rest.startswith(end)
+        if not is_marked and not self._is_fresh:
+            self._space += "".join(filter(str.isspace, self._rest[: len(self._rest) - len(rest)]))
+        self._rest = rest[len(end) :] if is_marked else rest
         self._state = self._read_text
         return True
 
@@ -312,6 +324,10 @@ class AnswerParser:
         return self._switch(Text, self._read_head)
 
 
+_loads = json.JSONDecoder(strict=False).decode
+"""Small models write a line's end into a string as it is; JSON that is told has it as it should be."""
+
+
 def _call(value: Any, names: Collection[str] | None) -> tuple[str, str] | None:
     """Name and arguments of a call as models write one; None if it is none.
 
@@ -324,7 +340,7 @@ def _call(value: Any, names: Collection[str] | None) -> tuple[str, str] | None:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments) if arguments.strip() else {}
+        arguments = _loads(arguments) if arguments.strip() else {}
     if arguments is None and names is not None:  # a known tool without arguments
         arguments = {}
     if not isinstance(arguments, Mapping):

@@ -83,7 +83,7 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
     assert [type(event) for event in events] == [Text, Call, Text]
-    assert text_of(events) == "I look.That was it."
+    assert text_of(events) == "I look.\n\nThat was it."
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -139,6 +139,9 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("phi", f"<|tool_call|>{CALL}<|/tool_call|>functools[{NOW}]", [("weather", {"city": "A"}), ("now", {})]),
         ("mistral_args", f"[TOOL_CALLS] [{CALL}]", [("weather", {"city": "A"})]),
         ("mistral_args", '[TOOL_CALLS]now[CALL_ID]abc123[ARGS]{"a": 1}', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now{"a": 1}Then.', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now[ARGS]{"a": "1\n2"}', [("now", {"a": "1\n2"})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "1\n\t2"}}', [("now", {"x": "1\n\t2"})]),
         ("mistral_args", "[TOOL_CALLS]now and then, " * 50, []),
         ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {})]),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}', [("now", {"a": 1})]),
@@ -177,6 +180,9 @@ def test_no_more_calls_than_asked_for_are_told() -> None:
         ("<think>Hm.", {"thinks": True}, [Reasoning("Hm.")]),
         ("<think>Hm.</think>", {}, [Text("<think>Hm.</think>")]),
         ("\nHm.\n</think>\nYes.\n", {"is_thinking": True}, [Reasoning("Hm."), Text("Yes.\n")]),
+        ("\n<think>\nHm.</think>Yes.", {"is_thinking": True}, [Reasoning("Hm."), Text("Yes.")]),
+        ("<th", {"is_thinking": True}, [Reasoning("<th")]),
+        ("Hm.</think>\n\n", {"is_thinking": True}, [Reasoning("Hm.")]),
         ("A<|x|>B", {"dropped": ["<|x|>"]}, [Text("AB")]),
     ],
 )
@@ -207,6 +213,23 @@ def test_the_channels_of_harmony() -> None:
     assert read("harmony", text) == [Reasoning("Hm."), Text("I look."), Call(0, "now", "{}")]
     assert read("harmony", "<|channel|>final<|message|>Yes.\n") == [Text("Yes.\n")]
     assert read("harmony", "<|channel|>ana") == []
+
+
+def test_two_messages_of_a_kind_are_two_lines() -> None:
+    start = "<|end|><|start|>assistant"
+    text = f"<|channel|>commentary<|message|>I look.{start}<|channel|>final<|message|>It rains.{start}"
+    assert read("harmony", text) == [Text("I look.\nIt rains.")]
+    text = f"<|channel|>analysis<|message|>Hm.{start}{written('harmony', ('now', {}))}{start}"
+    events = read("harmony", f"{text}<|channel|>analysis<|message|>So.{start}<|channel|>final<|message|>Yes.")
+    assert events == [Reasoning("Hm."), Call(0, "now", "{}"), Reasoning("\nSo."), Text("Yes.")]
+
+
+def test_white_space_between_calls_is_of_no_text() -> None:
+    text = written("hermes", ("now", {}), ("now", {}))
+    assert text_of(read("hermes", f"\n{text}\n\nDone.")) == "Done."
+    assert text_of(read("hermes", f"I look: \n{text}\n")) == "I look:"
+    assert text_of(read("hermes", f"I look:{text}done.")) == "I look:\ndone."
+    assert text_of(read("llama3", f"I look: {CALL}; {CALL} Done.")) == "I look:   Done."
 
 
 # ---- however it comes
