@@ -17,19 +17,27 @@ from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
 from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
 
+OFFSETS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
+"""[256, 8] float32, for each bit of a byte: 0 or -inf. It is added, so that NaN stays what it is."""
+
 
 def apply_masks(logits: Tensor, samples: Tensor, masks: Tensor) -> None:
     """Leave -inf of the logits that masks do not hold.
 
     Args:
-        logits: [n, vocab_size], changed.
+        logits: [n, vocab_size] float32, changed.
         samples: [m] int32 or int64: which of them.
         masks: [m, words] int32.
     """
-    bits = (torch.arange(256, device=logits.device)[:, None] >> torch.arange(8, device=logits.device)) & 1
-    offsets = 1 - 1 / bits.to(logits.dtype)  # of each byte of a mask: 0 or -inf; they are added: NaN stays what it is
+    if logits.is_cpu:  # torch would wake threads of its own beside those of the kernels, and wait for them
+        rows = logits.numpy()
+        with np.errstate(invalid="ignore"):  # inf becomes NaN
+            for sample, mask in zip(samples.tolist(), masks.numpy().view(np.uint8), strict=True):
+                rows[sample] += OFFSETS.take(mask, axis=0).reshape(-1)[: logits.shape[1]]
+        return
+    table = torch.from_numpy(OFFSETS).to(logits)
     for part in row_slices(len(samples)):
-        of_bytes = offsets.index_select(0, masks[part].view(torch.uint8).flatten().int())
+        of_bytes = table.index_select(0, masks[part].view(torch.uint8).flatten().int())
         logits.index_add_(0, samples[part], of_bytes.view(len(masks[part]), -1)[:, : logits.shape[1]])
 
 

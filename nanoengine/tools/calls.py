@@ -15,8 +15,11 @@ ENDS_A_STRING = re.compile(r'["\\]')
 OUTSIDE = re.compile(r'["{}\[\]]|[^\s\d:,.+\-Etruefalsn]')
 """Of JSON outside a string: what opens or closes, and what cannot be."""
 
-HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?\[ARGS\]\s{0,8}(?=\{)")
+HEADER = re.compile(r"\s{0,8}([\w.\-]{1,128})(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\])?\s{0,8}(?=\{)")
 MAX_HEADER_CHARS = 300
+
+loads = json.JSONDecoder(strict=False).decode
+"""Small models write a line's end into a string as it is; JSON that is told has it as it should be."""
 
 Named = tuple[str, str]
 """A name, and the JSON text of arguments."""
@@ -111,14 +114,14 @@ class JsonCalls(CallReader):
         return (Outcome.TEXT if is_last and outcome is Outcome.MORE else outcome), at
 
     def calls(self, text: str) -> list[Named] | None:
-        values = json.loads(text)
+        values = loads(text)
         found = [named(own, self.names) for own in (values if isinstance(values, list) else [values])]
         calls = [own for own in found if own is not None]
         return calls if calls and len(calls) == len(found) else None
 
 
 class ArgsCalls(JsonCalls):
-    """NAME[ARGS] and the arguments; or JSON without a name."""
+    """NAME[ARGS] and the arguments; or JSON without a name. [ARGS] may be missing."""
 
     _name = ""
 
@@ -156,7 +159,7 @@ def named(value: Any, names: Collection[str] | None) -> Named | None:
         return None
     arguments = value.get("arguments", value.get("parameters"))
     if isinstance(arguments, str):
-        arguments = json.loads(arguments) if arguments.strip() else {}
+        arguments = loads(arguments) if arguments.strip() else {}
     if arguments is None and names is not None:  # a known tool without arguments
         arguments = {}
     if not isinstance(arguments, Mapping):

@@ -35,11 +35,12 @@ class Marked(Reading):
         self._mark = ""  # of the call that is read
         self._reader: CallReader | None = None
         self._held: list[str] = []  # what was read behind it
-        self._state = self._read_start if thinks else self._read_text
+        self._state = self._read_start if thinks or is_thinking else self._read_text
         if is_thinking:
-            self._kind, self._is_fresh, self._state = Reasoning, True, self._read_thought
+            self._kind, self._is_fresh = Reasoning, True
 
     def _read_start(self, is_last: bool) -> bool:
+        """Some models write <think> though the prompt ends with it."""
         self._say(self._read(past_space(self._text, self._at)))
         begun = self._text[self._at : self._at + len(THINK)]
         if begun == THINK:
@@ -47,7 +48,7 @@ class Marked(Reading):
             return self._switch(Reasoning, self._read_thought)
         if not is_last and THINK.startswith(begun):
             return False
-        self._state = self._read_text
+        self._state = self._read_thought if self._kind is Reasoning else self._read_text
         return True
 
     def _read_thought(self, is_last: bool) -> bool:
@@ -85,7 +86,10 @@ class Marked(Reading):
             return False
         read = "".join(self._held)
         if outcome is Outcome.WHOLE and self._tell(self._reader.calls, read):
-            return self._switch(Text, self._read_end)
+            self._held, self._state = [], self._read_end
+            if Text not in self._told:  # white space around calls is of the text if there is text on both sides
+                self._space, self._is_fresh = [], True
+            return True
         self._say(self._mark + read)
         self._state = self._read_text
         return True
@@ -93,10 +97,14 @@ class Marked(Reading):
     def _read_end(self, is_last: bool) -> bool:
         """Behind a call: a mark, perhaps."""
         assert self.format is not None
-        self._at, end = past_space(self._text, self._at, self.format.between), self.format.end
+        space, end = self._read(past_space(self._text, self._at, self.format.between)), self.format.end
+        self._held += filter(str.isspace, space)
         begun = self._text[self._at : self._at + len(end)]
         if not is_last and (self._at == len(self._text) or (begun != end and end.startswith(begun))):
             return False
-        self._at += len(end) if begun == end else 0
+        if end and begun == end:
+            self._at += len(end)
+        elif not self._is_fresh:
+            self._space += self._held
         self._state = self._read_text
         return True

@@ -52,6 +52,7 @@ class Reading:
         self._space: list[str] = []  # that is text if text follows
         self._is_fresh = False  # white space that comes first is left out
         self._kind: type[Text | Reasoning] = Text
+        self._told: set[type[Text | Reasoning]] = set()
         self._num_calls = 0
         self._events: list[Event] = []
 
@@ -66,7 +67,7 @@ class Reading:
 
     def finish(self) -> list[Event]:
         events = self._run(True)
-        if self._space and not self._num_calls and self._kind is Text:
+        if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
             events.append(Text("".join(self._space)))
         return events
 
@@ -86,15 +87,16 @@ class Reading:
         said = text.rstrip()
         if said:
             self._events.append(self._kind("".join(self._space) + said))
+            self._told.add(self._kind)
             self._is_fresh = False
             self._space.clear()
         if len(said) < len(text):
             self._space.append(text[len(said) :])
 
     def _switch(self, kind: type[Text | Reasoning], state: State) -> bool:
-        """What follows is of another kind, and white space between the two of neither."""
+        """What follows is of another kind, and white space between the two of neither. Two messages of a kind are two lines."""
         self._kind, self._is_fresh, self._state = kind, True, state
-        self._space.clear()
+        self._space = ["\n"] if kind in self._told else []
         return True
 
     def _tell(self, calls: Callable[[str], list[Named] | None], text: str) -> bool:

@@ -93,7 +93,7 @@ def both(server: Server, content: str, **fields: Any) -> tuple[dict[str, Any], s
 def test_a_call_that_the_model_writes_is_told_as_such(hermes: Server) -> None:
     message, reason = both(hermes, f"I look.\n{ROME}\n{TIME}\n")
     assert functions(message) == [("weather", {"city": "Rome"}), ("now", {})]
-    assert (message["content"], reason) == ("I look.Told.", "tool_calls")
+    assert (message["content"], reason) == ("I look.\n\n\n Told.", "tool_calls")
     message, _ = both(hermes, ROME + TIME, parallel_tool_calls=False)
     assert functions(message) == [("weather", {"city": "Rome"})]
 

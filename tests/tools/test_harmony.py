@@ -30,6 +30,15 @@ def test_the_channels_of_harmony() -> None:
     assert read("harmony", "<|channel|>ana") == []
 
 
+def test_two_messages_of_a_kind_are_two_lines() -> None:
+    start = "<|end|><|start|>assistant"
+    text = f"<|channel|>commentary<|message|>I look.{start}<|channel|>final<|message|>It rains.{start}"
+    assert read("harmony", text) == [Text("I look.\nIt rains.")]
+    text = f"<|channel|>analysis<|message|>Hm.{start}{written('harmony', ('now', {}))}{start}"
+    events = read("harmony", f"{text}<|channel|>analysis<|message|>So.{start}<|channel|>final<|message|>Yes.")
+    assert events == [Reasoning("Hm."), Call(0, "now", "{}"), Reasoning("\nSo."), Text("Yes.")]
+
+
 @pytest.mark.parametrize("kind", ["analysis", "commentary", "final"])
 @pytest.mark.parametrize("is_written_out", [True, False])
 def test_no_message_of_harmony_holds_another(grammars: Grammars, kind: str, is_written_out: bool) -> None:

@@ -99,7 +99,7 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
     assert [type(event) for event in events] == [Text, Call, Text]
-    assert text_of(events) == "I look.That was it."
+    assert text_of(events) == "I look.\n\nThat was it."
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -156,6 +156,9 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("phi", f"<|tool_call|>{CALL}<|/tool_call|>functools[{NOW}]", [("weather", {"city": "A"}), ("now", {})]),
         ("mistral_args", f"[TOOL_CALLS] [{CALL}]", [("weather", {"city": "A"})]),
         ("mistral_args", '[TOOL_CALLS]now[CALL_ID]abc123[ARGS]{"a": 1}', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now{"a": 1}Then.', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now[ARGS]{"a": "1\n2"}', [("now", {"a": "1\n2"})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "1\n\t2"}}', [("now", {"x": "1\n\t2"})]),
         ("mistral_args", "[TOOL_CALLS]now and then, " * 50, []),
         ("qwen3_coder", "<tool_call> <function=now>\n\n</function>", [("now", {})]),
         (
