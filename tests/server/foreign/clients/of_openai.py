@@ -183,7 +183,7 @@ def loop() -> None:
     for ask in (lambda **fields: chat.create(**fields).choices[0], lambda **fields: streamed(**fields)[0]):
         made, messages = Made(), list(ASKED)
         while True:
-            [*_, message] = [ask(messages=messages, tools=[WEATHER], extra_body=CALLS_ONCE, **SHORT).message]
+            message = ask(messages=messages, tools=[WEATHER], extra_body=CALLS_ONCE, **SHORT).message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
                 break
