@@ -90,6 +90,15 @@ FORMATS = (
     ToolFormat("phi", ("<|/tool_call|>",), ("<|tool_call|>", "functools"), "<|/tool_call|>", shape="list", between=""),
     ToolFormat("granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"), shape="list"),
     ToolFormat("functools", ("functools[",), ("functools",), shape="list"),
+    ToolFormat(
+        "seed",
+        ("<seed:tool_call>",),
+        ("<seed:tool_call>",),
+        "</seed:tool_call>",
+        "\n",
+        shape="xml",
+        xml=replace(FUNCTION, pad=""),
+    ),
     ToolFormat("qwen3_coder", ("<parameter=",), ("<tool_call>",), "</tool_call>", "\n", shape="xml", xml=FUNCTION),
     ToolFormat(
         "glm47", ("</arg_key><arg_value>",), ("<tool_call>",), shape="xml", between="", xml=replace(ARG_KEY, gap="")

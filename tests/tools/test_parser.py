@@ -41,6 +41,7 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
         "granite": "<|tool_call|> " + as_list,
         "functools": "functools" + as_list,
         "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(name, *own)}\n</tool_call>" for own in calls),
+        "seed": "\n".join(f"<seed:tool_call>\n{in_xml(name, *own)}\n</seed:tool_call>" for own in calls),
         "glm": "\n".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
         "glm47": "".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
         "hermes": "\n".join(f"<tool_call>\n{own}\n</tool_call>" for own in objects),
@@ -51,8 +52,9 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
 
 def in_xml(name: str, tool: str, arguments: dict[str, Any]) -> str:
     values = {key: own if isinstance(own, str) else json.dumps(own) for key, own in arguments.items()}
-    if name == "qwen3_coder":
-        pairs = "".join(f"<parameter={key}>\n{own}\n</parameter>\n" for key, own in values.items())
+    if name in ("qwen3_coder", "seed"):
+        pad = "\n" if name == "qwen3_coder" else ""
+        pairs = "".join(f"<parameter={key}>{pad}{own}{pad}</parameter>\n" for key, own in values.items())
         return f"<function={tool}>\n{pairs}</function>"
     gap = "\n" if name == "glm" else ""
     pairs = "".join(f"<arg_key>{key}</arg_key>{gap}<arg_value>{own}</arg_value>{gap}" for key, own in values.items())

@@ -39,6 +39,7 @@ SCHEMA = {"type": "object", "properties": PROPERTIES, "$defs": {"table": {"type"
 def test_values_are_what_the_schema_says(name: str, key: str, text: str, value: Any) -> None:
     before, behind = {
         "qwen3_coder": (f"<tool_call><function=now><parameter={key}>\n", "\n</parameter></function></tool_call>"),
+        "seed": (f"<seed:tool_call><function=now><parameter={key}>", "</parameter></function></seed:tool_call>"),
     }.get(name, (f"<tool_call>now<arg_key>{key}</arg_key><arg_value>", "</arg_value></tool_call>"))
     whole = read(name, before + text + behind, schemas={"now": SCHEMA})
     assert calls_of(whole) == [("now", {key: value})]
