@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from nanoengine.builder import build_engine, read_config
+from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.server.app import SECONDS_TO_SAY_SO, http_settings
@@ -68,6 +68,7 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
         "scheduling_policy": "mixed",
         "max_num_batched_tokens": budget,
         "long_prefill_token_threshold": max(1, budget // 2) if isinstance(budget, int) else None,
+        **({"min_priority": 0} if is_installed("fairness") else {}),
     }
 
 
