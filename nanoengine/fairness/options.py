@@ -16,7 +16,7 @@ class FairnessOptions:
         max_client_share: most of the prompt tokens of a step that the requests of one client take while other clients have
             prompts to compute, too. Clients also get equal parts of the rows (`max_num_seqs`) while others wait for one. 1:
             neither limit.
-        min_priority: the smallest `priority` that a request may have, so that nobody passes all others; smaller is first. None: any.
+        min_priority: the smallest `priority` that a request may have, so that nobody passes all others. None: any.
 
     Raises:
         InvalidConfig: a value that cannot work.

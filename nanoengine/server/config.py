@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from nanoengine.errors import InvalidConfig, shown
 
+PART_OF_A_CLIENT = 4
+"""Of the bytes that requests may hold, one client may hold this part."""
+
 BOUNDS = {
     "port": (0, 65535),
     "max_body_bytes": (1, 1 << 30),
+    "max_held_body_bytes": (4, 1 << 40),
+    "max_answer_bytes": (4, 1 << 40),
     "max_prompts": (1, 1024),
     "max_n": (1, 16384),
     "max_stop_strings": (1, 1024),
@@ -31,6 +36,9 @@ class ServerConfig:
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
         max_body_bytes: longest body of a request.
+        max_held_body_bytes: most bytes of the bodies of all requests that are being answered; a client has at most a quarter.
+        max_answer_bytes: most bytes that all answers may take while they are made, as estimated from what is asked for; a client
+            has at most a quarter.
         max_prompts: most prompts in one call.
         max_n: most completions of a prompt.
         max_stop_strings: most strings that end a completion.
@@ -54,6 +62,8 @@ class ServerConfig:
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
     max_body_bytes: int = 8 << 20
+    max_held_body_bytes: int = 256 << 20
+    max_answer_bytes: int = 1 << 30
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16
@@ -72,6 +82,11 @@ class ServerConfig:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {most}")
+        if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
+            raise InvalidConfig(
+                f"max_body_bytes is {self.max_body_bytes}: it must be at most a quarter of max_held_body_bytes, which is "
+                f"{self.max_held_body_bytes}"
+            )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
         for name in ("host", "uds"):
             if getattr(self, name) == "":

@@ -9,12 +9,13 @@ import secrets
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import CLIENT, REQUEST_ID
+from nanoengine.server.serving import CLIENT, HELD, REQUEST_ID
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
@@ -72,7 +73,8 @@ class Identify:
 
         try:
             problem = self._problem(scope, headers)
-            await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
+            with ExitStack() as scope[HELD]:
+                await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:

@@ -18,6 +18,7 @@ from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
+from nanoengine.server.budget import Budget
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
@@ -31,6 +32,9 @@ from nanoengine.tools.chats import Chats, Prompt
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
+
+HELD = "nanoengine.held"
+"""And what it holds until its answer is sent."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -74,6 +78,9 @@ class Serving:
         self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
+        self.bodies = Budget("this body", config.max_held_body_bytes, "max_held_body_bytes", "shorten it")
+        hint = "ask for fewer tokens, log probabilities or completions"
+        self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
         self.num_rejected: Counter[str] = Counter()  # by reason
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # for who reads metrics
@@ -87,7 +94,8 @@ class Serving:
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
         """The body of a request, for a model that is served here. Raises as `reading.read`."""
-        request = await read(http, kind, self.text, self.config.max_body_bytes)
+        holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
+        request = await read(http, kind, self.text, self.config.max_body_bytes, holding)
         if model := getattr(request, "model", None):
             self.check_name(model)
         return request
@@ -123,6 +131,7 @@ class Serving:
         params: SamplingParams,
         num_prompts: int,
         encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
+        size: Callable[[Sequence[Request]], int],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
 
@@ -133,6 +142,7 @@ class Serving:
             params: how to sample each prompt, as far as its text does not matter.
             num_prompts: how many there will be.
             encode: makes their tokens, and says how to sample them; called in a thread.
+            size: how many bytes the answer may take.
 
         Raises:
             Problem: too many, or no room.
@@ -174,6 +184,7 @@ class Serving:
             found = await self.text.run(begin)
             requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
+            http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
         finally:

@@ -21,5 +21,5 @@ def test_with_a_share_of_1_neither_rule_holds(value: float, num_rules: int) -> N
 
 @pytest.mark.parametrize("value", [True, 1.0, "0", 2**63])
 def test_a_least_priority_that_cannot_be(value: Any) -> None:
-    with pytest.raises(InvalidConfig, match="min_priority is .*64 bits"):
+    with pytest.raises(InvalidConfig, match=r"min_priority is .*64 bits"):
         FairnessOptions(min_priority=value)
