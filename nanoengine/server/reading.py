@@ -17,6 +17,9 @@ from nanoengine.server.text import TextThreads
 SLOW_BYTES = 1 << 16
 """A longer body is parsed in a thread."""
 
+MAX_BRACKETS = 1 << 18
+"""In a body: each may open a list or an object, and making millions of those would hold up everybody else."""
+
 MAX_BODY_SECONDS = 120
 """A request that is not there by then is given up."""
 
@@ -64,6 +67,8 @@ async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
 
 
 def _parse(body: bytes, kind: type[S]) -> S:
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise Problem(400, f"the body has more than {MAX_BRACKETS} brackets: send less JSON")
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
