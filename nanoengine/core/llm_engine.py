@@ -305,7 +305,7 @@ class LLMEngine:
             raise EngineClosed("the engine is closed: make a new one")
         if os.getpid() != self._pid:
             raise EngineClosed(
-                f"the engine was made in process {self._pid}, and its threads are not in this fork of it: make one here, or start "
+                f"the engine was made in process {self._pid}, whose threads a fork does not have: make one here, or start "
                 'processes with multiprocessing\'s "spawn"'
             )
 
