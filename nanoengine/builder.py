@@ -48,7 +48,7 @@ CAPABILITIES = {
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
     "structured": Entry("StructuredOutput", needs=("sampling", "speculation")),
-    "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share",)),
+    "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share", "min_priority")),
     "observability": Entry("Observability"),
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""

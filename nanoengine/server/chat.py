@@ -70,6 +70,15 @@ class _Chat(Answer[ChatRequest]):
         content = last.get("content")
         return content if self.request.echo and last.get("role") == self.role and isinstance(content, str) else ""
 
+    @property
+    def num_copies(self) -> int:
+        return 1
+
+    @property
+    def num_repeated(self) -> int:
+        n, prompt = self.request.n or 1, len(self.prompt.text) if self.request.return_prompt_text else 0
+        return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
+
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         logprobs = None
