@@ -23,6 +23,7 @@ from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.http import BoundedHTTP
+from nanoengine.server.messages import count_tokens, messages
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
 from nanoengine.server.page import FILES, page_routes
@@ -44,6 +45,8 @@ ROUTES = [
     Route("/v1/models/{name:path}", operations.model),
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/tokenizer_info", tokenizer_info),
@@ -92,7 +95,7 @@ async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, Problem):
         logger.error("%s: %s", http.url.path, error, exc_info=error)
-    return problem.response()
+    return problem.response(http.scope)
 
 
 async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
@@ -103,4 +106,4 @@ async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Respons
         problem = Problem(404, f"there is no {http.url.path} here; /openapi.json lists what there is")
     else:
         problem = Problem(error.status_code, error.detail, headers=error.headers)
-    return problem.response()
+    return problem.response(http.scope)

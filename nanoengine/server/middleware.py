@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import CLIENT, REQUEST_ID
 
@@ -22,6 +22,10 @@ access_logger = logging.getLogger("nanoengine.access")
 
 QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 """Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
+
+
+MAX_REASON_CHARS = 300
+"""Of why a request was refused, as the log has it: messages hold what clients sent."""
 
 
 class Identify:
@@ -72,23 +76,24 @@ class Identify:
 
         try:
             problem = self._problem(scope, headers)
-            await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
+            await (self._app if problem is None else problem.response(scope))(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:
-                await problem_of(error).response()(scope, receive, send_with_id)
+                await problem_of(error).response(scope)(scope, receive, send_with_id)
         finally:
             if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
                 seconds = time.perf_counter() - start
                 access_logger.info(
-                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f',
+                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f%s',
                     request_id,
                     scope[CLIENT],
                     scope["method"],
-                    scope["path"].encode("unicode_escape").decode().replace('"', '\\"'),
+                    _quoted(scope["path"]),
                     status,
                     size,
                     seconds,
+                    f' reason="{_quoted(scope[REASON][:MAX_REASON_CHARS])}"' if REASON in scope else "",
                 )
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
@@ -102,13 +107,20 @@ class Identify:
         if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
             return None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         digest = _digest(key.strip())
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
-        if kind.lower() != b"bearer" or not any(matches):
-            message = "the API key is missing or wrong: send the header Authorization: Bearer KEY"
+        if not any(matches):
+            message = "the API key is missing or wrong: send the header Authorization: Bearer KEY, or x-api-key: KEY"
             return Problem(401, message, headers={"www-authenticate": "Bearer"})
         scope[CLIENT] = f"key-{matches.index(True)}"
         return None
+
+
+def _quoted(text: str) -> str:
+    """A text as one line of a log may hold it between quotes."""
+    return text.encode("unicode_escape").decode().replace('"', '\\"')
 
 
 def _digest(key: bytes) -> bytes:

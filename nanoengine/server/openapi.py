@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 import nanoengine
 from nanoengine.server.answers import json_response
+from nanoengine.server.messages import CountTokensRequest, MessagesRequest
 from nanoengine.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -22,12 +23,14 @@ from nanoengine.server.protocol import (
 POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionRequest, "Complete prompts"),
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's clients have it"),
+    "/v1/messages/count_tokens": (CountTokensRequest, "How many tokens a conversation has"),
     "/tokenize": (TokenizeRequest, "Token ids of a prompt or of messages"),
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
     "/abort_requests": (AbortRequest, "End requests by the ids of their answers, or all"),
 }
 
-STREAMS = ("/v1/completions", "/v1/chat/completions")
+STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/messages")
 
 GETS = {
     "/health": "200 while requests are served",

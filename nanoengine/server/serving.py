@@ -231,6 +231,12 @@ class Serving:
             continue_final_message=request.continue_final_message,
         )
 
+    def count(self, request: ChatRequest) -> int:
+        """Tokens of a conversation. Raises as `prompt` and `check_length`."""
+        text = self.prompt(request).text
+        self.check_length(text, request)
+        return len(self.chat_encoder.encode(text))
+
     def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
         self.check_length(text, request)
