@@ -87,10 +87,11 @@ REFUSED_RESPONSES: dict[str, tuple[Any, ...]] = {
 
 # ---- Ollama's /api
 
-IGNORED_OLLAMA = ("keep_alive", "logprobs", "truncate", "shift")
+IGNORED_OLLAMA = ("keep_alive", "truncate", "shift")
 REFUSED_OLLAMA: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("context", "images"), ([],)),
     **dict.fromkeys(("suffix", "template"), ("",)),
+    "logprobs": (False,),
     "top_logprobs": (0,),
 }
 

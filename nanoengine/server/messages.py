@@ -15,7 +15,7 @@ from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, REFUSED_MESSAGES, refuse, with_fields
 from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop
-from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said
+from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
@@ -43,9 +43,10 @@ class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_onl
 
     def chat(self) -> ChatRequest:
         """The conversation, as /v1/chat/completions has it."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = _system(self.system)
         for index, message in enumerate(self.messages):
             messages += _turns(message, f"messages[{index}]")
+        messages = settled(messages)
         is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
         choice, output = self.tool_choice or {}, self.output_config or {}
         kwargs: Table = {}
@@ -105,6 +106,13 @@ async def count_tokens(http: HTTPRequest) -> Response:
 
 
 # ---- what clients send
+
+
+def _system(system: str | list[Table] | None) -> list[Table]:
+    """Claude Code's first block is for who sends the bill, and may differ in every request: no prefix would be found again."""
+    if isinstance(system, list):
+        system = [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
+    return [{"role": "system", "content": system}] if system else []
 
 
 def _turns(message: Table, where: str) -> list[Table]:

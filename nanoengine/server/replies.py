@@ -220,6 +220,27 @@ def _ended(writer: Writer, reason: str | None, stop: str | int | None, usage: Us
 # ---- messages of a `ChatRequest`
 
 
+def settled(messages: list[Table]) -> list[Table]:
+    """Messages with one system message at most, at the beginning: templates take no other.
+
+    Those that come first are one. What agents say as the system in the middle belongs to what the user has said before.
+    """
+    found: list[Table] = []
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        last = found[-1] if found else None
+        if last is None or not is_system or last["role"] not in ("system", "user"):
+            role = "system" if last is None and is_system else "user" if is_system else message["role"]
+            found.append({**message, "role": role})
+        else:
+            found[-1] = {**last, "content": [*_parts(last["content"]), *_parts(message["content"])]}
+    return found
+
+
+def _parts(content: str | list[Table]) -> list[Table]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
 def said(text: str | None, calls: list[Table], reasoning: str = "") -> Table:
     """What the model has said before."""
     message: Table = {"role": "assistant", "content": text}

@@ -98,7 +98,7 @@ class Serving:
         Raises:
             Problem: it is not.
         """
-        if model not in self.names:
+        if model not in self.names and model.removesuffix(":latest") not in self.names:  # as Ollama's clients say it
             message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
             raise Problem(404, message, "model")
 
