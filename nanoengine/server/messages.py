@@ -14,12 +14,10 @@ from starlette.responses import Response
 from nanoengine.server.answers import EventStream, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_MESSAGES, REFUSED_MESSAGES, refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop
+from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop, Table
 from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
-
-Table = dict[str, Any]
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 

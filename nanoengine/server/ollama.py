@@ -27,12 +27,10 @@ from nanoengine.server.fields import (
     refuse,
     with_fields,
 )
-from nanoengine.server.protocol import ChatRequest, Int64, Stop
+from nanoengine.server.protocol import ChatRequest, Int64, Stop, Table
 from nanoengine.server.replies import Usage, Writer, call, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning
-
-Table = dict[str, Any]
 
 SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
 """Options that are called as in /v1/chat/completions."""

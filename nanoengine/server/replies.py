@@ -17,12 +17,10 @@ from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
-from nanoengine.server.protocol import ChatRequest
+from nanoengine.server.protocol import ChatRequest, Table
 from nanoengine.server.serving import Serving
 from nanoengine.tools.chats import Prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
-
-Table = dict[str, Any]
 
 
 class Conversation:

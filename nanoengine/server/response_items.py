@@ -7,9 +7,8 @@ import binascii
 from typing import Any
 
 from nanoengine.server.errors import Problem
+from nanoengine.server.protocol import Table
 from nanoengine.server.replies import call, function, said
-
-Table = dict[str, Any]
 
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 """Kinds of parts that are text, and where it stands."""

@@ -14,14 +14,12 @@ from starlette.responses import Response
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_RESPONSES, REFUSED_RESPONSES, refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Named, Positive
+from nanoengine.server.protocol import ChatRequest, Named, Positive, Table
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
 from nanoengine.server.response_items import Tools, carried, input_items, turns
 from nanoengine.server.response_store import ResponseStore, Stored
 from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
-
-Table = dict[str, Any]
 
 ENCRYPTED = "reasoning.encrypted_content"
 
