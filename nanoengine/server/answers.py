@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +18,7 @@ from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
-from nanoengine.server.errors import problem_of
+from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.pieces import Pieces, small
@@ -36,8 +37,9 @@ MANY_CHARS = 1 << 16
 
 DONE = b"data: [DONE]\n\n"
 
+PING_SECONDS = 10
+
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold chunks back
 ]
@@ -233,25 +235,53 @@ class EventStream:
         serving: watches over the job.
         job: whose answer it is.
         events: makes the answer, from the job's deltas.
+        failed: how the stream says that there will be no more of it.
+        done: its last bytes.
+        ping: what is sent whenever nothing was for a while: some clients give up on a stream that is silent.
+        media_type: of it.
     """
 
-    def __init__(self, serving: Serving, job: Job, events: AsyncIterator[bytes]):
-        self._serving = serving
-        self._job = job
-        self._events = events
+    def __init__(
+        self,
+        serving: Serving,
+        job: Job,
+        events: AsyncIterator[bytes],
+        *,
+        failed: Callable[[Problem], bytes] = lambda problem: b"data: " + encode(problem.table()) + b"\n\n",
+        done: bytes = DONE,
+        ping: bytes = b"",
+        media_type: bytes = b"text/event-stream; charset=utf-8",
+    ):
+        self._serving, self._job, self._events = serving, job, events
+        self._failed, self._done, self._ping = failed, done, ping
+        self._headers = [(b"content-type", media_type), *HEADERS]
+        self._was_silent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(body: bytes, more: bool = True) -> None:
+            self._was_silent = False
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
         async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None
             try:
                 async for event in self._events:
                     await write(event)
             except Exception as error:  # the status is sent: whatever it was, the stream must say so
                 problem = problem_of(error)
+                scope[REASON] = problem.message
                 if problem.status >= 500:
                     logger.error("%s: %s", HTTPRequest(scope).url.path, error, exc_info=error)
-                await write(b"data: " + problem.body() + b"\n\n")
-            await write(DONE, more=False)
+                await write(self._failed(problem))
+            finally:
+                if pinging is not None:
+                    pinging.cancel()
+            await write(self._done, more=False)
+
+    async def _keep_alive(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        while True:
+            self._was_silent = True
+            await asyncio.sleep(PING_SECONDS)
+            if self._was_silent:
+                await write(self._ping)

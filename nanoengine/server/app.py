@@ -18,15 +18,18 @@ from starlette.routing import Route
 
 from nanoengine.errors import NanoEngineError
 from nanoengine.observability.view import take_view
-from nanoengine.server import operations
+from nanoengine.server import ollama, operations
 from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.fresh import Fresh
 from nanoengine.server.http import BoundedHTTP, Connections
+from nanoengine.server.messages import count_tokens, messages
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
 from nanoengine.server.page import FILES, page_routes
+from nanoengine.server.response_store import ResponseStore
+from nanoengine.server.responses import delete_response, response, responses
 from nanoengine.server.serving import Serving
 from nanoengine.server.tokens import detokenize, tokenize, tokenizer_info
 
@@ -48,6 +51,17 @@ ROUTES = [
     Route("/v1/models/{name:path}", operations.model),
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/responses/{response_id}", response),
+    Route("/v1/responses/{response_id}", delete_response, methods=["DELETE"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/tags", ollama.tags),
+    Route("/api/ps", ollama.tags),
+    Route("/api/version", ollama.version),
     Route("/tokenize", tokenize, methods=["POST"]),
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/tokenizer_info", tokenizer_info),
@@ -77,6 +91,7 @@ def make_app(serving: Serving) -> Starlette:
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.router.redirect_slashes = False  # to whatever host the request names
     app.state.serving = serving
+    app.state.responses = ResponseStore()
     return app
 
 
@@ -99,7 +114,7 @@ async def _answer_error(http: HTTPRequest, error: NanoEngineError) -> Response:
     problem = problem_of(error)
     if problem.status >= 500 and not isinstance(error, Problem):
         logger.error("%s: %s", http.url.path, error, exc_info=error)
-    return problem.response()
+    return problem.response(http.scope)
 
 
 async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Response:
@@ -110,4 +125,4 @@ async def _answer_http_error(http: HTTPRequest, error: HTTPException) -> Respons
         problem = Problem(404, f"there is no {http.url.path} here; /openapi.json lists what there is")
     else:
         problem = Problem(error.status_code, error.detail, headers=error.headers)
-    return problem.response()
+    return problem.response(http.scope)

@@ -1,10 +1,11 @@
-"""Problem: what a client is told instead of an answer, in OpenAI's shape."""
+"""Problem: what a client is told instead of an answer, in the shape of the interface that it has called."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -33,6 +34,19 @@ TYPES = {
     504: "TimeoutError",
 }
 
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+REASON = "nanoengine.reason"
+"""Where the scope of a request says why it was not answered."""
+
 USER_ERRORS = (InvalidPrompt, InvalidRequest, InvalidSamplingParams, NoTokenLeft)
 
 
@@ -53,14 +67,21 @@ class Problem(NanoEngineError):
         self.param = param
         self.headers = headers
 
-    def body(self) -> bytes:
-        """{"error": {...}}."""
+    def table(self, path: str = "") -> dict[str, Any]:
+        """What the client of a path is told."""
+        if path.startswith("/v1/messages"):
+            kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        if path.startswith("/api/"):
+            return {"error": self.message}
         kind = TYPES.get(self.status, "InternalServerError" if self.status >= 500 else "BadRequestError")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
-        return msgspec.json.encode({"error": error})
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, "application/json")
+    def response(self, scope: MutableMapping[str, Any]) -> Response:
+        """The whole answer to the request of a scope, which is told of the reason."""
+        scope[REASON] = self.message
+        body = msgspec.json.encode(self.table(scope["path"]))
+        return Response(body, self.status, self.headers, "application/json")
 
 
 def problem_of(error: BaseException) -> Problem:

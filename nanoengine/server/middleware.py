@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoengine.server.config import ServerConfig
-from nanoengine.server.errors import Problem, problem_of
+from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
 from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID
 from nanoengine.server.text import CURRENT_CLIENT
@@ -29,6 +29,8 @@ QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 
 ADMIN_PATHS = ("/view", "/reset_prefix_cache")
 """For the admin alone, if there is one: they show, or take from, all clients."""
+MAX_REASON_CHARS = 300
+"""Of why a request was refused, as the log has it: messages hold what clients sent."""
 
 
 class Identify:
@@ -80,23 +82,24 @@ class Identify:
             problem = self._problem(scope, headers)
             CURRENT_CLIENT.set(scope[CLIENT])
             with ExitStack() as scope[HELD]:
-                await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
+                await (self._app if problem is None else problem.response(scope))(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:
-                await problem_of(error).response()(scope, receive, send_with_id)
+                await problem_of(error).response(scope)(scope, receive, send_with_id)
         finally:
             if self._log and not (status == 200 and scope["path"] in QUIET_PATHS):
                 seconds = time.perf_counter() - start
                 access_logger.info(
-                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f',
+                    'request_id=%s client=%s method=%s path="%s" status=%d bytes=%d seconds=%.3f%s',
                     request_id,
                     scope[CLIENT],
                     scope["method"],
-                    scope["path"].encode("unicode_escape").decode().replace('"', '\\"'),
+                    _quoted(scope["path"]),
                     status,
                     size,
                     seconds,
+                    f' reason="{_quoted(scope[REASON][:MAX_REASON_CHARS])}"' if REASON in scope else "",
                 )
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
@@ -111,9 +114,11 @@ class Identify:
             if not own and origin not in self._origins and "*" not in self._origins:
                 return Problem(403, "a page of another site may not send this: see cors_origin")
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer":
+            key = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
         digest = _digest(key.strip())
         if self._admin is not None:
-            if secrets.compare_digest(digest, self._admin) and kind.lower() == b"bearer":
+            if secrets.compare_digest(digest, self._admin):
                 scope[CLIENT] = ADMIN
                 return None
             if scope["path"] in ADMIN_PATHS and scope["method"] != "OPTIONS":
@@ -121,15 +126,20 @@ class Identify:
         if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
             return None
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
-        if kind.lower() != b"bearer" or not any(matches):
+        if not any(matches):
             return _unknown("the API key is missing or wrong")
         scope[CLIENT] = f"key-{matches.index(True)}"
         return None
 
 
 def _unknown(message: str) -> Problem:
-    message += ": send the header Authorization: Bearer KEY"
+    message += ": send the header Authorization: Bearer KEY, or x-api-key: KEY"
     return Problem(401, message, headers={"www-authenticate": "Bearer"})
+
+
+def _quoted(text: str) -> str:
+    """A text as one line of a log may hold it between quotes."""
+    return text.encode("unicode_escape").decode().replace('"', '\\"')
 
 
 def _digest(key: bytes) -> bytes:

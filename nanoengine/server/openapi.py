@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 import nanoengine
 from nanoengine.server.answers import json_response
+from nanoengine.server.messages import CountTokensRequest, MessagesRequest
+from nanoengine.server.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from nanoengine.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -18,16 +20,23 @@ from nanoengine.server.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from nanoengine.server.responses import ResponsesRequest
 
 POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (CompletionRequest, "Complete prompts"),
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's clients have it"),
+    "/v1/messages/count_tokens": (CountTokensRequest, "How many tokens a conversation has"),
+    "/v1/responses": (ResponsesRequest, "Answer a conversation, as OpenAI's newer clients have it"),
+    "/api/chat": (OllamaChatRequest, "Answer a conversation, as Ollama's clients have it"),
+    "/api/generate": (OllamaGenerateRequest, "Answer a prompt, likewise"),
+    "/api/show": (OllamaShowRequest, "What the model can do"),
     "/tokenize": (TokenizeRequest, "Token ids of a prompt or of messages"),
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
     "/abort_requests": (AbortRequest, "End requests by the ids of their answers, or all"),
 }
 
-STREAMS = ("/v1/completions", "/v1/chat/completions")
+STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 GETS = {
     "/health": "200 while requests are served",
@@ -36,6 +45,9 @@ GETS = {
     "/version": "Of the server",
     "/metrics": "Counters, for Prometheus",
     "/v1/models": "The model under each of its names",
+    "/api/tags": "The model under each of its names, as Ollama's clients have it",
+    "/api/ps": "The same",
+    "/api/version": "Of the server",
     "/tokenizer_info": "Special tokens and the chat template",
 }
 

@@ -1,13 +1,11 @@
 """What clients send: the requests of OpenAI's interface, with the fields that vLLM has added to them.
 
-A field is taken, or tolerated because it can change nothing here (`IGNORED`), or refused by its name (`REFUSED`) unless it has a
-value that asks for nothing. A field that is none of these is refused as well: an option that is silently dropped gives wrong
-answers.
+A field is taken, ignored, or refused by its name (`fields.py`). A field that is none of these is refused as well: an option
+that is silently dropped gives wrong answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +14,7 @@ from msgspec import Meta
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
+from nanoengine.server.fields import OF_BOTH, OF_CHATS, OF_COMPLETIONS, OF_TEMPLATES, REFUSED, refuse, with_fields
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -32,43 +31,6 @@ Table = dict[str, Any]
 MAX_ID_CHARS = 128
 """Of the name that a client gives its request: every chunk of a stream repeats it."""
 
-IGNORED = (
-    *("user", "store", "metadata", "service_tier", "safety_identifier", "session_id", "verbosity"),
-    *("prompt_cache_key", "prompt_cache_retention", "spaces_between_special_tokens"),
-    *("mm_payload", "return_mm_kwargs", "return_token_offsets"),
-)
-"""Fields that can change nothing here: notes of the client's, hints about other servers' caches, and what concerns images,
-of which there are none."""
-
-REFUSED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ()),
-    **dict.fromkeys(("prompt_embeds", "thinking_token_budget", "repetition_detection", "chat_template"), ()),
-    **dict.fromkeys(("audio", "prediction", "web_search_options"), ()),
-    **dict.fromkeys(("use_beam_search", "early_stopping", "watermarking", "return_weight_versions"), (False,)),
-    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), ({},)),
-    **dict.fromkeys(("media_io_kwargs", "mm_processor_kwargs"), ({},)),
-    **dict.fromkeys(("logprob_token_ids", "logits_processors", "functions"), ([],)),
-    "suffix": ("",),
-    "length_penalty": (1, 1.0),
-    "routed_experts_prompt_start": (0,),
-    "modalities": (["text"],),
-    "function_call": ("none",),
-}
-"""Fields that are not supported, with the values beside null that ask for nothing."""
-
-MAX_NEUTRAL_BYTES = 32
-"""As JSON, no value that asks for nothing is longer."""
-
-OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
-OF_COMPLETIONS = ("suffix", "prompt_embeds")
-OF_CHATS = (
-    *OF_TEMPLATES,
-    "verbosity",
-    *("audio", "modalities", "prediction", "web_search_options", "functions", "function_call"),
-)
-OF_BOTH = tuple(name for name in (*IGNORED, *REFUSED) if name not in (*OF_COMPLETIONS, *OF_CHATS))
-"""Which requests have which of these fields; those of templates are of /tokenize, too."""
-
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a stream has beside the answer: usage in a chunk of its own at the end, or in every chunk."""
@@ -78,32 +40,17 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = False
 
 
-def _refuse(request: msgspec.Struct) -> None:
-    """Refuse what would be dropped otherwise."""
-    for name, neutral in REFUSED.items():
-        raw = getattr(request, name, None)
-        if raw is None or bytes(raw) == b"null":
-            continue
-        if len(bytes(raw)) > MAX_NEUTRAL_BYTES or msgspec.json.decode(raw) not in neutral:
-            raise Problem(400, f"{name} is not supported: leave it out", name)
-
-
 def _check_continuing(is_continued: bool, is_begun: bool) -> None:
     if is_continued and is_begun:
         message = "continue_final_message cannot be true beside add_generation_prompt: set the latter to false"
         raise Problem(400, message, "continue_final_message")
 
 
-class _Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-def _with(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
-    """A request that has these fields too, with whatever values, which are not built: nobody reads them but `_refuse`."""
-    return msgspec.defstruct(base.__name__, [(name, msgspec.Raw, None) for name in names], bases=(base,), kw_only=True)
-
-
-class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
+class Generation(with_fields(Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields that both kinds of generation have. None: what generation_config.json advises, or the neutral value."""
 
     # OpenAI's
@@ -148,7 +95,7 @@ class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, ca
 
     def check(self) -> None:
         """Refuse what would be dropped otherwise."""
-        _refuse(self)
+        refuse(self, REFUSED)
         if self.stream_options is not None and not self.stream:
             raise Problem(400, "stream_options can only be given with stream=true", "stream_options")
         if self.stream and self.prompt_logprobs:
@@ -157,7 +104,7 @@ class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, ca
             raise Problem(400, f"best_of is {self.best_of}: with stream it must be n", "best_of")
 
 
-class CompletionRequest(_with(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
+class CompletionRequest(with_fields(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)] | None = None
@@ -170,7 +117,7 @@ class CompletionRequest(_with(Generation, OF_COMPLETIONS), kw_only=True):  # typ
         return bool(self.echo) and self.max_tokens == 0
 
 
-class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
+class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -196,7 +143,7 @@ class ChatRequest(_with(Generation, OF_CHATS), kw_only=True):  # type: ignore[mi
             raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
 
 
-class TokenizeRequest(_with(_Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]
+class TokenizeRequest(with_fields(Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /tokenize: of a prompt, or of messages."""
 
     prompt: str | None = None
@@ -211,11 +158,11 @@ class TokenizeRequest(_with(_Named, OF_TEMPLATES), kw_only=True):  # type: ignor
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise Problem(400, "prompt and messages: give one of them", "prompt")
-        _refuse(self)
+        refuse(self, REFUSED)
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
 
 
-class DetokenizeRequest(_Named, kw_only=True):
+class DetokenizeRequest(Named, kw_only=True):
     """POST /detokenize."""
 
     tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)]

@@ -131,7 +131,7 @@ class Serving:
         Raises:
             Problem: it is not.
         """
-        if model not in self.names:
+        if model not in self.names and model.removesuffix(":latest") not in self.names:  # as Ollama's clients say it
             message = f"The model `{model[:200]}` does not exist. Valid names: {', '.join(self.names)}."
             raise Problem(404, message, "model")
 
@@ -282,6 +282,12 @@ class Serving:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
+
+    def count(self, request: ChatRequest) -> int:
+        """Tokens of a conversation. Raises as `prompt` and `check_length`."""
+        text = self.prompt(request).text
+        self.check_length(text, request)
+        return len(self.chat_encoder.encode(text))
 
     def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""

@@ -13,13 +13,13 @@ PROMPT_TOKEN = 8
 """Of a token of the prompt, which each completion keeps."""
 
 TOP = 400
-"""Of one log probability beside a token, as an object and as JSON (measured: 380)."""
+"""Of one log probability beside a token, as an object and as JSON."""
 
 PROMPT_TOP = 700
-"""Of one beside a token of the prompt, which has its rank and text (measured: 690)."""
+"""Of one beside a token of the prompt, which has its rank and text."""
 
 
-def answer_bytes(requests: Sequence[Request], max_model_len: int, *, repeated: int, num_copies: int) -> int:
+def answer_bytes(requests: Sequence[Request], max_model_len: int, *, repeated: int = 0, num_copies: int = 1) -> int:
     """The most that the answer to some requests takes while it is made.
 
     Args:

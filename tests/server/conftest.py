@@ -14,6 +14,11 @@ from tests.server.running import Server
 
 MakeServer = Callable[..., Server]
 
+HERMES = (
+    "{# <tool_call> </think> #}{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% if tools %} Told.{% endif %}{% if begun %}<think>{% endif %}"
+)
+
 LIMITS: dict[str, Any] = {"max_body_bytes": 1 << 20, "max_prompts": 8, "max_n": 4, "max_stop_strings": 4}
 
 
@@ -40,6 +45,14 @@ def make_server(tokenizer_folder: Path) -> Iterator[MakeServer]:
 def parrot(tokenizer_folder: Path) -> Iterator[Server]:
     """A server of that toy, shared by the tests that leave it as they found it."""
     server = Server(build(tokenizer_folder), "parrot", **LIMITS)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of that toy, with a template that shows how it writes calls and thoughts."""
+    server = Server(build(save_tokenizer(tmp_path_factory.mktemp("hermes"), HERMES), max_model_len=4096), "hermes")
     yield server
     server.close()
 

@@ -97,9 +97,15 @@ def save_tokenizer(folder: Path, template: str = TEMPLATE) -> Path:
 
 
 def build(
-    folder: Path, *, num_blocks: int = 4000, max_num_seqs: int = 64, max_model_len: int = 1024, policy: str = "mixed"
+    folder: Path,
+    *,
+    num_blocks: int = 4000,
+    max_num_seqs: int = 64,
+    max_model_len: int = 1024,
+    policy: str = "mixed",
+    toy: type[Parrot] = Parrot,
 ) -> Built:
-    """An engine around a parrot, with the tokenizer of a folder (see `save_tokenizer`)."""
+    """An engine around a parrot, or a toy like it, with the tokenizer of a folder (see `save_tokenizer`)."""
     tokenizer = HFTokenizer(folder)
     assert tokenizer.eos_token_id is not None
     [poison] = tokenizer.encode(POISON)
@@ -113,7 +119,7 @@ def build(
     )
     engine = LLMEngine(
         scheduler,
-        Parrot(tokenizer.eos_token_id, poison),
+        toy(tokenizer.eos_token_id, poison),
         tokenizer,
         vocab_size=len(tokenizer.token_ids()),
         max_model_len=max_model_len,

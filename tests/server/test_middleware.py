@@ -148,8 +148,29 @@ def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: lis
     assert line.isascii()
     assert line.isprintable()
     quoted = line.replace("\\\\", "").replace('\\"', "")  # of what is left, every quote means one
-    assert quoted.count('"') == 2
+    assert quoted.count('"') == 4  # around the path and the reason
     assert line.count(" status=") == 1 or '\\" status=' in line
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        ("/v1/completions", {"prompt": "a", "thinks": 1}, "Object contains unknown field `thinks`"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported: leave it out"),
+        ("/v1/messages", {"max_tokens": 1, "messages": [{}]}, "messages[0]"),
+        ("/api/chat", {"model": "x" * 1000}, "The model `xxx"),
+    ],
+)
+def test_the_log_says_why_a_request_is_refused(
+    parrot: Server, lines: list[str], path: str, fields: dict[str, object], reason: str
+) -> None:
+    name = f"why{path}{len(reason)}"
+    assert parrot.post(path, fields, {"x-request-id": name}).status in (400, 404)
+    line = line_of(lines, name)
+    assert reason in line.partition(' reason="')[2]
+    assert len(line) < 600
+    assert parrot.post("/v1/completions", {"prompt": "a"}, {"x-request-id": f"{name}-fine"}).status == 200
+    assert "reason=" not in line_of(lines, f"{name}-fine")
 
 
 def test_the_log_can_be_switched_off(make_server: MakeServer, lines: list[str]) -> None:

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from nanoengine.server.errors import Problem
-from nanoengine.server.protocol import IGNORED, REFUSED, ChatRequest, CompletionRequest, Generation
+from nanoengine.server.fields import IGNORED, REFUSED
+from nanoengine.server.protocol import ChatRequest, CompletionRequest, Generation
 from tests.server.running import Answer, Server
 
 PATHS: dict[str, type[Generation]] = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}

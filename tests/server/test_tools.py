@@ -28,20 +28,6 @@ TIME = '<tool_call>{"name": "now"}</tool_call>'
 USER = {"role": "user", "content": "How is it in Rome?"}
 
 
-TEMPLATE = (
-    "{# <tool_call> </think> #}{% for message in messages %}{{ message.content }}{% endfor %}"
-    "{% if tools %} Told.{% endif %}{% if begun %}<think>{% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def hermes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the toy that says what it hears, with a template that shows how it writes calls and thoughts."""
-    server = Server(build(save_tokenizer(tmp_path_factory.mktemp("hermes"), TEMPLATE), max_model_len=4096), "hermes")
-    yield server
-    server.close()
-
-
 @pytest.fixture(scope="module")
 def client(demo: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as own:

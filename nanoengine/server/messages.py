@@ -1,0 +1,272 @@
+"""POST /v1/messages: Anthropic's interface, as its clients and Claude Code speak it (https://docs.claude.com/en/api/messages)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.server.answers import EventStream, json_response
+from nanoengine.server.errors import Problem
+from nanoengine.server.fields import IGNORED_MESSAGES, REFUSED_MESSAGES, refuse, with_fields
+from nanoengine.server.protocol import ChatRequest, Messages, Named, Positive, Stop, Table
+from nanoengine.server.replies import Usage, Writer, call, function, named, reply, said, settled
+from nanoengine.server.serving import Serving, new_id
+from nanoengine.tools.parser import Call, Event, Reasoning, Text
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
+"""Anthropic's names for why an answer ended, but for the end that the model or a stop string makes."""
+
+
+class _Fields(with_fields(Named, (*IGNORED_MESSAGES, *REFUSED_MESSAGES)), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields of both requests."""
+
+    messages: Messages
+    system: str | list[Table] | None = None
+    tools: list[Table] | None = None
+    tool_choice: Table | None = None
+    thinking: Table | None = None
+    output_config: Table | None = None
+    output_format: Table | None = None  # as older clients have output_config.format
+
+    def check(self) -> None:
+        refuse(self, REFUSED_MESSAGES)
+
+    def chat(self) -> ChatRequest:
+        """The conversation, as /v1/chat/completions has it."""
+        messages = _system(self.system)
+        for index, message in enumerate(self.messages):
+            messages += _turns(message, f"messages[{index}]")
+        messages = settled(messages)
+        is_begun = messages[-1]["role"] == "assistant"  # the model goes on with it
+        choice, output = self.tool_choice or {}, self.output_config or {}
+        kwargs: Table = {}
+        if (mode := (self.thinking or {}).get("type")) is not None:
+            if mode not in ("enabled", "disabled", "adaptive"):
+                raise Problem(400, f"thinking.type is {mode!r}: it must be enabled, disabled or adaptive", "thinking")
+            kwargs["enable_thinking"] = mode != "disabled"
+        if (effort := output.get("effort")) is not None:
+            kwargs["reasoning_effort"] = effort
+        return ChatRequest(
+            messages=messages,
+            tools=[_tool(tool) for tool in self.tools] if self.tools else None,
+            tool_choice=_choice(choice) if self.tools or choice.get("type") != "auto" else None,
+            parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
+            response_format=_format(output.get("format") or self.output_format),
+            chat_template_kwargs=kwargs,
+            add_generation_prompt=not is_begun,
+            continue_final_message=is_begun,
+        )
+
+
+class MessagesRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
+    """POST /v1/messages."""
+
+    max_tokens: Positive
+    stop_sequences: Annotated[list[Stop], Meta(max_length=1024)] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def chat(self) -> ChatRequest:
+        chat = super().chat()
+        for name in ("max_tokens", "stream", "temperature", "top_k", "top_p"):
+            setattr(chat, name, getattr(self, name))
+        chat.stop = self.stop_sequences
+        return chat
+
+
+class CountTokensRequest(_Fields, kw_only=True):  # type: ignore[call-arg]
+    """POST /v1/messages/count_tokens."""
+
+
+async def messages(http: HTTPRequest) -> Response | EventStream:
+    """Answer a conversation."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, MessagesRequest)
+    job_id = new_id("msg", http, None)
+    return await reply(http, request.chat(), job_id, MessagesWriter(job_id, request.model or serving.name))
+
+
+async def count_tokens(http: HTTPRequest) -> Response:
+    """How long a conversation is to the model."""
+    serving: Serving = http.app.state.serving
+    request = (await serving.read(http, CountTokensRequest)).chat()
+    return json_response({"input_tokens": await serving.text.run(serving.count, request)})
+
+
+# ---- what clients send
+
+
+def _system(system: str | list[Table] | None) -> list[Table]:
+    """Claude Code's first block is for who sends the bill, and may differ in every request: no prefix would be found again."""
+    if isinstance(system, list):
+        system = [block for block in system if not str(block.get("text")).startswith("x-anthropic-billing-header:")]
+    return [{"role": "system", "content": system}] if system else []
+
+
+def _turns(message: Table, where: str) -> list[Table]:
+    """A message of theirs as messages of a chat: results of tools are messages of their own."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise Problem(400, f"{where}: role is {role!r}: it must be user, assistant or system", "messages")
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise Problem(400, f"{where}: content must be a text or a list of blocks", "messages")
+    return [_said(content, where)] if role == "assistant" else _asked(role, content, where)
+
+
+def _said(blocks: list[Table], where: str) -> Table:
+    texts, calls, thoughts = [], [], []
+    for index, block in enumerate(blocks):
+        place = f"{where}.content[{index}]"
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(_text(block, "text", place))
+        elif kind == "thinking":
+            thoughts.append(_text(block, "thinking", place))
+        elif kind == "tool_use":
+            calls.append(call(_text(block, "id", place), _text(block, "name", place), block.get("input") or {}))
+        elif kind != "redacted_thinking":  # of another model, which alone can read it
+            raise _unknown(kind, place)
+    return said("".join(texts) or (None if calls else ""), calls, "\n".join(thoughts))
+
+
+def _asked(role: str, blocks: list[Table], where: str) -> list[Table]:
+    turns: list[Table] = []
+    texts: list[Table] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}.content[{index}]"
+        kind = block.get("type")
+        if kind == "tool_result":
+            content = block.get("content") or ""
+            for part in content if isinstance(content, list) else ():
+                if not isinstance(part, dict) or part.get("type") != "text":
+                    raise _unknown(part.get("type") if isinstance(part, dict) else part, f"{place}.content")
+            turns.append({"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": content})
+        elif kind == "text":
+            texts.append({"type": "text", "text": _text(block, "text", place)})
+        else:
+            raise _unknown(kind, place)
+    return [*turns, {"role": role, "content": texts}] if texts or not turns else turns
+
+
+def _text(block: Table, name: str, where: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise Problem(400, f"{where}.{name} must be a text", "messages")
+    return value
+
+
+def _unknown(kind: Any, where: str) -> Problem:
+    return Problem(
+        400, f"{where}: blocks of type {str(kind)[:80]!r} are not supported: this model takes text", "messages"
+    )
+
+
+def _tool(tool: Table) -> Table:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        message = (
+            f"tools: {str(kind)[:80]!r} is a tool that another server runs by itself: give tools with an input_schema"
+        )
+        raise Problem(400, message, "tools")
+    return function(tool.get("name", ""), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
+
+
+def _choice(choice: Table) -> str | Table | None:
+    kind = choice.get("type")
+    if kind == "tool":
+        return named(choice.get("name", ""))
+    if kind is not None and kind not in CHOICES:
+        raise Problem(400, f"tool_choice.type is {str(kind)[:80]!r}: it must be auto, any, tool or none", "tool_choice")
+    return None if kind is None else CHOICES[kind]
+
+
+def _format(table: Table | None) -> Table | None:
+    return None if not table else {"type": table.get("type"), "json_schema": {"schema": table.get("schema")}}
+
+
+# ---- what they are told
+
+
+class MessagesWriter(Writer):
+    """One message. Arguments: its id, and the name of the model as the client has it."""
+
+    ping: ClassVar[bytes] = b'event: ping\ndata: {"type":"ping"}\n\n'
+    names = MappingProxyType({"stop": "stop_sequences"})
+
+    def __init__(self, message_id: str, model: str):
+        super().__init__()
+        self._blocks: list[Table] = []
+        self._message: Table = {
+            "id": message_id,
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {},
+        }
+
+    def begin(self, usage: Usage) -> Iterator[Table]:
+        self._message["usage"] = _usage(usage)
+        yield {"type": "message_start", "message": self._message}
+        yield {"type": "ping"}
+
+    def open(self, event: Event) -> Iterator[Table]:
+        block: Table = {"type": "text", "text": ""}
+        if isinstance(event, Reasoning):
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        elif isinstance(event, Call):
+            block = {"type": "tool_use", "id": self.prompt.new_id(), "name": event.name, "input": {}}
+        yield {"type": "content_block_start", "index": len(self._blocks), "content_block": dict(block)}
+        self._blocks.append(block)
+
+    def add(self, text: str) -> Iterator[Table]:
+        block = self._blocks[-1]
+        if self._kind is Call:
+            block["input"] = msgspec.json.decode(text)
+            delta = {"type": "input_json_delta", "partial_json": text}
+        else:
+            name = "text" if self._kind is Text else "thinking"
+            block[name] += text
+            delta = {"type": f"{name}_delta", name: text}
+        yield {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def close(self) -> Iterator[Table]:
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+        by_text = reason == "stop" and isinstance(stop, str)
+        name = "stop_sequence" if by_text else STOPS.get(reason or "", "end_turn")
+        delta = {"stop_reason": name, "stop_sequence": stop if by_text else None}
+        self._message |= {"content": self._blocks, **delta, "usage": _usage(usage)}
+        yield {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
+        yield {"type": "message_stop"}
+
+    def failed(self, problem: Problem) -> bytes:
+        return self.write(problem.table("/v1/messages"))
+
+    def body(self) -> Table:
+        return self._message
+
+
+def _usage(usage: Usage) -> Table:
+    """What was read from the cache is not counted among the tokens of the prompt."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.new,
+    }

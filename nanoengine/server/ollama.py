@@ -1,0 +1,302 @@
+"""Ollama's interface: /api/chat, /api/generate and what its clients ask before (https://docs.ollama.com/api).
+
+Streams are lines of JSON, and are what a client gets that does not say. No model is loaded or unloaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+import nanoengine
+from nanoengine.server.answers import EventStream, encode, json_response
+from nanoengine.server.errors import Problem
+from nanoengine.server.fields import (
+    IGNORED_OLLAMA,
+    IGNORED_OPTIONS,
+    REFUSED_OLLAMA,
+    REFUSED_OPTIONS,
+    refuse,
+    with_fields,
+)
+from nanoengine.server.protocol import ChatRequest, Int64, Stop, Table
+from nanoengine.server.replies import Usage, Writer, call, reply
+from nanoengine.server.serving import Serving, new_id
+from nanoengine.tools.parser import Call, Event, Reasoning
+
+SAME = ("frequency_penalty", "min_p", "presence_penalty", "seed", "stop", "temperature", "top_k", "top_p")
+"""Options that are called as in /v1/chat/completions."""
+
+DETAILS: Table = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+
+
+class _Plain(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Nothing yet."""
+
+
+class Options(with_fields(_Plain, (*IGNORED_OPTIONS, *REFUSED_OPTIONS)), kw_only=True):  # type: ignore[misc, call-arg]
+    """How to sample. None: what the model's makers advise."""
+
+    num_predict: int | None = None
+    frequency_penalty: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=1024)] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class _Asked(with_fields(_Plain, (*IGNORED_OLLAMA, *REFUSED_OLLAMA)), kw_only=True):  # type: ignore[misc, call-arg]
+    """Fields of both requests."""
+
+    model: str
+    stream: bool | None = True
+    format: str | Table | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+
+    def check(self) -> None:
+        refuse(self, REFUSED_OLLAMA)
+        if self.options is not None:
+            refuse(self.options, REFUSED_OPTIONS)
+
+    def chat(self, messages: list[Table], tools: list[Table] | None = None) -> ChatRequest:
+        """A conversation, as /v1/chat/completions has it."""
+        options = self.options or Options()
+        limit = options.num_predict
+        kwargs: Table = {} if self.think is None else {"enable_thinking": self.think is not False}
+        if isinstance(self.think, str):
+            kwargs["reasoning_effort"] = self.think
+        return ChatRequest(
+            messages=messages,
+            tools=tools or None,
+            stream=self.stream is not False,
+            max_tokens=None if limit is None or limit < 0 else limit,
+            repetition_penalty=options.repeat_penalty,
+            response_format=_format(self.format),
+            chat_template_kwargs=kwargs,
+            **{name: getattr(options, name) for name in SAME},
+        )
+
+
+class OllamaChatRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+    """POST /api/chat."""
+
+    messages: list[Table] | None = None
+    tools: list[Table] | None = None
+
+
+class OllamaGenerateRequest(_Asked, kw_only=True):  # type: ignore[call-arg]
+    """POST /api/generate."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = False
+
+    def check(self) -> None:
+        super().check()
+        if self.raw:
+            raise Problem(400, "raw is not supported: /v1/completions takes prompts as they are", "raw")
+
+
+class OllamaShowRequest(with_fields(_Plain, ("verbose",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/show. `name` is what older clients call the model."""
+
+    model: str | None = None
+    name: str | None = None
+
+
+async def chat(http: HTTPRequest) -> Response | EventStream:
+    """Say what comes next in a conversation."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, OllamaChatRequest)
+    if not request.messages:
+        return _loaded(request.model, message={"role": "assistant", "content": ""})
+    messages = [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages)]
+    writer = OllamaWriter(request.model, is_chat=True)
+    return await reply(http, request.chat(messages, request.tools), new_id("ollama", http, None), writer)
+
+
+async def generate(http: HTTPRequest) -> Response | EventStream:
+    """Answer one prompt."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, OllamaGenerateRequest)
+    if not request.prompt:
+        return _loaded(request.model, response="")
+    first = [{"role": "system", "content": request.system}] if request.system else []
+    messages = [*first, {"role": "user", "content": request.prompt}]
+    writer = OllamaWriter(request.model, is_chat=False)
+    return await reply(http, request.chat(messages), new_id("ollama", http, None), writer)
+
+
+async def tags(http: HTTPRequest) -> Response:
+    """The model, under each of its names; those that are loaded are the same."""
+    serving: Serving = http.app.state.serving
+    made = datetime.fromtimestamp(serving.created, UTC).isoformat()
+    own = {"modified_at": made, "size": 0, "digest": "", "details": DETAILS}
+    return json_response({"models": [{"name": name, "model": name, **own} for name in serving.names]})
+
+
+async def show(http: HTTPRequest) -> Response:
+    """What the model can do."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, OllamaShowRequest)
+    name = request.model or request.name
+    if name is None:
+        raise Problem(400, "model is missing", "model")
+    serving.check_name(name)
+    info = await serving.text.run(serving.tokenizer.info)
+    can = ["completion"]
+    if template := info.get("chat_template"):
+        can += ["tools", *(["thinking"] if "</think>" in str(template) or "<|channel|>" in str(template) else [])]
+    return json_response(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": template or "",
+            "details": DETAILS,
+            "model_info": {"general.architecture": "nanoengine", "nanoengine.context_length": serving.max_model_len},
+            "capabilities": can,
+        }
+    )
+
+
+async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
+    return json_response({"version": nanoengine.__version__})
+
+
+# ---- what clients send
+
+
+def _message(message: Table, where: str) -> Table:
+    if message.get("images"):
+        raise Problem(400, f"{where}: images are not supported: this model takes text", "messages")
+    if not isinstance(message.get("role"), str) or not isinstance(message.get("content") or "", str):
+        raise Problem(400, f"{where}: a message has a role, and a content that is a text", "messages")
+    found = {"role": message["role"], "content": message.get("content") or ""}
+    if message.get("thinking"):
+        found["reasoning_content"] = message["thinking"]
+    if message.get("tool_name"):
+        found["name"] = message["tool_name"]
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(own, index, where) for index, own in enumerate(calls)]
+    return found
+
+
+def _call(own: Any, index: int, where: str) -> Table:
+    made = own.get("function") if isinstance(own, dict) else None
+    if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+        raise Problem(400, f"{where}: tool_calls[{index}] must have a function with a name", "messages")
+    return call(own.get("id") or f"call_{index}", made["name"], made.get("arguments") or {})
+
+
+def _format(format: str | Table | None) -> Table | None:
+    if not format:
+        return None
+    if isinstance(format, dict):
+        return {"type": "json_schema", "json_schema": {"schema": format}}
+    if format != "json":
+        raise Problem(400, f"format is {format[:80]!r}: it must be 'json' or a schema", "format")
+    return {"type": "json_object"}
+
+
+# ---- what they are told
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(model: str, **said: Any) -> Response:
+    """To who says nothing, so that a model is loaded: it is."""
+    return json_response({"model": model, "created_at": _now(), **said, "done": True, "done_reason": "load"})
+
+
+class OllamaWriter(Writer):
+    """One answer. Arguments: the model as the client calls it, and whether it is a message or a text."""
+
+    media_type: ClassVar[bytes] = b"application/x-ndjson"
+    ping: ClassVar[bytes] = b""  # its clients take no empty lines
+    names = MappingProxyType({"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"})
+
+    def __init__(self, model: str, is_chat: bool):
+        super().__init__()
+        self._model, self._is_chat = model, is_chat
+        self._said: Table = {}
+        self._whole: Table = {}
+        self._name = ""  # of the open call
+        self._start = time.monotonic_ns()
+        self._first = 0  # when the first of the answer was there
+
+    def write(self, event: Table) -> bytes:
+        return encode(event) + b"\n"
+
+    def _line(self, said: Table, **rest: Any) -> Table:
+        own = {"message": {"role": "assistant", "content": "", **said}} if self._is_chat else {"response": "", **said}
+        return {"model": self._model, "created_at": _now(), **own, "done": False, **rest}
+
+    def begin(self, usage: Usage) -> Iterator[Table]:
+        yield from ()
+
+    def open(self, event: Event) -> Iterator[Table]:
+        self._first = self._first or time.monotonic_ns()
+        self._name = event.name if isinstance(event, Call) else ""
+        yield from ()
+
+    def add(self, text: str) -> Iterator[Table]:
+        if self._kind is Call:
+            function = {
+                "index": len(self._said.get("tool_calls", ())),
+                "name": self._name,
+                "arguments": msgspec.json.decode(text),
+            }
+            said: Table = {"tool_calls": [{"id": self.prompt.new_id(), "function": function}]}
+            self._said.setdefault("tool_calls", []).extend(said["tool_calls"])
+        else:
+            said = {"thinking" if self._kind is Reasoning else "content" if self._is_chat else "response": text}
+            for name in said:
+                self._said[name] = self._said.get(name, "") + text
+        yield self._line(said)
+
+    def close(self) -> Iterator[Table]:
+        yield from ()
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+        now = time.monotonic_ns()
+        first = self._first or now
+        rest = {
+            "done": True,
+            "done_reason": "length" if reason == "length" else "stop",
+            "total_duration": now - self._start,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": first - self._start,
+            "eval_count": usage.new,
+            "eval_duration": now - first,
+        }
+        self._whole = self._line(self._said) | rest
+        yield self._line({}) | rest
+
+    def failed(self, problem: Problem) -> bytes:
+        return self.write(problem.table("/api/"))
+
+    def body(self) -> Table:
+        return self._whole

@@ -1,0 +1,277 @@
+"""Replies: a conversation and its next turn, which every interface that has turns is translated to and from.
+
+An interface makes a `ChatRequest` of what its clients send, and has a `Writer` that gives its own shapes to what the model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.sampling.params import SamplingParams
+from nanoengine.server.answers import EventStream, encode, json_response
+from nanoengine.server.errors import Problem
+from nanoengine.server.jobs import Job
+from nanoengine.server.protocol import ChatRequest, Table
+from nanoengine.server.serving import Serving
+from nanoengine.server.sizes import answer_bytes
+from nanoengine.tools.chats import Prompt
+from nanoengine.tools.parser import AnswerParser, Call, Event, Text
+
+
+class Conversation:
+    """A conversation, and how its next turn is sampled and read.
+
+    Args:
+        serving: where.
+        request: what the client wants.
+        params: how to sample, as far as the conversation does not matter.
+    """
+
+    prompt: Prompt  # known once there are tokens
+
+    def __init__(self, serving: Serving, request: ChatRequest, params: SamplingParams):
+        self.serving, self.request, self.params = serving, request, params
+
+    @classmethod
+    async def of(
+        cls, serving: Serving, request: ChatRequest, names: Mapping[str, str] = MappingProxyType({})
+    ) -> Conversation:
+        """Check what a client wants. Arguments and errors as for `sampling_params`."""
+        by_new_name = request.max_completion_tokens is not None
+        params = await serving.params(
+            request,
+            max_tokens=request.max_completion_tokens if by_new_name else request.max_tokens,
+            names={
+                "logprobs": "top_logprobs",
+                "max_tokens": "max_completion_tokens" if by_new_name else "max_tokens",
+                **names,
+            },
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+        return cls(serving, request, params)
+
+    def tokens(self) -> tuple[list[list[int]], SamplingParams]:
+        """What the model reads, and how it is sampled; see `Serving.start`."""
+        serving, request = self.serving, self.request
+        self.prompt = prompt = serving.prompt(request)
+        serving.check_length(prompt.text, request)
+        token_ids = serving.chat_encoder.encode(prompt.text, add_special_tokens=bool(request.add_special_tokens))
+        return [token_ids], prompt.params(self.params)
+
+    def parser(self) -> AnswerParser | None:
+        """For one answer; None if it is text and nothing else."""
+        return self.prompt.parser(skip_special_tokens=self.params.skip_special_tokens)
+
+
+class Reader:
+    """Reads one answer piece by piece."""
+
+    def __init__(self, parser: AnswerParser | None):
+        self._parser = parser
+
+    def read(self, text: str, is_last: bool) -> list[Event]:
+        """What a piece says; it is as long as all that the parser held back."""
+        if self._parser is None:
+            return [Text(text)] if text else []
+        return [*self._parser.push(text), *(self._parser.finish() if is_last else ())]
+
+
+def ended_by(reason: str | None, has_called: bool) -> str | None:
+    """Why an answer ended: that of one with calls is that they are called."""
+    return "tool_calls" if has_called and reason == "stop" else reason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer: of its prompt, of those the ones that were in the prefix cache, and its own."""
+
+    prompt: int
+    cached: int = 0
+    new: int = 0
+
+
+class Writer:
+    """The shape of one answer: what is told when the model begins, says something, and ends.
+
+    What is told makes the whole answer as well (`body`), so that both say the same. Who inherits tells of blocks: a text, a
+    thought or a call, which are opened, added to and closed. Every method returns the events that a stream has of it.
+    """
+
+    media_type: ClassVar[bytes] = b"text/event-stream; charset=utf-8"
+    ping: ClassVar[bytes] = b": ping\n\n"
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What the interface calls fields of `SamplingParams`."""
+
+    def __init__(self) -> None:
+        self._kind: type[Event] | None = None  # of the open block
+        self._num_blocks = 0
+        self.has_called = False
+        self.prompt: Prompt
+
+    def write(self, event: Table) -> bytes:
+        """An event, as a stream has it."""
+        return b"event: " + event["type"].encode() + b"\ndata: " + encode(event) + b"\n\n"
+
+    def say(self, events: Iterable[Event]) -> Iterator[Table]:
+        """What the model says."""
+        for event in events:
+            text = event.arguments if isinstance(event, Call) else event.text
+            if self._kind is not None and (isinstance(event, Call) or self._kind is not type(event)):
+                yield from self.close_last()
+            if self._kind is None:
+                text = text.lstrip() if self._num_blocks else text  # white space between two blocks is of neither
+                if not text:
+                    continue
+                self._num_blocks += 1
+                self._kind = type(event)
+                self.has_called |= isinstance(event, Call)
+                yield from self.open(event)
+            yield from self.add(text)
+
+    def close_last(self) -> Iterator[Table]:
+        if self._kind is not None:
+            yield from self.close()
+        self._kind = None
+
+    def begin(self, usage: Usage) -> Iterable[Table]:
+        """The engine has the prompt."""
+        raise NotImplementedError
+
+    def open(self, event: Event) -> Iterable[Table]:
+        """A block begins; its text comes by `add`."""
+        raise NotImplementedError
+
+    def add(self, text: str) -> Iterable[Table]:
+        """Text of the open block; of a call, its arguments."""
+        raise NotImplementedError
+
+    def close(self) -> Iterable[Table]:
+        """The open block ends."""
+        raise NotImplementedError
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterable[Table]:
+        """The answer ends, for the reasons that `CompletionOutput` has, or "tool_calls"."""
+        raise NotImplementedError
+
+    def failed(self, problem: Problem) -> bytes:
+        """There will be no more of a stream."""
+        raise NotImplementedError
+
+    def body(self) -> Table:
+        """The whole answer."""
+        raise NotImplementedError
+
+
+async def reply(http: HTTPRequest, request: ChatRequest, job_id: str, writer: Writer) -> Response | EventStream:
+    """Have the engine answer a conversation, in the shape of a writer."""
+    serving: Serving = http.app.state.serving
+    request.check()
+    if request.max_tokens is not None:  # their clients send the most that some other model can say
+        request.max_tokens = min(request.max_tokens, serving.max_model_len)
+    conversation = await Conversation.of(serving, request, writer.names)
+    size = partial(answer_bytes, max_model_len=serving.max_model_len)
+    job = await serving.start(http, job_id, request, conversation.params, 1, conversation.tokens, size)
+    writer.prompt = conversation.prompt
+    if request.stream:
+        events = _stream(job, writer, Reader(conversation.parser()))
+        return EventStream(
+            serving,
+            job,
+            events,
+            failed=writer.failed,
+            done=b"",
+            ping=writer.ping,
+            media_type=writer.media_type,
+        )
+    async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
+        await job.end()
+    output = job.requests[0].output()
+    completion = output.outputs[0]
+    num_prompt = len(output.prompt_token_ids)
+    said = Reader(conversation.parser()).read(completion.text, is_last=True)
+    usage = Usage(num_prompt, output.num_cached_tokens, len(completion.token_ids))
+    list(writer.begin(Usage(num_prompt)))
+    list(writer.say(said))
+    list(_ended(writer, completion.finish_reason, completion.stop_reason, usage))
+    return json_response(writer.body())
+
+
+async def _stream(job: Job, writer: Writer, reader: Reader) -> AsyncIterator[bytes]:
+    num_prompt, num_new = len(job.requests[0].prompt_token_ids), 0
+    yield b"".join(map(writer.write, writer.begin(Usage(num_prompt))))
+    async for news in job.deltas():
+        events: list[Table] = []
+        for _, delta in news:
+            num_new += len(delta.token_ids)
+            is_last = delta.finish_reason is not None
+            events += writer.say(reader.read(delta.text, is_last))
+            if is_last:
+                usage = Usage(num_prompt, job.num_cached_tokens, num_new)
+                events += _ended(writer, delta.finish_reason, delta.stop_reason, usage)
+        if events:
+            yield b"".join(map(writer.write, events))
+
+
+def _ended(writer: Writer, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+    yield from writer.close_last()
+    yield from writer.end(ended_by(reason, writer.has_called), stop, usage)
+
+
+# ---- messages of a `ChatRequest`
+
+
+def settled(messages: list[Table]) -> list[Table]:
+    """Messages with one system message at most, at the beginning: templates take no other.
+
+    Those that come first are one. What agents say as the system in the middle belongs to what the user has said before.
+    """
+    found: list[Table] = []
+    for message in messages:
+        is_system = message["role"] in ("system", "developer")
+        last = found[-1] if found else None
+        if last is None or not is_system or last["role"] not in ("system", "user"):
+            role = "system" if last is None and is_system else "user" if is_system else message["role"]
+            found.append({**message, "role": role})
+        else:
+            found[-1] = {**last, "content": [*_parts(last["content"]), *_parts(message["content"])]}
+    return found
+
+
+def _parts(content: str | list[Table]) -> list[Table]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def said(text: str | None, calls: list[Table], reasoning: str = "") -> Table:
+    """What the model has said before."""
+    message: Table = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def call(call_id: str, name: str, arguments: Any) -> Table:
+    """A call that it has made; arguments are JSON text, or what that says."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def function(name: str, description: str | None, parameters: Table | None, strict: bool | None = None) -> Table:
+    """A tool."""
+    own: Table = {"name": name}
+    for key, value in (("description", description), ("parameters", parameters), ("strict", strict)):
+        if value is not None:
+            own[key] = value
+    return {"type": "function", "function": own}
+
+
+def named(name: str) -> Table:
+    """A choice of one tool."""
+    return {"type": "function", "function": {"name": name}}

@@ -1,0 +1,268 @@
+"""POST /v1/responses: OpenAI's newer interface, which Codex speaks (https://platform.openai.com/docs/api-reference/responses)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.server.answers import EventStream, encode, json_response
+from nanoengine.server.errors import Problem
+from nanoengine.server.fields import IGNORED_RESPONSES, REFUSED_RESPONSES, refuse, with_fields
+from nanoengine.server.protocol import ChatRequest, Named, Positive, Table
+from nanoengine.server.replies import Usage, Writer, named, reply, settled
+from nanoengine.server.response_items import Tools, carried, input_items, turns
+from nanoengine.server.response_store import ResponseStore, Stored
+from nanoengine.server.serving import CLIENT, Serving, new_id
+from nanoengine.tools.parser import Call, Event, Reasoning, Text
+
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+class ResponsesRequest(
+    with_fields(Named, (*IGNORED_RESPONSES, *REFUSED_RESPONSES)),  # type: ignore[misc]
+    kw_only=True,  # type: ignore[call-arg]
+):
+    """POST /v1/responses."""
+
+    input: str | list[Table]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = True
+    include: list[str] | None = None
+    stream: bool | None = False
+    max_output_tokens: Positive | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: Table | None = None
+    reasoning: Table | None = None
+    tools: list[Table] | None = None
+    tool_choice: str | Table | None = None
+    parallel_tool_calls: bool | None = True
+
+    def check(self) -> None:
+        refuse(self, REFUSED_RESPONSES)
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise Problem(400, "include: message.output_text.logprobs is not supported: leave it out", "include")
+        if not self.input:
+            raise Problem(400, "input is empty: give text or items", "input")
+
+    def chat(self, items: list[Table], tools: Tools) -> ChatRequest:
+        """The conversation of all items, as /v1/chat/completions has it."""
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        effort = (self.reasoning or {}).get("effort")
+        kwargs: Table = {}
+        if effort is not None:
+            kwargs = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        return ChatRequest(
+            messages=settled([*first, *turns(items)]),
+            tools=tools.tables or None,
+            tool_choice=_choice(self.tool_choice) if tools.tables or self.tool_choice != "auto" else None,
+            parallel_tool_calls=self.parallel_tool_calls,
+            response_format=_format((self.text or {}).get("format")),
+            chat_template_kwargs=kwargs,
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stream=self.stream,
+        )
+
+
+async def responses(http: HTTPRequest) -> Response | EventStream:
+    """Answer a conversation, or go on with one."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, ResponsesRequest)
+    store: ResponseStore = http.app.state.responses
+    client = http.scope[CLIENT]
+    items = input_items(request.input)
+    if request.previous_response_id is not None:
+        items = [*msgspec.json.decode(_stored(http, request.previous_response_id).items), *items]
+    tools = Tools(request.tools or [])
+    response_id = new_id("resp", http, None)
+
+    def keep(response: Table) -> None:
+        store.put(client, response_id, Stored(encode(response), encode([*items, *response["output"]])))
+
+    writer = ResponsesWriter(response_id, request, tools, keep if request.store is not False else None)
+    writer.response["model"] = request.model or serving.name
+    return await reply(http, request.chat(items, tools), response_id, writer)
+
+
+async def response(http: HTTPRequest) -> Response:
+    """GET: an answer that was stored."""
+    return Response(_stored(http, http.path_params["response_id"]).body, media_type="application/json")
+
+
+async def delete_response(http: HTTPRequest) -> Response:
+    """DELETE: one that nobody will ask for again."""
+    response_id = http.path_params["response_id"]
+    _stored(http, response_id)
+    http.app.state.responses.delete(http.scope[CLIENT], response_id)
+    return json_response({"id": response_id, "object": "response.deleted", "deleted": True})
+
+
+def _stored(http: HTTPRequest, response_id: str) -> Stored:
+    stored: Stored | None = http.app.state.responses.get(http.scope[CLIENT], response_id)
+    if stored is None:
+        message = f"there is no response {response_id[:80]!r}: it was not stored (store), or has made room for others"
+        raise Problem(404, message, "previous_response_id")
+    return stored
+
+
+def _choice(choice: str | Table | None) -> str | Table | None:
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") == "function":
+        return named(choice.get("name", ""))
+    if choice.get("type") == "allowed_tools":
+        tools = [named(own.get("name", "")) for own in choice.get("tools") or () if isinstance(own, dict)]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
+    message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
+    raise Problem(400, message, "tool_choice")
+
+
+def _format(table: Table | None) -> Table | None:
+    if not table or table.get("type") != "json_schema":
+        return table
+    return {"type": "json_schema", "json_schema": {"schema": table.get("schema")}}
+
+
+class ResponsesWriter(Writer):
+    """One response.
+
+    Args:
+        response_id: of it.
+        request: what the client wants.
+        tools: of the request.
+        keep: is told of the response when it is whole, if it is to be stored.
+    """
+
+    names = MappingProxyType({"max_tokens": "max_output_tokens"})
+
+    def __init__(self, response_id: str, request: ResponsesRequest, tools: Tools, keep: Callable[[Table], None] | None):
+        super().__init__()
+        self._tools, self._keep = tools, keep
+        self._id = response_id.partition("-")[2]
+        self._is_carried = ENCRYPTED in (request.include or ())
+        self._text = ""  # of the open block
+        self._number = 0
+        self.response: Table = {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": request.model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": request.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
+            "store": request.store is not False,
+            "temperature": request.temperature,
+            "text": {"format": {"type": "text"}, **(request.text or {})},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "user": request.user,
+            "metadata": request.metadata or {},
+        }
+
+    def _event(self, kind: str, **fields: Any) -> Table:
+        self._number += 1
+        return {"type": f"response.{kind}", "sequence_number": self._number - 1, **fields}
+
+    def _of_item(self, kind: str, **fields: Any) -> Table:
+        output = self.response["output"]
+        return self._event(kind, item_id=output[-1]["id"], output_index=len(output) - 1, **fields)
+
+    def begin(self, usage: Usage) -> Iterator[Table]:
+        for kind in ("created", "in_progress"):
+            yield self._event(kind, response=dict(self.response))
+
+    def open(self, event: Event) -> Iterator[Table]:
+        output = self.response["output"]
+        place = f"{self._id}_{len(output)}"
+        item: Table = {"id": f"msg_{place}", "type": "message", "role": "assistant", "content": []}
+        if isinstance(event, Reasoning):
+            item = {"id": f"rs_{place}", "type": "reasoning", "summary": [], "content": []}
+        elif isinstance(event, Call):
+            item = {"id": f"fc_{place}", "type": "function_call", "call_id": self.prompt.new_id(), "arguments": ""}
+            item |= self._tools.names(event.name)
+        item["status"] = "in_progress"
+        output.append(item)
+        self._text = ""
+        yield self._event("output_item.added", output_index=len(output) - 1, item=dict(item))
+        if "content" in item:
+            yield self._of_item("content_part.added", content_index=0, part=self._part())
+
+    def _part(self) -> Table:
+        if self._kind is Reasoning:
+            return {"type": "reasoning_text", "text": self._text}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": []}
+
+    def add(self, text: str) -> Iterator[Table]:
+        self._text += text
+        if self._kind is Call:
+            yield self._of_item("function_call_arguments.delta", delta=text)
+        elif self._kind is Reasoning:
+            yield self._of_item("reasoning_text.delta", content_index=0, delta=text)
+        else:
+            yield self._of_item("output_text.delta", content_index=0, delta=text, logprobs=[])
+
+    def close(self) -> Iterator[Table]:
+        output, text = self.response["output"], self._text
+        item = output[-1]
+        if self._kind is Call:
+            item["arguments"] = text
+            yield self._of_item("function_call_arguments.done", name=item["name"], arguments=text)
+        else:
+            item["content"] = [part := self._part()]
+            if self._kind is Reasoning:
+                if self._is_carried:
+                    item["encrypted_content"] = carried(text)
+                yield self._of_item("reasoning_text.done", content_index=0, text=text)
+            else:
+                yield self._of_item("output_text.done", content_index=0, text=text, logprobs=[])
+            yield self._of_item("content_part.done", content_index=0, part=part)
+        item["status"] = "completed"
+        yield self._event("output_item.done", output_index=len(output) - 1, item=dict(item))
+
+    def end(self, reason: str | None, stop: str | int | None, usage: Usage) -> Iterator[Table]:
+        if not self.response["output"]:  # an answer of no words
+            yield from self.say([Text("")])
+            yield from self.close_last()
+        is_whole = reason in ("stop", "tool_calls")
+        self.response |= {
+            "status": "completed" if is_whole else "incomplete",
+            "usage": {
+                "input_tokens": usage.prompt,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+                "output_tokens": usage.new,
+                "output_tokens_details": {"reasoning_tokens": 0},  # they are not counted apart
+                "total_tokens": usage.prompt + usage.new,
+            },
+        }
+        if not is_whole:
+            self.response["incomplete_details"] = {"reason": "max_output_tokens" if reason == "length" else reason}
+        if self._keep is not None:
+            self._keep(self.response)
+        yield self._event("completed" if is_whole else "incomplete", response=self.response)
+
+    def failed(self, problem: Problem) -> bytes:
+        code = "server_error" if problem.status >= 500 else "invalid_prompt"
+        self.response |= {"status": "failed", "error": {"code": code, "message": problem.message}}
+        return self.write(self._event("failed", response=self.response))
+
+    def body(self) -> Table:
+        return self.response
