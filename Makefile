@@ -9,7 +9,7 @@ setup: .venv/.installed
 # The stamp is remade when the dependencies change; the sources themselves are installed in place.
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: setup

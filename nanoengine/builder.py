@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; and
-    the other folders that it needs.
+    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; the
+    other folders that it needs, and the package, which may not be there.
     """
 
     capability: str
     options: str | None = None
     names: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    package: str | None = None
 
 
 LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
@@ -47,7 +48,7 @@ CAPABILITIES = {
     ),
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation")),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
     "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share",)),
     "observability": Entry("Observability"),
 }
@@ -128,9 +129,10 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
 
 
 def is_installed(folder: str) -> bool:
-    """Whether the folder of a capability is there, and those that it needs."""
-    needs = CAPABILITIES[folder].needs if folder in CAPABILITIES else ()
-    return all(find_spec(f"nanoengine.{own}") is not None for own in (folder, *needs))
+    """Whether the folder of a capability is there, and what it needs."""
+    own = CAPABILITIES.get(folder, Entry(""))
+    names = [f"nanoengine.{name}" for name in (folder, *own.needs)]
+    return all(find_spec(name) is not None for name in (*names, own.package) if name is not None)
 
 
 def not_installed(folder: str) -> InvalidConfig:

@@ -28,6 +28,7 @@ __all__ = [
     "InvalidSamplingParams",
     "InvalidWeights",
     "KVCacheTooSmall",
+    "MissingPackage",
     "ModelNotFound",
     "NanoEngineError",
     "NoTokenLeft",
@@ -41,6 +42,10 @@ __all__ = [
 
 class FetchFailed(NanoEngineError, RuntimeError):
     """A model could not be downloaded, was damaged on its way, or cannot be kept."""
+
+
+class MissingPackage(NanoEngineError, ImportError):
+    """What was asked for takes a package that is not installed; the message says how to install it."""
 
 
 class EngineDead(NanoEngineError, RuntimeError):

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from nanoengine.builder import not_installed, option_types
-from nanoengine.errors import InvalidConfig
+from nanoengine.errors import MissingPackage
 from nanoengine.server.config import ServerConfig
 
 MODEL = (
@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> None:
     """Serve what a command line asks for.
 
     Raises:
-        InvalidConfig: the packages of the server are missing, or an option cannot work.
+        MissingPackage: one that the server needs.
+        InvalidConfig: an option cannot work.
     """
     options, config = configs(args)
     try:
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
         package, *folders = (error.name or "").split(".")
         if package == "nanoengine" and folders:
             raise not_installed(folders[0]) from error
-        raise InvalidConfig(f"the server needs {error.name}: pip install '.[server]' where its sources are") from error
+        raise MissingPackage(f"the server needs {error.name}: pip install {error.name}") from error
     serve(args.model, options, config)
 
 
