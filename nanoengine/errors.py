@@ -15,6 +15,7 @@ from nanoengine.core.errors import (
     StepFailed,
     UnknownOption,
     UnsupportedModel,
+    did_you_mean,
     shown,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "StepFailed",
     "UnknownOption",
     "UnsupportedModel",
+    "did_you_mean",
     "shown",
 ]
 

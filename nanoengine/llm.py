@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tqdm import tqdm
 
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
-from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
+from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
 from nanoengine.core.llm import LLM as CoreLLM
 from nanoengine.core.llm import Prompt, params_list, prompt_list
 from nanoengine.core.outputs import RequestOutput
@@ -44,8 +45,8 @@ class LLM(CoreLLM):
     Use it as a context manager, or call `close`, to have its memory back at a definite time.
     """
 
-    def __init__(self, model: str = "demo", *, use_tqdm: bool = True, **options: Any):
-        self.config = read_config(str(model), options)
+    def __init__(self, model: str | os.PathLike[str] = "demo", *, use_tqdm: bool = True, **options: Any):
+        self.config = read_config(str(model) if isinstance(model, os.PathLike) else model, options)
         show_log()
         self.built = build_engine(self.config, use_tqdm)
         self.engine, self.tokenizer = self.built.engine, self.built.tokenizer
@@ -100,8 +101,11 @@ class LLM(CoreLLM):
             )
         if not messages:
             return []
-        is_one = isinstance(messages[0], dict)
+        is_one = isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
+        for own in conversations:
+            if not isinstance(own, Sequence):
+                raise InvalidPrompt(f"messages holds {shown(own)}: it must be a list of messages or of conversations")
         if not (is_installed("tools") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
             return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
@@ -158,11 +162,10 @@ class LLM(CoreLLM):
         The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
         piece is asked for; closing the iterator early aborts the request.
         """
-        if sampling_params is not None and sampling_params.num_sequences != 1:
-            raise InvalidSamplingParams(
-                f"the params ask for {sampling_params.num_sequences} completions: a stream has one"
-            )
-        return self._stream(self.engine.make_request(prompt, sampling_params))
+        request = self.engine.make_request(prompt, sampling_params)
+        if (count := request.params.num_sequences) != 1:
+            raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
+        return self._stream(request)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers loads it."""

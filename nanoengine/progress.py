@@ -1,4 +1,4 @@
-"""What start-up is doing while its user waits: a line for each stage, gone when it is over."""
+"""What start-up is doing while its user waits: a line for each stage, gone when it is over; nothing where that is no terminal."""
 
 from __future__ import annotations
 
@@ -19,5 +19,7 @@ def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool)
         shown: False prints nothing.
     """
     layout = f"{name} ..." if total is None else None
-    with tqdm(total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not shown) as bar:
+    with tqdm(
+        total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=None if shown else True
+    ) as bar:
         yield bar.update

@@ -231,8 +231,8 @@ def _transformers(name: str) -> Any:
         import transformers
     except ModuleNotFoundError as error:
         raise MissingPackage(
-            f"{name} takes the package transformers (it is more than a sound tokenizer.json, or transformers' own object was asked "
-            "for): pip install 'nanoengine[hf]'"
+            f"{name} takes the package transformers (it is more than a sound tokenizer.json, or transformers' own object was "
+            "asked for): pip install 'nanoengine[hf]'"
         ) from error
     return transformers
 
