@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nanoengine.core.config import EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.interrupts import InterruptGuard
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
@@ -116,13 +117,14 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
     if is_installed("models"):
         import_module("nanoengine.models.names").find_model(config.model)
-    from nanoengine.core.startup import Startup
+    with InterruptGuard():  # torch does not survive Ctrl-C while it is imported
+        from nanoengine.core.startup import Startup
 
-    parts: dict[str, Capability] = {
-        folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)()
-        for folder, own in CAPABILITIES.items()
-        if is_installed(folder)
-    }
+        parts: dict[str, Capability] = {
+            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)()
+            for folder, own in CAPABILITIES.items()
+            if is_installed(folder)
+        }
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, startup.tokenizer, parts)

@@ -68,7 +68,7 @@ class LLM(CoreLLM):
             sampling_params: one for all prompts, or one for each.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
-            use_tqdm: show a progress bar.
+            use_tqdm: show how far it is, and how fast, if standard error is a terminal.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
@@ -235,8 +235,9 @@ class LLM(CoreLLM):
 
 
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:
-    # Without miniters=0, tqdm would look at the clock only when a request ends.
-    return tqdm(total=total, desc="Generating", unit="request", disable=not use_tqdm, miniters=0)
+    # Without miniters=0, tqdm would look at the clock only when a request ends. None: no bar where stderr is no terminal.
+    layout = "{desc}: {n_fmt}/{total_fmt} requests, {elapsed}{postfix}"
+    return tqdm(total=total, desc="Generating", bar_format=layout, disable=None if use_tqdm else True, miniters=0)
 
 
 def show_log() -> None:

@@ -125,7 +125,7 @@ def check_count(name: str, value: object, most: int) -> None:
 
 def size(name: str, text: str) -> int:
     """Bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(i?b)?|b)?", text[:50].strip().lower().replace(" ", ""))
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(ib?|b)?|b)?", text[:50].strip().lower().replace(" ", ""))
     if match is None:
         raise InvalidConfig(f"{name} is {shown(text)}: it must be a number of bytes, or such as '2GiB' or '500MB'")
     number, unit, kind = match.groups()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from nanoengine.core.config import BYTES
 from nanoengine.errors import InvalidConfig, shown
 
 BOUNDS = {
@@ -30,7 +31,7 @@ class ServerConfig:
         served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
-        max_body_bytes: longest body of a request.
+        max_body_bytes: longest body of a request, in bytes or as 8MiB.
         max_prompts: most prompts in one call.
         max_n: most completions of a prompt.
         max_stop_strings: most strings that end a completion.
@@ -53,7 +54,7 @@ class ServerConfig:
     uds: str | None = None
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = field(default=8 << 20, metadata=BYTES)
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16
