@@ -22,9 +22,10 @@ def available_ram() -> int:
         # Cached files count as used, but are given back on demand.
         file_cache = stat.get("inactive_file", 0) + stat.get("active_file", 0)
         available = min(available, max(limit - used + file_cache, 0))
-    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # `ulimit -v`
-        used = int(Path("/proc/self/statm").read_text().split()[0])
-        available = min(available, max(limit - used * resource.getpagesize(), 0))
+    with suppress(OSError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # `ulimit -v`
+            available = min(available, max(limit - used, 0))
     return available
 
 
