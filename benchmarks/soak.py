@@ -295,7 +295,7 @@ class Soak:
         if rng.random() < 0.2:
             body |= {"logprobs": True, "top_logprobs": 2} if case.path == CHAT else {"logprobs": 2}
         if rng.random() < 0.2:
-            body["priority"] = rng.randint(-2, 2)
+            body["priority"] = rng.randint(0, 4)
         if body["stream"] and rng.random() < 0.3:
             body["stream_options"] = {"include_usage": True, "continuous_usage_stats": rng.random() < 0.5}
         return number, case, n, body

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from nanoengine.core.config import size
 from nanoengine.errors import InvalidConfig, did_you_mean
+from nanoengine.sizes import size
 
 LONGEST = 500
 WORD = re.compile(r"[\w-]+")

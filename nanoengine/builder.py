@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanoengine.core.config import EngineConfig
+from nanoengine.core.config import BYTES, EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.interrupts import InterruptGuard
+from nanoengine.sizes import size
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
@@ -50,7 +51,7 @@ CAPABILITIES = {
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
     "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
-    "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share",)),
+    "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share", "min_priority")),
     "observability": Entry("Observability"),
 }
 """Folder -> what is in it, in the order in which they take part in start-up."""
@@ -90,7 +91,7 @@ def option_types() -> list[type]:
 
 
 def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
-    """The options of an engine, checked; torch is not imported for it.
+    """The options of an engine, checked; sizes may be text, such as "2GiB". torch is not imported for it.
 
     Raises:
         UnknownOption: an option that nobody has.
@@ -99,7 +100,10 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     for folder, own in CAPABILITIES.items():
         if not is_installed(folder) and any(name in options for name in own.names):
             raise not_installed(folder)
-    return EngineConfig.from_options(model, options, tuple(option_types()[1:]))
+    types = option_types()
+    sizes = {own.name for kind in types for own in fields(kind) if own.metadata == BYTES}
+    values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
+    return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:

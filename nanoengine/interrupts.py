@@ -1,7 +1,8 @@
-"""Ctrl-C lands while a step is computed, and never between two states of the engine."""
+"""Who uses an engine: one thread at a time. Ctrl-C lands while a step is computed, never between two states of the engine."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,17 +14,21 @@ from nanoengine.core.messages import StepPlan, StepResult
 
 
 class InterruptGuard:
-    """Holds KeyboardInterrupt back while it is entered; raises it in `allowed` regions, or at the end.
+    """Holds KeyboardInterrupt back while it is entered; raises it in `allowed` regions, or at the end. Other threads wait.
 
     Without it a signal could stop the scheduler between taking a block and noting it. It does nothing where Ctrl-C does not
     raise KeyboardInterrupt anyway: outside the main thread, or under a handler of the application's own.
     """
 
     def __init__(self) -> None:
+        self._lock, self._pid = threading.RLock(), os.getpid()
         self._is_active = self._is_pending = False
         self._is_deferring = True
 
     def __enter__(self) -> InterruptGuard:
+        if os.getpid() != self._pid:  # a thread that the fork does not have may hold it for ever
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        self._lock.acquire()
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._handle)
@@ -33,12 +38,15 @@ class InterruptGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._is_active:
-            return
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._is_active = False
-        if self._is_pending and error is None:
-            raise KeyboardInterrupt
+        try:
+            if not self._is_active:
+                return
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._is_active = False
+            if self._is_pending and error is None:
+                raise KeyboardInterrupt
+        finally:
+            self._lock.release()
 
     @contextmanager
     def allowed(self) -> Iterator[None]:

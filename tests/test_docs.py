@@ -41,7 +41,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_classes_and_functions_are_there() -> None:
-    known = set(re.findall(r"\w+", "\n".join(own.read_text() for own in FILES if own.suffix in (".py", ".cpp", ".h"))))
+    known = set(
+        re.findall(r"\w+", "\n".join(own.read_text() for own in FILES if own.suffix in (".py", ".cpp", ".h", ".mjs")))
+    )
     known |= {f"{own}_total" for own in known}  # counters of metrics
     for page in PAGES:
         parts = {own for name in NAME.findall(page.read_text()) for own in name.split(".")}

@@ -166,7 +166,7 @@ class AsyncLLMEngine:
             self._refuse_messages()
 
     def _check_alive(self) -> None:
-        if self._is_closing or self.error is not None:
+        if self._is_closing or self.error is not None or not self._thread.is_alive():  # nor is it in a fork
             raise self._reason()
 
     # ---- the thread

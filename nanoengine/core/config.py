@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, s
 POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
-BYTES = {"unit": "bytes"}  # metadata of fields that `from_options` also takes as text: see `size`
+BYTES = {"unit": "bytes"}  # metadata of fields that `builder.read_config` also takes as text
 T = TypeVar("T")
 
 
@@ -101,13 +100,11 @@ class EngineConfig:
         Raises:
             UnknownOption: an option that nobody declares; the message suggests the nearest name.
         """
-        owners = {own.name: (kind, own) for kind in (cls, *types) for own in fields(kind) if own.name != "options"}
-        values: dict[type, dict[str, Any]] = {kind: {} for kind in (cls, *types)}
-        for name, value in options.items():
+        owners = {own.name: kind for kind in (cls, *types) for own in fields(kind) if own.name != "options"}
+        for name in options:
             if name not in owners:
                 raise UnknownOption(f"unknown option {shown(name)}{did_you_mean(name, owners)}")
-            kind, own = owners[name]
-            values[kind][name] = size(name, value) if isinstance(value, str) and own.metadata == BYTES else value
+        values = {kind: {name: options[name] for name in options if owners[name] is kind} for kind in (cls, *types)}
         return cls(**{"model": model} | values[cls], options={kind: kind(**values[kind]) for kind in types})
 
     def of(self, kind: type[T]) -> T:
@@ -121,15 +118,6 @@ def check_count(name: str, value: object, most: int) -> None:
         raise InvalidConfig(f"{name} is {shown(value)}: it must be a positive integer")
     if value > most:
         raise InvalidConfig(f"{name} is {shown(value)}: it must be at most {most}; lower it")
-
-
-def size(name: str, text: str) -> int:
-    """Bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(ib?|b)?|b)?", text[:50].strip().lower().replace(" ", ""))
-    if match is None:
-        raise InvalidConfig(f"{name} is {shown(text)}: it must be a number of bytes, or such as '2GiB' or '500MB'")
-    number, unit, kind = match.groups()
-    return int(float(number) * (1000 if kind == "b" else 1024) ** (" kmgt".index(unit) if unit else 0))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import traceback
 from collections.abc import Sequence as Seq
@@ -70,7 +71,7 @@ class LLMEngine:
         self.requests: dict[str, Request] = {}
         self._seeds = random.Random(seed)
         self._num_requests = self._num_sequences = 0
-        self._is_closed = False
+        self._is_closed, self._pid = False, os.getpid()
 
     # ---- requests
 
@@ -287,7 +288,7 @@ class LLMEngine:
 
     def close(self) -> None:
         """Abort what runs and give the executor's memory back. Closing twice is allowed."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:  # a fork has none of its threads
             return
         try:
             for request_id in list(self.requests):
@@ -302,6 +303,11 @@ class LLMEngine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosed("the engine is closed: make a new one")
+        if os.getpid() != self._pid:
+            raise EngineClosed(
+                f"the engine was made in process {self._pid}, whose threads a fork does not have: make one here, or start "
+                'processes with multiprocessing\'s "spawn"'
+            )
 
 
 def _forget_locals(error: BaseException) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
 from nanoengine.fairness.fair_share import Clients, FairShare
+from nanoengine.fairness.least_priority import LeastPriority
 from nanoengine.fairness.options import FairnessOptions
 
 if TYPE_CHECKING:
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
 
 
 class Fairness(Capability):
-    """One object that is a listener of the engine, and a gate of the scheduler while several clients have requests."""
+    """Shares, which are a part of the policy while several clients have requests; and how far a request may go to the front."""
 
     options = FairnessOptions
 
     def policy(self, startup: Startup) -> None:
-        share = startup.config.of(FairnessOptions).max_client_share
-        if share < 1.0:
-            startup.parts.append(Clients(FairShare(share, startup.num_rows), startup.parts))
+        options = startup.config.of(FairnessOptions)
+        if options.max_client_share < 1.0:
+            startup.parts.append(Clients(FairShare(options.max_client_share, startup.num_rows), startup.parts))
+        if options.min_priority is not None:
+            startup.parts.append(LeastPriority(options.min_priority))

@@ -20,14 +20,19 @@ from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import problem_of
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
+from nanoengine.server.pieces import Pieces, small
 from nanoengine.server.protocol import Generation
 from nanoengine.server.serving import FEW, Serving
+from nanoengine.server.sizes import answer_bytes
 
 logger = logging.getLogger("nanoengine.server")
 
 G = TypeVar("G", bound=Generation)
 
 encode = msgspec.json.encode
+
+MANY_CHARS = 1 << 16
+"""To repeat in an answer: beside the event loop."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -69,40 +74,52 @@ class Answer(Generic[G]):
     ) -> Response | EventStream:
         """Have the engine work on prompts, and answer. Arguments as for `Serving.start`."""
         serving, params = self.serving, self.params
-        job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens)
+        job = await serving.start(http, self.job_id, self.request, params, num_prompts, tokens, self.size)
         self.num_prompt_tokens = [len(own.prompt_token_ids) for own in job.requests]
         if self.request.stream:
             return EventStream(serving, job, self.events(job))
         async with serving.jobs.running(job, http.receive, serving.config.request_timeout):
             await job.end()
-        is_long = len(job.requests) * params.num_sequences > FEW
+        is_long = len(job.requests) * params.num_sequences > FEW or self.num_repeated > MANY_CHARS
         with_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
         body = await serving.make(self.body, job.requests, slow=is_long or with_logprobs)
-        return Response(body, media_type="application/json")
+        return Pieces(body)
+
+    def size(self, requests: Sequence[Request]) -> int:
+        """The most bytes that the answer takes."""
+        max_model_len, copies = self.serving.max_model_len, self.num_copies
+        return answer_bytes(requests, max_model_len, repeated=self.num_repeated, num_copies=copies)
+
+    @property
+    def num_copies(self) -> int:
+        """How often the answer has what belongs to a prompt."""
+        return self.request.n or 1
+
+    @property
+    def num_repeated(self) -> int:
+        """Characters that it repeats of what it was asked."""
+        return sum(map(len, self.echoes)) * (self.request.n or 1)
 
     # ---- whole
 
-    def body(self, requests: list[Request]) -> bytes:
+    def body(self, requests: list[Request]) -> list[bytes]:
+        """In pieces, each made without a pause of other threads that is worth speaking of."""
         outputs = [request.output() for request in requests]
         num_new = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
         num_cached = sum(output.num_cached_tokens for output in outputs)
-        return encode(
-            {
-                "id": self.job_id,
-                "object": self.kind,
-                "created": self.created,
-                "model": self.serving.name,
-                "choices": [
-                    self.choice(number, output, index)
-                    for number, output in enumerate(outputs)
-                    for index in range(len(output.outputs))
-                ],
-                "service_tier": None,
-                "system_fingerprint": self.serving.fingerprint,
-                "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
-                **self.rest(outputs[0]),
-            }
-        )
+        common = {"id": self.job_id, "object": self.kind, "created": self.created, "model": self.serving.name}
+        pieces = [encode(common)[:-1] + b',"choices":[']
+        for number, output in enumerate(outputs):
+            for index in range(len(output.outputs)):
+                pieces += [encode(self.choice(number, output, index)), b","]
+        rest = {
+            "service_tier": None,
+            "system_fingerprint": self.serving.fingerprint,
+            "usage": self.serving.usage(sum(self.num_prompt_tokens), num_new, num_cached),
+            **self.rest(outputs[0]),
+        }
+        pieces[-1] = b"]," + encode(rest)[1:]
+        return pieces
 
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         """One completion of the prompt of a number."""
@@ -135,36 +152,43 @@ class Answer(Generic[G]):
             parts = []
             if not has_begun:
                 usage = usage_json(self.num_prompt_tokens[0], 0) if each else b""
-                parts = [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
+                make_all = partial(self._first_chunks, chunks, usage)
+                parts = await serving.make(make_all, job, slow=self.num_repeated > MANY_CHARS)
                 has_begun = True
             for number, delta in news:
                 index = number * n + delta.index
                 progress = choices[index]
                 is_first = not progress.num_tokens
                 if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
-                    choice = start % index + encode(delta.text) + end
+                    own = [start % index + encode(delta.text) + end]
                 else:
-                    make = partial(self.piece, job.requests[number], index, delta)
-                    piece = await serving.make(make, progress, slow=is_first and bool(request.echo))
-                    choice = b"" if piece is None else encode(piece)
+                    make = partial(self._encoded, job.requests[number], index, delta)
+                    own = await serving.make(make, progress, slow=is_first and bool(request.echo))
                 progress.advance(delta.token_ids)
-                if not choice:
+                if not own:
                     continue
                 usage = usage_json(self.num_prompt_tokens[number], progress.num_tokens) if each else b""
+                parts += [chunks.chunk(choice, usage) for choice in own[:-1]]
                 is_last = delta.finish_reason is not None and not with_usage
-                parts.append(chunks.last(choice, usage) if is_last else chunks.chunk(choice, usage))
-            if parts:
-                yield b"".join(parts)
+                parts.append(chunks.last(own[-1], usage) if is_last else chunks.chunk(own[-1], usage))
+            for part in small(parts):
+                yield part
         if with_usage:
             num_new = sum(progress.num_tokens for progress in choices)
             yield chunks.usage(serving.usage(sum(self.num_prompt_tokens), num_new, job.num_cached_tokens))
+
+    def _first_chunks(self, chunks: Chunks, usage: bytes, job: Job) -> list[bytes]:
+        return [chunks.chunk(encode(choice), rest + usage) for choice, rest in self.beginning(job)]
+
+    def _encoded(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[bytes]:
+        return [encode(piece) for piece in self.pieces(own, index, delta, progress)]
 
     def beginning(self, job: Job) -> list[tuple[dict[str, Any], bytes]]:
         """Chunks before the first delta: the choice, and what else is in each."""
         return []
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any] | None:
-        """A choice of a chunk with more than text; None if there is nothing to say yet."""
+    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
+        """The choices of chunks with more than text; none if there is nothing to say yet."""
         raise NotImplementedError
 
 

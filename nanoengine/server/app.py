@@ -22,7 +22,8 @@ from nanoengine.server import operations
 from nanoengine.server.chat import chat_completions
 from nanoengine.server.completions import completions
 from nanoengine.server.errors import Problem, problem_of
-from nanoengine.server.http import BoundedHTTP
+from nanoengine.server.fresh import Fresh
+from nanoengine.server.http import BoundedHTTP, Connections
 from nanoengine.server.middleware import Identify
 from nanoengine.server.openapi import openapi
 from nanoengine.server.page import FILES, page_routes
@@ -33,6 +34,9 @@ logger = logging.getLogger("nanoengine.server")
 
 SECONDS_TO_SAY_SO = 2
 """After aborting what runs: for its clients to be told."""
+
+VIEW_SECONDS = 0.1
+"""How old the view may be that the page is shown."""
 
 ROUTES = [
     Route("/health", operations.health),
@@ -61,9 +65,12 @@ def make_app(serving: Serving) -> Starlette:
     """The application that serves a model."""
     config = serving.config
     look = partial(take_view, observer=serving.metrics)
-    routes = [*ROUTES, *(page_routes(lambda: serving.engine.call(look)) if config.page else ())]
+    routes = [
+        *ROUTES,
+        *(page_routes(Fresh(lambda: serving.engine.call(look), VIEW_SECONDS).get) if config.page else ()),
+    ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin
-    middleware = [Middleware(Identify, config.api_key, open_paths, origins or (), config.access_log)]
+    middleware = [Middleware(Identify, config, open_paths)]
     if origins is not None:
         middleware.append(Middleware(CORSMiddleware, origins, allow_methods=["*"], allow_headers=["*"]))
     handlers: dict[Any, Any] = {NanoEngineError: _answer_error, HTTPException: _answer_http_error}
@@ -77,7 +84,7 @@ def http_settings(serving: Serving) -> uvicorn.Config:
     """How uvicorn serves the application."""
     return uvicorn.Config(
         make_app(serving),
-        http=BoundedHTTP,
+        http=partial(BoundedHTTP, Connections(serving.config.max_connections)),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -70,6 +70,15 @@ class _Chat(Answer[ChatRequest]):
         content = last.get("content")
         return content if self.request.echo and last.get("role") == self.role and isinstance(content, str) else ""
 
+    @property
+    def num_copies(self) -> int:
+        return 1
+
+    @property
+    def num_repeated(self) -> int:
+        n, prompt = self.request.n or 1, len(self.prompt.text) if self.request.return_prompt_text else 0
+        return (len(self.role) + len(self.echo)) * n + prompt * (n if self.request.stream else 1)
+
     def choice(self, number: int, output: RequestOutput, index: int) -> dict[str, Any]:
         request, completion = self.request, output.outputs[index]
         logprobs = None
@@ -128,11 +137,11 @@ class _Chat(Answer[ChatRequest]):
             for i in range(request.n or 1)
         ]
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any] | None:
+    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
         request = self.request
         said = {"content": delta.text} if not self.is_parsed else self._said(index, delta)
         if not said and delta.finish_reason is None and delta.logprobs is None and not request.return_token_ids:
-            return None
+            return []
         logprobs = None
         if delta.logprobs is not None:
             logprobs = self.shapes.chat(delta.token_ids, delta.logprobs, request.top_logprobs or 0, progress.last)
@@ -140,10 +149,17 @@ class _Chat(Answer[ChatRequest]):
             "index": delta.index,
             "delta": said,
             "logprobs": logprobs,
-            "finish_reason": _reason(delta.finish_reason, index in self._has_called),
+            "finish_reason": None,
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
-        return choice if delta.finish_reason is None else choice | {"stop_reason": delta.stop_reason}
+        if delta.finish_reason is None:
+            return [choice]
+        reason = _reason(delta.finish_reason, index in self._has_called)
+        end = {"finish_reason": reason, "stop_reason": delta.stop_reason}
+        if "tool_calls" not in said:
+            return [choice | end]
+        # OpenAI's client looks for the end of a call before it takes the calls of the same chunk.
+        return [choice, choice | end | {"delta": {}, "logprobs": None, "token_ids": None}]
 
     def _said(self, index: int, delta: Delta) -> dict[str, Any]:
         """What a delta has told of a choice: each call comes in one piece."""

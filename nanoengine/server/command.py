@@ -24,8 +24,8 @@ NO_OPTIONS = ("model", "options")
 """Fields of the engine's options that are none of the command line."""
 
 SERVER_DEFAULTS = (
-    "A server has defaults of its own for three: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), and "
-    "long_prefill_token_threshold half of that."
+    "A server has defaults of its own for four: scheduling_policy is mixed, max_num_batched_tokens 512 (2048 on a GPU), "
+    "long_prefill_token_threshold half of that, and min_priority 0."
 )
 
 

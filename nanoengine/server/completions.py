@@ -105,7 +105,7 @@ class _Completions(Answer[CompletionRequest]):
             all_ids, all_entries = [*prompt, *token_ids], [*(of_prompt or ()), *all_entries]
         return self.shapes.completion(all_ids, all_entries, self.request.logprobs or 0)
 
-    def piece(self, own: Request, index: int, delta: Delta, progress: Progress) -> dict[str, Any]:
+    def pieces(self, own: Request, index: int, delta: Delta, progress: Progress) -> list[dict[str, Any]]:
         request, is_first = self.request, progress.num_tokens == 0
         text = "" if request.is_echo_only else delta.text
         if is_first and self.echoes:
@@ -121,7 +121,7 @@ class _Completions(Answer[CompletionRequest]):
                     token_ids, entries, request.logprobs or 0, progress.num_chars, progress.last
                 )
             progress.num_chars += sum(map(len, logprobs["tokens"]))
-        return {
+        choice = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
@@ -130,3 +130,4 @@ class _Completions(Answer[CompletionRequest]):
             "prompt_token_ids": own.prompt_token_ids if is_first and request.return_token_ids else None,
             "token_ids": delta.token_ids if request.return_token_ids else None,
         }
+        return [choice]

@@ -7,9 +7,16 @@ from dataclasses import dataclass, field
 from nanoengine.core.config import BYTES
 from nanoengine.errors import InvalidConfig, shown
 
+PART_OF_A_CLIENT = 4
+"""Of the bytes that requests may hold, one client may hold this part."""
+
 BOUNDS = {
     "port": (0, 65535),
     "max_body_bytes": (1, 1 << 30),
+    "max_held_body_bytes": (4, 1 << 40),
+    "max_answer_bytes": (4, 1 << 40),
+    "max_connections": (8, 1 << 20),
+    "max_text_chars": (1, 1 << 30),
     "max_prompts": (1, 1024),
     "max_n": (1, 16384),
     "max_stop_strings": (1, 1024),
@@ -31,7 +38,16 @@ class ServerConfig:
         served_model_name: names that requests may call the model by; answers use the first. None: the model's own.
         api_key: keys of which a request must have one ("Authorization: Bearer KEY"). None: that in the environment variable
             NANOENGINE_API_KEY, if there is one; otherwise everybody is served.
-        max_body_bytes: longest body of a request, in bytes or as 8MiB.
+        admin_key: a key that may do all, and alone may see /view, forget the cache and abort the requests of others. None:
+            /view and the cache are for every key, and nobody aborts the requests of others.
+        allowed_host: names besides localhost that a server on a loopback address may be called by ("Host: NAME"): no page of
+            another site reaches it under its own name. On another address: the only names, if there are any.
+        max_connections: connections that may be open; beyond it, those are closed whose clients have an eighth of them or more.
+        max_text_chars: longest text that is split into tokens.
+        max_body_bytes: longest body of a request, in bytes or as 8MiB; so the next two.
+        max_held_body_bytes: most bytes of the bodies of all requests that are being answered; a client has at most a quarter.
+        max_answer_bytes: most bytes that all answers may take while they are made, as estimated from what is asked for; a client
+            has at most a quarter.
         max_prompts: most prompts in one call.
         max_n: most completions of a prompt.
         max_stop_strings: most strings that end a completion.
@@ -54,7 +70,13 @@ class ServerConfig:
     uds: str | None = None
     served_model_name: tuple[str, ...] | None = None
     api_key: tuple[str, ...] | None = None
+    admin_key: str | None = None
+    allowed_host: tuple[str, ...] | None = None
+    max_connections: int = 512
+    max_text_chars: int = 1 << 20
     max_body_bytes: int = field(default=8 << 20, metadata=BYTES)
+    max_held_body_bytes: int = field(default=256 << 20, metadata=BYTES)
+    max_answer_bytes: int = field(default=1 << 30, metadata=BYTES)
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16
@@ -68,16 +90,30 @@ class ServerConfig:
     page: bool = True
     access_log: bool = True
 
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """Names that the server may be called by; None: any."""
+        own = frozenset(self.allowed_host or ())
+        is_loopback = self.host == "localhost" or self.host == "::1" or self.host.startswith("127.")
+        if self.uds is None and is_loopback:
+            return own | {"localhost", "[::1]", "127.0.0.1", self.host}
+        return own or None
+
     def __post_init__(self) -> None:
         for name, (least, most) in BOUNDS.items():
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= most:
                 raise InvalidConfig(f"{name} is {shown(value)}: it must be an integer from {least} to {most}")
+        if self.max_body_bytes > self.max_held_body_bytes // PART_OF_A_CLIENT:
+            raise InvalidConfig(
+                f"max_body_bytes is {self.max_body_bytes}: it must be at most a quarter of max_held_body_bytes, which is "
+                f"{self.max_held_body_bytes}"
+            )
         # A shell writes "" for a variable that it does not know: every address, or none that has a name.
-        for name in ("host", "uds"):
+        for name in ("host", "uds", "admin_key"):
             if getattr(self, name) == "":
                 raise InvalidConfig(f"{name} is empty: give one, or leave the option out")
-        for name in ("served_model_name", "api_key", "cors_origin"):
+        for name in ("served_model_name", "api_key", "cors_origin", "allowed_host"):
             texts = getattr(self, name)
             if texts is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
                 raise InvalidConfig(f"{name} is {shown(texts)}: it must be strings of at least one character, or None")

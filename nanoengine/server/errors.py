@@ -27,6 +27,7 @@ TYPES = {
     408: "TimeoutError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    429: "RateLimitError",
     413: "RequestTooLargeError",
     503: "ServiceUnavailableError",
     504: "TimeoutError",

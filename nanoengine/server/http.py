@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -10,15 +11,46 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 << 10
 """Of the request line and all headers: the parser itself would keep as many as come (as in CVE-2025-48956)."""
 
+PART_OF_A_NEWCOMER = 8
+
 MAX_HEAD_SECONDS = 60
 """A connection that sends nothing whole is closed."""
+
+
+class Connections:
+    """Counts connections by address: when there are as many as may be, nobody is shut out by those of another.
+
+    Args:
+        most: that may be open. Addresses with less than an eighth of that may have theirs all the same, up to twice as many.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self.total = 0
+        self.of_addresses: Counter[str] = Counter()
+
+    def open(self, address: str) -> bool:
+        """Count one; False if it must be closed."""
+        own = self.of_addresses[address]
+        is_allowed = self.total < self.most or (own < self.most // PART_OF_A_NEWCOMER and self.total < 2 * self.most)
+        self.of_addresses[address] += 1
+        self.total += 1
+        return is_allowed
+
+    def closed(self, address: str) -> None:
+        self.total -= 1
+        self.of_addresses[address] -= 1
+        if not self.of_addresses[address]:
+            del self.of_addresses[address]
 
 
 class BoundedHTTP(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, connections: Connections, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self._connections = connections
+        self._address = ""
         self._head_bytes = 0
         self._is_in_head = True
         self._is_in_body = False
@@ -27,10 +59,16 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._address = peer[0] if peer else "local"
+        if not self._connections.open(self._address):
+            self._refuse(b"503 Service Unavailable")
+            return
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._connections.closed(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

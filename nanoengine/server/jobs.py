@@ -117,7 +117,7 @@ class Jobs:
         self._jobs[job] = asyncio.current_task()
         self._none.clear()
         loop = asyncio.get_running_loop()
-        client = loop.create_task(_until_gone(receive))
+        client = loop.create_task(until_gone(receive))
         client.add_done_callback(
             lambda task: None if task.cancelled() else job.abort(Problem(499, "the client is gone"))
         )
@@ -136,13 +136,18 @@ class Jobs:
             if not self._jobs:
                 self._none.set()
 
-    def abort(self, job_ids: Sequence[str] | None = None) -> int:
-        """Abort jobs by the ids of their answers, or of the requests that the engine knows; None: all. Returns how many."""
+    def abort(self, job_ids: Sequence[str] | None = None, client: str | None = None) -> int:
+        """Abort jobs by the ids of their answers, or of the requests that the engine knows; None: all. Returns how many.
+
+        Args:
+            client: whose they must be; None: anybody's.
+        """
         wanted = None if job_ids is None else set(job_ids)
         found = [
             job
             for job in self._jobs
-            if wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests)))
+            if (wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests))))
+            and client in (None, job.requests[0].client)
         ]
         for job in found:
             job.abort()
@@ -164,7 +169,7 @@ class Jobs:
         await self._none.wait()
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
     """Wait until the client has hung up; its request was read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

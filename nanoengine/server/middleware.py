@@ -8,13 +8,16 @@ import re
 import secrets
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from contextlib import ExitStack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import CLIENT, REQUEST_ID
+from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID
+from nanoengine.server.text import CURRENT_CLIENT
 
 logger = logging.getLogger("nanoengine.server")
 access_logger = logging.getLogger("nanoengine.access")
@@ -24,26 +27,29 @@ QUIET_PATHS = ("/view", "/health", "/ping", "/metrics")
 """Asked for every second, or more often: a line for each would hide all others, as long as they are answered."""
 
 
+ADMIN_PATHS = ("/view", "/reset_prefix_cache")
+"""For the admin alone, if there is one: they show, or take from, all clients."""
+
+
 class Identify:
     """Gives each request an id, and a client: its key, or the address that it came from. The log has both, the answer the id.
 
     Args:
         app: what comes next.
-        keys: see `ServerConfig.api_key`.
+        config: who is let in, and whether a line is written for each.
         open_paths: for which nobody needs a key.
-        origins: of other pages that may send requests.
-        log: whether to write a line for each.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        keys: Sequence[str] | None,
+        config: ServerConfig,
         open_paths: Collection[str],
-        origins: Collection[str],
-        log: bool,
     ):
         self._app = app
+        keys, origins, log = config.api_key, config.cors_origin or (), config.access_log
+        self._hosts = config.hosts
+        self._admin = None if config.admin_key is None else _digest(config.admin_key.encode())
         self._origins = frozenset(origins)
         self._digests = None if keys is None else [_digest(key.encode()) for key in keys]
         self._open_paths = frozenset(open_paths)
@@ -72,7 +78,9 @@ class Identify:
 
         try:
             problem = self._problem(scope, headers)
-            await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
+            CURRENT_CLIENT.set(scope[CLIENT])
+            with ExitStack() as scope[HELD]:
+                await (self._app if problem is None else problem.response())(scope, receive, send_with_id)
         except Exception as error:  # nothing that one request meets may be anybody else's
             logger.exception("request %s", request_id)
             if not status:
@@ -93,22 +101,35 @@ class Identify:
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
+        host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
+        if host and self._hosts is not None and host not in self._hosts:
+            return Problem(403, f"the host {host[:200]!r} is not a name of this server: see allowed_host")
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             # A browser says where a page is from, and others say nothing.
             own = origin.partition("://")[2].encode("latin-1") == headers.get(b"host")
             if not own and origin not in self._origins and "*" not in self._origins:
                 return Problem(403, "a page of another site may not send this: see cors_origin")
-        if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
-            return None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         digest = _digest(key.strip())
+        if self._admin is not None:
+            if secrets.compare_digest(digest, self._admin) and kind.lower() == b"bearer":
+                scope[CLIENT] = ADMIN
+                return None
+            if scope["path"] in ADMIN_PATHS and scope["method"] != "OPTIONS":
+                return _unknown("this needs the admin key (admin_key)")
+        if self._digests is None or scope["path"] in self._open_paths or scope["method"] == "OPTIONS":
+            return None
         matches = [secrets.compare_digest(digest, own) for own in self._digests]  # all of them: time tells nothing
         if kind.lower() != b"bearer" or not any(matches):
-            message = "the API key is missing or wrong: send the header Authorization: Bearer KEY"
-            return Problem(401, message, headers={"www-authenticate": "Bearer"})
+            return _unknown("the API key is missing or wrong")
         scope[CLIENT] = f"key-{matches.index(True)}"
         return None
+
+
+def _unknown(message: str) -> Problem:
+    message += ": send the header Authorization: Bearer KEY"
+    return Problem(401, message, headers={"www-authenticate": "Bearer"})
 
 
 def _digest(key: bytes) -> bytes:

@@ -8,9 +8,9 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.answers import json_response
-from nanoengine.server.metrics import CONTENT_TYPE, render_metrics
+from nanoengine.server.metrics import CONTENT_TYPE
 from nanoengine.server.protocol import AbortRequest
-from nanoengine.server.serving import Serving
+from nanoengine.server.serving import ADMIN, CLIENT, Serving
 
 
 async def health(http: HTTPRequest) -> Response:
@@ -73,24 +73,16 @@ def _model(serving: Serving, name: str) -> dict[str, object]:
 
 
 async def metrics(http: HTTPRequest) -> Response:
-    """All counters between two steps, for Prometheus."""
+    """All counters between two steps, for Prometheus; everybody who asks within a second is told the same."""
     serving: Serving = http.app.state.serving
-    snapshot = await serving.engine.call(serving.metrics.snapshot)
-    body = await serving.text.run(
-        render_metrics,
-        snapshot,
-        model_name=serving.name,
-        cache_config=serving.cache_config,
-        num_rejected=dict(serving.num_rejected),
-    )
-    return Response(body, media_type=CONTENT_TYPE)
+    return Response(await serving.metrics_text.get(), media_type=CONTENT_TYPE)
 
 
 async def abort_requests(http: HTTPRequest) -> Response:
-    """End requests, by the ids of their answers; all, if none is named."""
+    """End requests of this client, by the ids of their answers; all of them, if the field is missing. An admin ends anybody's."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, AbortRequest)
-    count = serving.jobs.abort(request.request_ids or None)
+    count = serving.jobs.abort(request.request_ids, None if http.scope[CLIENT] == ADMIN else http.scope[CLIENT])
     return json_response({"status": "aborted", "aborted": count})
 
 

@@ -56,6 +56,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, with the values beside null that ask for nothing."""
 
+MAX_NEUTRAL_BYTES = 32
+"""As JSON, no value that asks for nothing is longer."""
+
 OF_TEMPLATES = ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
 OF_COMPLETIONS = ("suffix", "prompt_embeds")
 OF_CHATS = (
@@ -78,8 +81,10 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def _refuse(request: msgspec.Struct) -> None:
     """Refuse what would be dropped otherwise."""
     for name, neutral in REFUSED.items():
-        value = getattr(request, name, None)
-        if value is not None and value not in neutral:
+        raw = getattr(request, name, None)
+        if raw is None or bytes(raw) == b"null":
+            continue
+        if len(bytes(raw)) > MAX_NEUTRAL_BYTES or msgspec.json.decode(raw) not in neutral:
             raise Problem(400, f"{name} is not supported: leave it out", name)
 
 
@@ -94,8 +99,8 @@ class _Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def _with(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Struct]:
-    """A request that has these fields too, with whatever values: nobody reads them but `_refuse`."""
-    return msgspec.defstruct(base.__name__, [(name, Any, None) for name in names], bases=(base,), kw_only=True)
+    """A request that has these fields too, with whatever values, which are not built: nobody reads them but `_refuse`."""
+    return msgspec.defstruct(base.__name__, [(name, msgspec.Raw, None) for name in names], bases=(base,), kw_only=True)
 
 
 class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
@@ -217,6 +222,6 @@ class DetokenizeRequest(_Named, kw_only=True):
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort_requests: ids as the answers have them; none means all."""
+    """POST /abort_requests: ids as the answers have them; without the field, all of the client's."""
 
     request_ids: list[str] | None = None

@@ -10,11 +10,16 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 
+from nanoengine.depth import MAX_DEPTH
+from nanoengine.server.budget import Holding
 from nanoengine.server.errors import Problem
 from nanoengine.server.text import TextThreads
 
 SLOW_BYTES = 1 << 16
 """A longer body is parsed in a thread."""
+
+MAX_BRACKETS = 1 << 18
+"""In a body: each may open a list or an object, and making millions of those would hold up everybody else."""
 
 MAX_BODY_SECONDS = 120
 """A request that is not there by then is given up."""
@@ -22,7 +27,7 @@ MAX_BODY_SECONDS = 120
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes: int) -> S:
+async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes: int, holding: Holding) -> S:
     """The body of a request.
 
     Args:
@@ -30,6 +35,7 @@ async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes
         kind: what it should be.
         threads: for long ones.
         max_bytes: of the body.
+        holding: counts its bytes.
 
     Raises:
         Problem: no JSON, too long, or not what this endpoint takes.
@@ -37,11 +43,11 @@ async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # a page of another site may send forms and plain text without being asked
         raise Problem(400, f"Unsupported Media Type {content_type!r}: Only 'application/json' is allowed")
-    body = await _body(http, max_bytes)
+    body = await _body(http, max_bytes, holding)
     return _parse(body, kind) if len(body) <= SLOW_BYTES else await threads.run(_parse, body, kind)
 
 
-async def _body(http: HTTPRequest, max_bytes: int) -> bytes:
+async def _body(http: HTTPRequest, max_bytes: int, holding: Holding) -> bytes:
     parts: list[bytes] = []
     size = 0
     try:
@@ -50,6 +56,7 @@ async def _body(http: HTTPRequest, max_bytes: int) -> bytes:
                 size += len(part)
                 if size > max_bytes:
                     raise Problem(413, f"the body has more than {max_bytes} bytes: shorten it, or raise max_body_bytes")
+                holding.add(len(part))
                 parts.append(part)
     except TimeoutError as error:
         raise Problem(
@@ -61,12 +68,17 @@ async def _body(http: HTTPRequest, max_bytes: int) -> bytes:
 
 
 def _parse(body: bytes, kind: type[S]) -> S:
+    if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
+        raise Problem(400, f"the body has more than {MAX_BRACKETS} brackets: send less JSON")
     try:
         request = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise Problem(400, str(error), _param(str(error))) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Problem(400, f"the body is no JSON: {error}") from error
+    except RecursionError as error:
+        message = f"the body has too many tables and lists inside each other; a schema may have {MAX_DEPTH}"
+        raise Problem(400, message) from error
     check = getattr(request, "check", None)
     if check is not None:
         check()

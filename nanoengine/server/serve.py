@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from nanoengine.builder import build_engine, read_config
+from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.server.app import SECONDS_TO_SAY_SO, http_settings
@@ -23,6 +26,9 @@ from nanoengine.server.config import ServerConfig
 from nanoengine.server.serving import Serving
 
 logger = logging.getLogger("nanoengine.server")
+
+OTHER_DESCRIPTORS = 256
+"""Files besides connections."""
 
 SWITCH_SECONDS = 1e-3
 """How long Python lets one thread run while another wants to: the engine's thread must not wait for text longer than that."""
@@ -55,7 +61,26 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
             "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
         }
         sys.setswitchinterval(SWITCH_SECONDS)
+        _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
         _Server(http_settings(serving), serving, own).run(sockets=[own])
+
+
+def _allow_descriptors(count: int) -> None:
+    """See that this process may open so many files, if the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _log_once(last: list[float], loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio tells thousands of times a second that no descriptor is left: a line a minute says it."""
+    error = context.get("exception")
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        loop.default_exception_handler(context)
+    elif not last or loop.time() - last[0] > 60:
+        last[:] = [loop.time()]
+        logger.error("no connection can be taken: %s; lower max_connections, or raise `ulimit -n`", error)
 
 
 def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,6 +93,7 @@ def _defaults(options: Mapping[str, Any]) -> dict[str, Any]:
         "scheduling_policy": "mixed",
         "max_num_batched_tokens": budget,
         "long_prefill_token_threshold": max(1, budget // 2) if isinstance(budget, int) else None,
+        **({"min_priority": 0} if is_installed("fairness") else {}),
     }
 
 
@@ -138,6 +164,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config = self._serving.config
+        asyncio.get_running_loop().set_exception_handler(partial(_log_once, []))
         if config.uds is None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +19,12 @@ from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
+from nanoengine.server.budget import Budget
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
-from nanoengine.server.jobs import Job, Jobs
+from nanoengine.server.fresh import Fresh
+from nanoengine.server.jobs import Job, Jobs, until_gone
+from nanoengine.server.metrics import render_metrics
 from nanoengine.server.params import MANY, cut, sampling_params, usable
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
@@ -31,6 +35,12 @@ from nanoengine.tools.chats import Chats, Prompt
 
 CLIENT = "nanoengine.client"
 """Where the scope of a request says who has sent it."""
+
+ADMIN = "admin"
+"""The client that has the admin key."""
+
+HELD = "nanoengine.held"
+"""And what it holds until its answer is sent."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -43,6 +53,12 @@ FEW = 8
 
 PART_OF_A_NEWCOMER = 8
 """Of a full queue, what a client may have in it all the same is this part: nobody is shut out by the requests of another."""
+
+MAX_GRAMMARS = 64
+"""Grammars that one client may have waiting to be compiled."""
+
+METRICS_SECONDS = 1.0
+"""How old the metrics may be that are told."""
 
 RETRY_AFTER = "1"
 """Seconds after which a refused client may try again."""
@@ -69,16 +85,32 @@ class Serving:
         self.created = int(time.time())
         self.fingerprint = f"nanoengine-{nanoengine.__version__}"
         self.text = TextThreads(config.text_threads)
-        self.turns = Turns()  # for requests whose grammar may have to be compiled
+        self.turns = Turns(2, 1, MAX_GRAMMARS, "the grammars of their structured outputs")
         self.chats = Chats(built.tokenizer)
         self.chat_encoder = ChatEncoder(built.tokenizer, config.token_cache_chars)
         self.token_texts = TokenTexts(built.tokenizer)
         self.jobs = Jobs()
+        self.bodies = Budget("this body", config.max_held_body_bytes, "max_held_body_bytes", "shorten it")
+        hint = "ask for fewer tokens, log probabilities or completions"
+        self.answers = Budget("this answer", config.max_answer_bytes, "max_answer_bytes", hint)
+        self.metrics_text = Fresh(self._render_metrics, METRICS_SECONDS)
         self.num_rejected: Counter[str] = Counter()  # by reason
+        self.has_tenants = len(set(config.api_key or ())) + (config.admin_key is not None) > 1  # they share no cache
         self.is_draining = False  # the server will end when the jobs have
         self.cache_config: dict[str, str] = {}  # for who reads metrics
         self._longest_token = max(map(len, built.tokenizer.token_ids()), default=1)
         self._preparing: Counter[str] = Counter()  # sequences whose text is being encoded, by client
+
+    async def _render_metrics(self) -> bytes:
+        """All counters between two steps, for Prometheus; in a thread that no text of a client waits for."""
+        snapshot = await self.engine.call(self.metrics.snapshot)
+        return await asyncio.to_thread(
+            render_metrics,
+            snapshot,
+            model_name=self.name,
+            cache_config=self.cache_config,
+            num_rejected=dict(self.num_rejected),
+        )
 
     @property
     def name(self) -> str:
@@ -87,7 +119,8 @@ class Serving:
 
     async def read(self, http: HTTPRequest, kind: type[S]) -> S:
         """The body of a request, for a model that is served here. Raises as `reading.read`."""
-        request = await read(http, kind, self.text, self.config.max_body_bytes)
+        holding = http.scope[HELD].enter_context(self.bodies.hold(http.scope[CLIENT]))
+        request = await read(http, kind, self.text, self.config.max_body_bytes, holding)
         if model := getattr(request, "model", None):
             self.check_name(model)
         return request
@@ -123,6 +156,7 @@ class Serving:
         params: SamplingParams,
         num_prompts: int,
         encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
+        size: Callable[[Sequence[Request]], int],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
 
@@ -133,6 +167,7 @@ class Serving:
             params: how to sample each prompt, as far as its text does not matter.
             num_prompts: how many there will be.
             encode: makes their tokens, and says how to sample them; called in a thread.
+            size: how many bytes the answer may take.
 
         Raises:
             Problem: too many, or no room.
@@ -156,7 +191,7 @@ class Serving:
                     cut(prompt, request, self.max_model_len),
                     own_params,
                     f"{job_id}-{number}-{uuid.uuid4().hex[:8]}",  # clients may repeat an id
-                    cache_salt=request.cache_salt or "",
+                    cache_salt=f"{client} {request.cache_salt or ''}" if self.has_tenants else request.cache_salt or "",
                     priority=request.priority,
                     client=client,
                 )
@@ -171,9 +206,10 @@ class Serving:
 
         self._preparing[client] += num_sequences
         try:
-            found = await self.text.run(begin)
+            found = await self.while_there(http, self.text.run(begin))
             requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
+            http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
             interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
             return Job(job_id, self.engine, requests, interval)
         finally:
@@ -195,6 +231,22 @@ class Serving:
                 self.num_rejected["max_num_queued_reqs"] += 1
                 message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
                 raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
+
+    async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
+        """What some work brings; it gives up its turn when the client hangs up.
+
+        Raises:
+            Problem: the client is gone.
+        """
+        making, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(http.receive))
+        try:
+            await asyncio.wait((making, gone), return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                return making.result()
+            raise Problem(499, "the client is gone")
+        finally:
+            gone.cancel()
+            making.cancel()
 
     async def make(self, function: Callable[[A], R], value: A, *, slow: bool) -> R:
         """A part of an answer, made of what the engine has made; in a thread if that takes long."""
@@ -242,6 +294,7 @@ class Serving:
         Raises:
             Problem: it is.
         """
+        self.check_chars(text, "prompt")
         most = self.max_model_len * self._longest_token
         if len(text) > most and request.truncate_prompt_tokens is None:
             message = (
@@ -249,6 +302,13 @@ class Serving:
                 f"more than {most}, which are the most that so many tokens can have: shorten it"
             )
             raise Problem(400, message, "prompt")
+
+    def check_chars(self, text: str, field: str) -> None:
+        """Refuse a text that would keep a thread for long; raises a Problem."""
+        if len(text) > (limit := self.config.max_text_chars):
+            raise Problem(
+                400, f"{field} has {len(text)} characters: this server splits {limit} (max_text_chars)", field
+            )
 
     def close(self) -> None:
         """End the engine and its threads; waits for the step that runs."""

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
 from nanoengine.core.detokenizer import INCOMPLETE
 from nanoengine.errors import InvalidPrompt
 from nanoengine.models.tokenizer import Message, ModelTokenizer
+from nanoengine.server.turns import Turns
 
 T = TypeVar("T")
+
+CURRENT_CLIENT = ContextVar("CURRENT_CLIENT", default="")
+"""Whose request a task of the event loop answers."""
 
 MOST_PARTS = 4
 """Tokens before one that may be parts of the same character."""
 
 
 class TextThreads:
-    """A bounded pool: what is asked for beyond it waits, and the event loop goes on.
+    """A bounded pool: what is asked for beyond it waits, and the event loop goes on. One client never has all threads, if there
+    are several.
 
     Args:
         num_threads: as many texts as are worked on at once.
     """
 
     def __init__(self, num_threads: int):
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="text")
+        self._turns = Turns(num_threads, max(1, num_threads - 1))
 
     async def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """The result of a function, called in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(function, *args, **kwargs))
+        return await self._turns.run(CURRENT_CLIENT.get(), partial(function, *args, **kwargs))
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        self._turns.close()
 
 
 class ChatEncoder:

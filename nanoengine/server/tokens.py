@@ -17,16 +17,19 @@ async def tokenize(http: HTTPRequest) -> Response:
     """Token ids of a prompt, or of messages in the chat template."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, TokenizeRequest)
-    return await serving.text.run(_tokenized, serving, request)
+    return await serving.while_there(http, serving.text.run(_tokenized, serving, request))
 
 
 def _tokenized(serving: Serving, request: TokenizeRequest) -> Response:
     if request.prompt is not None:
+        serving.check_chars(request.prompt, "prompt")
         special = request.add_special_tokens is not False
         token_ids = serving.tokenizer.encode(request.prompt, add_special_tokens=special)
     else:
         special = bool(request.add_special_tokens)
-        token_ids = serving.chat_encoder.encode(serving.prompt(request).text, add_special_tokens=special)
+        text = serving.prompt(request).text
+        serving.check_chars(text, "messages")
+        token_ids = serving.chat_encoder.encode(text, add_special_tokens=special)
     return json_response(
         {
             "count": len(token_ids),
@@ -41,7 +44,7 @@ async def detokenize(http: HTTPRequest) -> Response:
     """The text of tokens, special ones included."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, DetokenizeRequest)
-    return await serving.text.run(_detokenized, serving, request.tokens)
+    return await serving.while_there(http, serving.text.run(_detokenized, serving, request.tokens))
 
 
 def _detokenized(serving: Serving, tokens: list[int]) -> Response:

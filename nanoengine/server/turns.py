@@ -12,22 +12,24 @@ from nanoengine.server.errors import Problem
 
 T = TypeVar("T")
 
-NUM_THREADS = 2
-"""So that one client never has all of them."""
-
-MAX_WAITING = 64
-"""Pieces that one client may have waiting."""
-
 
 class Turns:
-    """Threads for pieces of work. A client has one piece at a time in them, and waits in one line with all others for the next:
-    however much one asks for, another waits for a piece of each client, and no more.
+    """Threads for pieces of work. A client has a few pieces at a time in them, and waits in one line with all others for the
+    next:
+    however much one asks for, another waits for as many of each client, and no more.
+
+    Args:
+        num_threads: pieces that are worked on at once.
+        of_client: those of one client.
+        most_waiting: pieces that one client may have waiting. None: any number.
+        what: it waits for.
     """
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="turns")
-        self._free = asyncio.Semaphore(NUM_THREADS)
-        self._clients: dict[str, asyncio.Lock] = {}
+    def __init__(self, num_threads: int, of_client: int, most_waiting: int | None = None, what: str = "") -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="turns")
+        self._free = asyncio.Semaphore(num_threads)
+        self._of_client, self._most_waiting, self._what = of_client, most_waiting, what
+        self._clients: dict[str, asyncio.Semaphore] = {}
         self._num_pieces: Counter[str] = Counter()  # by client, the one that is worked on included
 
     async def run(self, client: str, function: Callable[[], T]) -> T:
@@ -36,13 +38,11 @@ class Turns:
         Raises:
             Problem: this client has too many waiting.
         """
-        if self._num_pieces[client] > MAX_WAITING:
-            message = (
-                f"{MAX_WAITING} requests of yours with structured outputs wait for their grammars: try again later"
-            )
+        if self._most_waiting is not None and self._num_pieces[client] > self._most_waiting:
+            message = f"{self._most_waiting} requests of yours wait for {self._what}: try again later"
             raise Problem(503, message, headers={"retry-after": "1"})
         self._num_pieces[client] += 1
-        own = self._clients.setdefault(client, asyncio.Lock())
+        own = self._clients.setdefault(client, asyncio.Semaphore(self._of_client))
         try:
             async with own, self._free:
                 piece = asyncio.get_running_loop().run_in_executor(self._pool, function)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nanoengine.core.errors import InvalidSamplingParams, shown
+from nanoengine.depth import MAX_DEPTH, is_too_deep
 
 JSON_OPTIONS = {"lenient": False, "coerce_one_of": False}
 """Of llguidance: a schema cannot have its own keywords ignored."""
@@ -18,9 +19,6 @@ ONE_SPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 MAX_CHARS = 1 << 19
 """Of a schema, an expression, a grammar, or all choices."""
-
-MAX_DEPTH = 64
-"""Of tables and lists in a schema: who walks it, calls itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,21 +119,10 @@ def _table_text(name: str, value: object) -> str:
             table = {}
         if not isinstance(table, Mapping):
             raise InvalidSamplingParams(f"structured_outputs.{name} must be a JSON table, not {shown(table)}")
-        _check_depth(name, table)
+        if is_too_deep(table):
+            raise InvalidSamplingParams(f"structured_outputs.{name} is deeper than {MAX_DEPTH} tables and lists")
         return json.dumps(dict(table), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidSamplingParams):
             raise
         raise InvalidSamplingParams(f"structured_outputs.{name} is no JSON: {error}") from error
-
-
-def _check_depth(name: str, table: object) -> None:
-    level: list[object] = [table]
-    for _ in range(MAX_DEPTH):
-        inner: list[object] = []
-        for value in level:
-            inner += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        if not inner:
-            return
-        level = inner
-    raise InvalidSamplingParams(f"structured_outputs.{name} is deeper than {MAX_DEPTH} tables and lists")

@@ -101,6 +101,7 @@ class Prompt:
             is_thinking=self.is_thinking,
             dropped=self.special - self._kept if self._kept and skip_special_tokens else (),
             most=self.choice.most,
+            schemas={tool.name: tool.parameters for tool in self.choice.tools},
         )
 
     def read(self, text: str) -> Answer:
@@ -204,7 +205,11 @@ class Chats:
 
     def _in_words(self, messages: Sequence[Message], kwargs: Any, tools: Any, options: tuple[bool, bool]) -> str:
         """For a template that knows of no tools."""
-        text = self._render(in_words(messages, tools), kwargs, None, options)
+        try:
+            told = in_words(messages, tools)
+        except (ValueError, RecursionError) as error:  # arguments of a call that JSON does not have
+            raise InvalidPrompt(f"messages: a call cannot be written as JSON: {error}") from error
+        text = self._render(told, kwargs, None, options)
         if tools and TOLD_FIRST not in text:
             raise InvalidPrompt("tools are given, but the chat template knows of none, and leaves system messages out")
         return text

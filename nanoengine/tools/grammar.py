@@ -1,79 +1,23 @@
 """Grammar: what makes a model call tools, in its own format, with arguments that fit their schemas.
 
 In llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md). There a special token is
-none of the characters of a text, so a mark that is one is written as `<[id]>`.
+none of the characters of a text, so a mark that is one is written as `<[id]>`. A parser cannot tell such a token from the same
+text written out: where marks may come in free text, both are looked for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from nanoengine.structured.params import JSON_OPTIONS, ONE_SPACE
-from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
+from nanoengine.tools.formats import END_OF_THOUGHT, HARMONY_MARKS, THINK, ToolFormat
+from nanoengine.tools.rules import FindToken, Rules
 from nanoengine.tools.tool import Choice, Tool
+from nanoengine.tools.xml_grammar import xml_call
 
 NO_OBJECT = r'/([^{]|\{+[^{"\s])*/'
 """Text in which no JSON object begins."""
-
-FindToken = Callable[[str], int | None]
-"""The id of an added token; None if a text is none."""
-
-
-class _Grammar:
-    def __init__(self, format: ToolFormat, find: FindToken):
-        self.format, self.find = format, find
-        self.rules = {"TEXT": r"/(.|\n)*/", "SPACE": r"/\s{1,8}/"}
-
-    def text(self) -> str:
-        return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items())
-
-    def say(self, *texts: str) -> str:
-        """Texts, one behind the other, of which each may be a token."""
-        tokens = ((text, self.find(text)) for text in texts if text)
-        return " ".join(json.dumps(text) if token is None else f"<[{token}]>" for text, token in tokens)
-
-    def up_to(self, name: str, mark: str) -> str:
-        """Any text, and the mark."""
-        if self.find(mark) is not None:
-            return f"TEXT {self.say(mark)}"
-        self.rules[f"{name}[lazy]"] = f"TEXT {json.dumps(mark)}"
-        return name
-
-    def thought(self, is_thinking: bool) -> str:
-        """What a model may think before it answers, or goes on thinking."""
-        rest = self.up_to("rest_of_thought", END_OF_THOUGHT)
-        return f"{rest if is_thinking else f'({self.say(THINK)} {rest})?'} SPACE?"
-
-    def calls(self, tools: tuple[Tool, ...], schemas: list[Any], most: int | None) -> str:
-        """One call or more, with all that belongs to them."""
-        own = self.format
-        values = [f"%json {json.dumps(schema)}" for schema in schemas]
-        if own.shape == "harmony":
-            begin = self.say("<|channel|>")
-            head = [
-                f"{begin} {json.dumps(f'commentary to=functions.{tool.name} ')}"
-                f" {self.say('<|constrain|>', 'json', '<|message|>')} {value}"
-                for tool, value in zip(tools, values, strict=True)
-            ]
-            self.rules["call"] = " | ".join(head)
-            return "call"
-        if own.shape == "args":
-            begin = self.say(own.begins[0])
-            named = [f"{self.say(tool.name, '[ARGS]')} {value}" for tool, value in zip(tools, values, strict=True)]
-            self.rules["call"] = f"{begin} ({' | '.join(named)})"
-        else:
-            heads = [json.dumps(json.dumps(tool.name)[1:] + f', "{own.arguments}": ') for tool in tools]
-            named = [f"{head} {value}" for head, value in zip(heads, values, strict=True)]
-            self.rules["object"] = f'"{{\\"name\\": \\"" ({" | ".join(named)}) "}}"'
-            if own.shape == "list":
-                several = "" if most == 1 else ' (", " object)*'
-                self.rules["call"] = f'{self.say(own.begins[0])} "[" object{several} "]" {self.say(own.end)}'
-                return "call"
-            begin, end = self.say(*own.begins[:1], own.inner), self.say(own.inner, own.end)
-            self.rules["call"] = f"{begin} object {end}"
-        return "call" if most == 1 else f"call ({self.say(own.between)} call)*"
 
 
 def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks: bool, is_thinking: bool) -> str:
@@ -82,36 +26,77 @@ def call_grammar(format: ToolFormat, choice: Choice, find: FindToken, *, thinks:
     Args:
         format: how calls are written.
         choice: of tools. Forced: there is nothing but calls, behind what the model thinks. Otherwise text may be, and a call
-            where a mark stands; its arguments fit the schema if the tool is strict, and are any object if not.
+            where any mark of one stands; its arguments fit the schema if the tool is strict, and are any object if not.
         find: tokens that marks may be.
         thinks, is_thinking: see `AnswerParser`.
+
+    Raises:
+        InvalidSamplingParams: a schema that cannot be promised in this format.
     """
-    grammar = _Grammar(format, find)
-    forced = choice.is_forced
-    schemas = [
-        {
-            **(tool.parameters if forced or tool.is_strict else {"type": "object"}),
-            "x-guidance": JSON_OPTIONS | ONE_SPACE,
-        }
-        for tool in choice.tools
-    ]
-    calls = grammar.calls(choice.tools, schemas, choice.most)
-    before = grammar.thought(is_thinking) if thinks or is_thinking else ""
+    rules = Rules(find)
+    schemas = [tool.parameters if choice.is_forced or tool.is_strict else {"type": "object"} for tool in choice.tools]
     if format.shape == "harmony":
-        message, begin = grammar.say("<|message|>"), grammar.say("<|channel|>")
-        kinds = '"analysis"' if forced else '("analysis" | "commentary")'
-        rest = f"{grammar.up_to('rest_of_message', '<|end|>')} {grammar.say('<|start|>', 'assistant')}"
-        before = f"({begin} {kinds} {message} {rest})*"
-        start = calls if forced else f'({calls} | {begin} "final" {message} TEXT)'
-    elif forced:
-        start = calls
-    elif not format.begins:
-        grammar.rules["NO_OBJECT"] = NO_OBJECT
-        start = f"({calls} | NO_OBJECT)"
+        rules.rules["start"] = _messages(rules, choice, [_json(schema) for schema in schemas])
+        return rules.text()
+    body = _body(rules, format, choice, schemas)
+    before = _thought(rules, is_thinking) if thinks or is_thinking else ""
+    if choice.is_forced or not format.begins:
+        rules.rules["call"] = f"{rules.say(*format.begins[:1], format.inner if format.begins else '')} {body}"
+        is_one = choice.most == 1 or format.shape == "list"
+        start = "call" if is_one else f"call ({rules.say(format.between)} call)*"
+        if not choice.is_forced:
+            rules.rules["NO_OBJECT"] = NO_OBJECT
+            start = f"({start} | NO_OBJECT)"
     else:
-        mark = grammar.say(format.begins[0])
-        rule = grammar.rules["call"].removeprefix(mark)
-        grammar.rules["call"] = f"{grammar.up_to('trigger', format.begins[0])} {rule}"
+        rules.rules["call"] = f"{rules.up_to('trigger', *format.begins)} {rules.say(format.inner)} {body}"
         start = f"call{'?' if choice.most == 1 else '*'} TEXT"
-    grammar.rules = {"start": f"{before} {start}", **grammar.rules}
-    return grammar.text()
+    rules.rules["start"] = f"{before} {start}"
+    return rules.text()
+
+
+def _json(schema: Any) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS | ONE_SPACE})}"
+
+
+def _thought(rules: Rules, is_thinking: bool) -> str:
+    """What a model may think before it answers, or goes on thinking."""
+    rest = rules.up_to("rest_of_thought", END_OF_THOUGHT)
+    rules.rules["SPACE"] = r"/\s{1,8}/"
+    return f"{rest if is_thinking else f'({rules.say(THINK)} {rest})?'} SPACE?"
+
+
+def _body(rules: Rules, format: ToolFormat, choice: Choice, schemas: list[Any]) -> str:
+    """What stands behind the mark of a call, its end included."""
+    end = rules.say(format.inner, format.end)
+    if format.xml is not None:
+        return f"({' | '.join(xml_call(rules, format.xml, *own) for own in _pairs(choice, schemas))}) {end}"
+    if format.shape == "args":
+        calls = " | ".join(f"{rules.say(tool.name, '[ARGS]')} {_json(own)}" for tool, own in _pairs(choice, schemas))
+        return f"({calls})"
+    heads = [json.dumps(json.dumps(tool.name)[1:] + f', "{format.arguments}": ') for tool in choice.tools]
+    objects = " | ".join(f"{head} {_json(own)}" for head, own in zip(heads, schemas, strict=True))
+    rules.rules["object"] = f'"{{\\"name\\": \\"" ({objects}) "}}"'
+    if format.shape != "list":
+        return f"object {end}"
+    several = "" if choice.most == 1 else ' (", " object)*'
+    is_sure = choice.is_forced or len(format.begins) == 1  # the end belongs to the first of the marks
+    return f'"[" object{several} "]" {end if is_sure or not end else f"({end})?"}'
+
+
+def _pairs(choice: Choice, schemas: list[Any]) -> list[tuple[Tool, Any]]:
+    return list(zip(choice.tools, schemas, strict=True))
+
+
+def _messages(rules: Rules, choice: Choice, values: list[str]) -> str:
+    """Of harmony: thoughts, and then a call or what the user is told. In none of them does another message begin."""
+    rules.rules["BODY"] = rules.without("TEXT", *HARMONY_MARKS)
+    begin, message = rules.say("<|channel|>"), rules.say("<|message|>")
+    of_json = rules.say("<|constrain|>", "json", "<|message|>")
+    calls = " | ".join(
+        f"{begin} {json.dumps(f'commentary to=functions.{tool.name} ')} {of_json} {value}"
+        for tool, value in zip(choice.tools, values, strict=True)
+    )
+    kinds = '"analysis"' if choice.is_forced else '("analysis" | "commentary")'
+    rest = f"{rules.up_to('rest_of_message', '<|end|>', text='BODY')} {rules.say('<|start|>', 'assistant')}"
+    last = calls if choice.is_forced else f'{calls} | {begin} "final" {message} BODY'
+    return f"({begin} {kinds} {message} {rest})* ({last})"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, shown
+from nanoengine.depth import MAX_DEPTH, is_too_deep
 
 MAX_TOOLS = 512
 MAX_NAME_CHARS = 128
@@ -48,7 +49,7 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
     """Tools as clients write them: {"type": "function", "function": {"name": ..., "parameters": {...}, "strict": ...}}.
 
     Raises:
-        InvalidPrompt: what is none, without a name, or with the name of another.
+        InvalidPrompt: what is none, without a name, with the name of another, or too deep.
     """
     if tables is not None and not isinstance(tables, list | tuple):
         raise InvalidPrompt(f"tools must be a list of JSON schemas of functions, not {shown(tables)}")
@@ -60,6 +61,8 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
             raise InvalidPrompt(
                 f"tools holds {shown(table)}: a tool is a table, the JSON schema of a function, with a name of its own"
             )
+        if is_too_deep(table):
+            raise InvalidPrompt(f"tools: {name} is deeper than {MAX_DEPTH} tables and lists")
         parameters = own.get("parameters")
         if not isinstance(parameters, Mapping | None):
             raise InvalidPrompt(f"tools: the parameters of {name} are {shown(parameters)}: they must be a JSON schema")
@@ -71,12 +74,15 @@ def read_tools(tables: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
 
 
 def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, parallel: bool = True) -> Choice:
-    """What a `tool_choice` says: "none", "auto", "required", or a function by its name. None: "auto", if there are tools.
-    A named function is called once, and so is any unless there may be calls in `parallel`.
+    """What a `tool_choice` says: "none", "auto", "required", a function by its name, or which functions are allowed, as OpenAI
+    has it. None: "auto", if there are tools. A named function is called once, and so is any unless there may be calls in
+    `parallel`.
 
     Raises:
         InvalidSamplingParams: it is none of these, or needs tools that there are not.
     """
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        return _allowed(tools, choice.get("allowed_tools"), parallel=parallel)
     if choice == "none" or (not tools and choice in (None, "auto")):
         return Choice(tuple(tools), is_off=True)
     most = None if parallel else 1
@@ -86,13 +92,29 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
         if not tools:
             raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
         return Choice(tuple(tools), is_forced=True, most=most)
+    return Choice((_named(tools, choice),), is_forced=True, most=1)
+
+
+def _allowed(tools: Sequence[Tool], allowed: object, *, parallel: bool) -> Choice:
+    """Of {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}, ...]}."""
+    mode, own = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(own, list | tuple) or not own:
+        raise InvalidSamplingParams(
+            f"tool_choice has the allowed_tools {shown(allowed)}: they must have a mode, 'auto' or 'required', and tools"
+        )
+    names = {_named(tools, one).name for one in own}
+    return choose([tool for tool in tools if tool.name in names], mode, parallel=parallel)
+
+
+def _named(tools: Sequence[Tool], choice: object) -> Tool:
+    """The function that a {"type": "function", "function": {"name": ...}} names."""
     function = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
         raise InvalidSamplingParams(
             f"tool_choice is {shown(choice)}: it must be 'none', 'auto', 'required', or a function of tools by its name"
         )
-    named = tuple(tool for tool in tools if tool.name == name)
-    if not named:
+    found = next((tool for tool in tools if tool.name == name), None)
+    if found is None:
         raise InvalidSamplingParams(f"tool_choice names {shown(name)}, which is none of the tools")
-    return Choice(named, is_forced=True, most=1)
+    return found

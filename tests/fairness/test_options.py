@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nanoengine.core.config import EngineConfig
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.fairness.capability import Fairness
 from nanoengine.fairness.options import FairnessOptions
 
@@ -16,3 +17,9 @@ def test_with_a_share_of_1_neither_rule_holds(value: float, num_rules: int) -> N
     startup: Any = SimpleNamespace(config=config, num_rows=4, parts=[])
     Fairness().policy(startup)
     assert len(startup.parts) == num_rules
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "0", 2**63])
+def test_a_least_priority_that_cannot_be(value: Any) -> None:
+    with pytest.raises(InvalidConfig, match=r"min_priority is .*64 bits"):
+        FairnessOptions(min_priority=value)

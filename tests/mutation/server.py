@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "unsupported-field-is-dropped",
         SERVER + "protocol.py",
-        "if value is not None and value not in neutral:",
+        "if len(bytes(raw)) > MAX_NEUTRAL_BYTES or msgspec.json.decode(raw) not in neutral:",
         "if False:",
         "A field that is not supported is ignored, and the answer is not what was asked for.",
         (TESTS + "test_protocol.py",),
@@ -211,10 +211,26 @@ MUTANTS = (
     Mutant(
         "abort-ends-all",
         SERVER + "jobs.py",
-        "if wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests)))",
+        "if (wanted is None or not wanted.isdisjoint((job.job_id, *(r.request_id for r in job.requests))))",
         "if True",
         "Aborting one request by its id aborts all.",
         (TESTS + "test_jobs.py", TESTS + "test_operations.py"),
+    ),
+    Mutant(
+        "abort-of-others",
+        SERVER + "jobs.py",
+        "and client in (None, job.requests[0].client)",
+        "",
+        "A client aborts the requests of others.",
+        (TESTS + "test_operations.py",),
+    ),
+    Mutant(
+        "keys-share-prefixes",
+        SERVER + "serving.py",
+        "if self.has_tenants else",
+        "if False else",
+        "Clients of different keys see by cached_tokens what others have asked.",
+        (TESTS + "test_operations.py",),
     ),
     Mutant(
         "text-offsets-are-shifted",

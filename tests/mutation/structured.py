@@ -10,6 +10,10 @@ EVERY_WAY = "tests/structured/test_every_way.py"
 TEST_ENDINGS = "tests/structured/test_endings.py"
 TEST_GRAMMARS = "tests/structured/test_grammars.py"
 TEST_PARAMS = "tests/structured/test_params.py"
+TEST_CALLS = "tests/tools/test_grammar.py"
+TEST_HARMONY = "tests/tools/test_harmony.py"
+TEST_XML = "tests/tools/test_xml_grammar.py"
+TEST_PARSER = "tests/tools/test_parser.py"
 
 MUTANTS = (
     Mutant(
@@ -115,5 +119,53 @@ MUTANTS = (
         "if drafts := []:",
         "What a grammar forces is computed token by token.",
         (EVERY_WAY,),
+    ),
+    Mutant(
+        "second-marks-escape",
+        "nanoengine/tools/grammar.py",
+        "rules.up_to('trigger', *format.begins)",
+        "rules.up_to('trigger', *format.begins[:1])",
+        "A model that begins a call with another mark of its format calls a strict tool as it likes.",
+        (TEST_CALLS,),
+    ),
+    Mutant(
+        "marks-written-out-escape",
+        "nanoengine/tools/rules.py",
+        "({' | '.join([name, *tokens])})",
+        "({' | '.join(tokens or [name])})",
+        "A model that writes the mark of a call out, and not as its token, calls a strict tool as it likes.",
+        (TEST_CALLS,),
+    ),
+    Mutant(
+        "messages-in-messages",
+        "nanoengine/tools/grammar.py",
+        'rules.without("TEXT", *HARMONY_MARKS)',
+        '"TEXT"',
+        "What gpt-oss tells the user may hold the head of a message that calls a strict tool.",
+        (TEST_HARMONY,),
+    ),
+    Mutant(
+        "strings-that-read-as-numbers",
+        "nanoengine/tools/xml_grammar.py",
+        'excluded = "".join(f" & ~{READ[kind]}" for kind in sorted(kinds - {"string"}))',
+        'excluded = ""',
+        "Where a string or a number of some size may be, a number of another size is written as a string, and read as a number.",
+        (TEST_XML,),
+    ),
+    Mutant(
+        "long-values-are-read-again",
+        "nanoengine/tools/xml_calls.py",
+        "return Outcome.MORE, max(at, len(text) - len(mark) + 1)",
+        "return Outcome.MORE, at",
+        "A long value is read again with each piece of it.",
+        (TEST_PARSER,),
+    ),
+    Mutant(
+        "marks-of-no-call-are-lost",
+        "nanoengine/tools/marked.py",
+        "self._say(self._mark + read)",
+        "self._say(read)",
+        "The user is not told the mark in front of what is no call.",
+        (TEST_PARSER,),
     ),
 )

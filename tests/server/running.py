@@ -18,6 +18,7 @@ from nanoengine.builder import Built
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.server.app import http_settings
 from nanoengine.server.config import ServerConfig
+from nanoengine.server.http import Connections
 from nanoengine.server.serving import Serving
 from tests.aio.toys import PATIENCE, StepGate, assert_idle
 from tests.server.events import read_events
@@ -81,10 +82,13 @@ class Server:
     def __init__(self, built: Built, name: str = "model", **config: Any):
         self.gate = StepGate(built.engine)
         self.serving = Serving(lambda: built, ServerConfig(**config), name)
+        self.serving.metrics_text.seconds = 0
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
-        self._server = uvicorn.Server(http_settings(self.serving))
+        settings = http_settings(self.serving)
+        self.connections: Connections = settings.http.args[0]  # type: ignore[union-attr]
+        self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self._thread.start()
         until(lambda: self._server.started)
@@ -160,8 +164,8 @@ class Server:
 def post_bytes(path: str, body: Any, headers: str = "") -> bytes:
     """A call as it goes over the wire."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{headers}content-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    own = f"host: localhost\r\ncontent-type: application/json\r\n{headers}content-length: {len(data)}\r\n"
+    return f"POST {path} HTTP/1.1\r\n{own}\r\n".encode() + data
 
 
 def read_all(connection: socket.socket, size: int = 1 << 16) -> bytes:

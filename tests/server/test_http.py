@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nanoengine.server.http import MAX_HEAD_BYTES
-from tests.server.running import Server, post_bytes, read_all
+from nanoengine.server.http import MAX_HEAD_BYTES, Connections
+from tests.server.conftest import MakeServer
+from tests.server.running import Server, post_bytes, read_all, until
 
 
 @pytest.mark.parametrize("head", [b"GET /version HTTP/1.1\r\nx: ", b"GET /", b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 10])
@@ -20,7 +21,7 @@ def test_a_head_that_never_ends_is_refused(parrot: Server, head: bytes) -> None:
 
 
 def test_a_long_head_is_told_so_and_one_of_usual_length_is_read(parrot: Server) -> None:
-    connection = parrot.connect(b"GET /version HTTP/1.1\r\nhost: x\r\n")
+    connection = parrot.connect(b"GET /version HTTP/1.1\r\nhost: localhost\r\n")
     for _ in range(MAX_HEAD_BYTES // 1024):
         connection.sendall(b"x-a: " + b"a" * 1017 + b"\r\n")
     assert read_all(connection).startswith(b"HTTP/1.1 431 ")
@@ -42,7 +43,7 @@ def test_what_is_no_http_is_refused(parrot: Server, data: bytes) -> None:
 def test_many_small_requests_of_one_connection_are_no_long_head(parrot: Server) -> None:
     """What was sent before a request, bodies of others included, does not count as its head."""
     one = post_bytes("/tokenize", {"prompt": "a" * 2000})
-    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     response = read_all(parrot.connect(one * 100 + last))
     assert response.count(b"HTTP/1.1 200") == 101
 
@@ -50,8 +51,31 @@ def test_many_small_requests_of_one_connection_are_no_long_head(parrot: Server) 
 def test_a_request_behind_a_long_body_is_no_long_head(parrot: Server) -> None:
     """Its first bytes may arrive together with the end of the body before it."""
     data = post_bytes("/tokenize", {"prompt": "a" * 300_000})
-    connection = parrot.connect(data + b"GET /version HTTP/1.1\r\nhost: x\r\n")
+    connection = parrot.connect(data + b"GET /version HTTP/1.1\r\nhost: localhost\r\n")
     while b"\r\n\r\n" not in connection.recv(1 << 16):
         pass
     connection.sendall(b"connection: close\r\n\r\n")
     assert b"HTTP/1.1 431" not in read_all(connection)
+
+
+def test_connections_of_one_address_leave_room_for_others() -> None:
+    connections = Connections(16)
+    assert [connections.open("a") for _ in range(17)] == [True] * 16 + [False]
+    assert [connections.open("b") for _ in range(3)] == [True, True, False]
+    opened = [connections.open(f"c{i}") for i in range(20)]
+    assert sum(opened) == 12, "twice as many as may be are the most"
+    for address in ["a"] * 17 + ["b"] * 3 + [f"c{i}" for i in range(20)]:
+        connections.closed(address)
+    assert (connections.total, connections.of_addresses) == (0, {})
+
+
+def test_a_connection_too_many_is_refused(make_server: MakeServer) -> None:
+    server = make_server(max_connections=8)
+    held = [server.connect() for _ in range(8)]
+    for _ in range(2):
+        with server.connect() as refused:
+            assert read_all(refused).startswith(b"HTTP/1.1 503 ")
+    for connection in held:
+        connection.close()
+    until(lambda: not server.connections.total)
+    assert server.get("/health").status == 200

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nanoengine.server.config import ServerConfig
 from tests.server.conftest import MakeServer
 from tests.server.parrot import build
 from tests.server.running import Server, read_all, until
@@ -140,7 +141,7 @@ ODD = [
 @pytest.mark.parametrize("path", ODD)
 def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: list[str], path: str) -> None:
     connection = parrot.connect(
-        f"GET {path} HTTP/1.1\r\nhost: x\r\nx-request-id: odd\r\nconnection: close\r\n\r\n".encode()
+        f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-request-id: odd\r\nconnection: close\r\n\r\n".encode()
     )
     read_all(connection)
     line = line_of(lines, "odd")
@@ -189,3 +190,25 @@ def test_a_page_of_another_site_may_not_send_json_either(parrot: Server) -> None
     body = {"prompt": "a", "max_tokens": 1}
     assert parrot.post("/v1/completions", body, {"origin": "http://a.example"}).status == 403
     assert parrot.post("/v1/completions", body, {"origin": parrot.url}).status == 200
+
+
+# ---- hosts
+
+
+def test_on_a_loopback_address_nobody_comes_by_another_name(make_server: MakeServer) -> None:
+    server = make_server(allowed_host=("engine.example",))
+    for host in ("localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1", "engine.example:443"):
+        assert server.get("/view", {"host": host}).status == 200, host
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "[::2]"):
+        refused = server.get("/view", {"host": host})
+        assert refused.status == 403
+        assert "allowed_host" in refused.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("config", "any_name"),
+    [({"host": "0.0.0.0"}, True), ({"uds": "x"}, True), ({"host": "127.0.0.2"}, False), ({"host": "::1"}, False)],
+)
+def test_elsewhere_every_name_is_allowed_unless_some_are_given(config: dict[str, str], any_name: bool) -> None:
+    assert (ServerConfig(**config).hosts is None) == any_name  # type: ignore[arg-type]
+    assert "a.example" in (ServerConfig(**config, allowed_host=("a.example",)).hosts or ())  # type: ignore[arg-type]

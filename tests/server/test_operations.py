@@ -90,16 +90,61 @@ def test_requests_may_be_aborted_by_the_ids_of_their_answers(make_server: MakeSe
     server.check_idle()
 
 
-@pytest.mark.parametrize("body", [{}, {"request_ids": None}, {"request_ids": []}], ids=str)
+@pytest.mark.parametrize("body", [{}, {"request_ids": None}], ids=str)
 def test_all_may_be_aborted(make_server: MakeServer, body: Any) -> None:
     server = make_server({"max_num_seqs": 1})
     server.gate.shut()
     later = [server.later(server.chat, "a" * 200, max_tokens=200) for _ in range(3)]
+    assert server.post("/abort_requests", {"request_ids": []}).json["aborted"] == 0, "it names none"
     assert server.post("/abort_requests", body).json == {"status": "aborted", "aborted": 3}
     server.gate.let()
     assert [answer.result().json["choices"][0]["finish_reason"] for answer in later] == ["abort"] * 3
     server.check_idle()
     assert server.post("/abort_requests", {}).json["aborted"] == 0
+
+
+def test_nobody_aborts_the_requests_of_others_but_an_admin(make_server: MakeServer) -> None:
+    server = make_server(api_key=("one", "two"), admin_key="root")
+    one, two, root = ({"authorization": f"Bearer {key}"} for key in ("one", "two", "root"))
+    server.gate.shut()
+    later = server.later(server.post, "/v1/completions", {"prompt": "a" * 50, "max_tokens": 50, "request_id": "x"}, one)
+    for body in ({}, {"request_ids": ["cmpl-x"]}):
+        assert server.post("/abort_requests", body, two).json["aborted"] == 0
+    assert server.post("/abort_requests", {}, root).json["aborted"] == 1
+    server.gate.open()
+    assert later.result().json["choices"][0]["finish_reason"] == "abort"
+
+
+def test_an_admin_alone_sees_and_forgets_what_is_of_all(make_server: MakeServer) -> None:
+    server = make_server(api_key=("one",), admin_key="root")
+    for method, path in (("GET", "/view"), ("POST", "/reset_prefix_cache")):
+        refused = server.request(method, path, headers={"authorization": "Bearer one"})
+        assert (refused.status, refused.error["type"]) == (401, "AuthenticationError")
+        assert "admin_key" in refused.error["message"]
+        assert server.request(method, path, headers={"authorization": "Bearer root"}).status == 200
+
+
+def test_clients_of_different_keys_share_no_prefixes(make_server: MakeServer) -> None:
+    def num_cached(server: Server, key: str, **fields: Any) -> int:
+        body = {"prompt": "abcdefghijkl", "max_tokens": 1, **fields}
+        answer = server.post("/v1/completions", body, {"authorization": f"Bearer {key}"})
+        return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    several = make_server(api_key=("one", "two"))
+    assert [num_cached(several, key) for key in ("one", "two", "one", "two")] == [0, 0, 8, 8]
+    assert num_cached(several, "two", cache_salt="key-0 ") == 0, "no salt leads to the cache of another"
+    alone = make_server(api_key=("one",))
+    assert [num_cached(alone, "one"), num_cached(alone, "one")] == [0, 8]
+
+
+def test_who_asks_for_metrics_without_a_pause_is_told_the_same_for_a_second(make_server: MakeServer) -> None:
+    server = make_server()
+    server.serving.metrics_text.seconds = 1000
+    before = server.get("/metrics").body
+    assert server.complete("a", max_tokens=1).status == 200
+    assert server.get("/metrics").body == before
+    server.serving.metrics_text.seconds = 0
+    assert server.get("/metrics").body != before
 
 
 def test_the_prefix_cache_may_be_forgotten_when_nothing_runs(make_server: MakeServer) -> None:

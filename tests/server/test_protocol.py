@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import IGNORED, REFUSED, ChatRequest, CompletionRequest, Generation
 from tests.server.running import Answer, Server
 
@@ -109,3 +110,19 @@ def test_values_outside_their_range_are_refused_by_field(parrot: Server, path: s
     assert (answer.status, answer.error["param"]) == (404, "model")
     assert parrot.metrics().num_requests == before, "nothing of it runs"
     assert send(parrot, path, response_format={"type": "text"}).status == 200
+
+
+def test_what_is_ignored_is_not_built() -> None:
+    nested = b"[" * 500 + b"]" * 500
+    request = msgspec.json.decode(b'{"prompt":"a","metadata":' + nested + b"}", type=CompletionRequest)
+    assert isinstance(request.metadata, msgspec.Raw)  # type: ignore[attr-defined]
+    refused = msgspec.json.decode(b'{"prompt":"a","guided_json":' + nested + b"}", type=CompletionRequest)
+    with pytest.raises(Problem, match="guided_json is not supported"):
+        refused.check()
+
+
+def test_a_body_of_countless_lists_is_refused(parrot: Server) -> None:
+    body = b'{"model":"parrot","prompt":"a","metadata":[' + b",".join([b"[]"] * 300_000) + b"]}"
+    refused = parrot.post("/v1/completions", body)
+    assert refused.status == 400
+    assert "brackets" in refused.error["message"]

@@ -61,7 +61,7 @@ def test_a_body_has_a_limit(parrot: Server, length: int) -> None:
 
 
 def test_a_body_in_chunks_has_the_same_limit(parrot: Server) -> None:
-    head = b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     connection = parrot.connect(head + b'c\r\n{"prompt": "\r\n')
     chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
 import os
@@ -11,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 from nanoengine.builder import Built
 from nanoengine.cli import main
 from nanoengine.errors import InvalidConfig
+from nanoengine.server import serve as serve_module
 from tests.aio.toys import PATIENCE
 from tests.server.events import EventReader
 from tests.server.running import JSON, until
@@ -210,3 +214,13 @@ def test_what_cannot_work_is_said_at_once(capsys: pytest.CaptureFixture[str], op
     for value in values:
         said = refusal(capsys, option, value)
         assert option.removeprefix("--") in said or "cannot listen" in said
+
+
+def test_without_descriptors_the_log_gets_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(partial(serve_module._log_once, []))
+    for _ in range(1000):
+        loop.call_exception_handler({"message": "accept", "exception": OSError(errno.EMFILE, "Too many open files")})
+    loop.close()
+    assert len(caplog.records) == 1
+    assert "ulimit" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from nanoengine.errors import InvalidPrompt
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
-from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.server.text import CURRENT_CLIENT, ChatEncoder, TextThreads, TokenTexts, joined
+from tests.aio.toys import PATIENCE
 
 ALPHABET = ["a", "b", "ab", " ", "  ", "\n", "\t", "\u00a0", "Ä", "語", "🦜", "e\u0301", ".", "_", "x1", "AB", "\u2581"]
 
@@ -193,3 +195,22 @@ def test_a_character_of_several_tokens_is_named_by_its_last(tokenizer_folder: Pa
         assert "".join(names) == text
     assert texts[tokenizer.encode("🦜")[0]] == "\ufffd"
     assert texts[tokenizer.eos_token_id] == "<|endoftext|>"  # type: ignore[index]
+
+
+def test_one_client_never_has_all_threads() -> None:
+    gate = threading.Event()
+
+    async def main() -> str:
+        threads = TextThreads(2)
+        CURRENT_CLIENT.set("greedy")
+        greedy = [asyncio.ensure_future(threads.run(gate.wait, PATIENCE)) for _ in range(5)]
+        await asyncio.sleep(0)
+        greedy.pop().cancel()  # a client that is gone leaves the line
+        CURRENT_CLIENT.set("other")
+        found = await threads.run(str, "text")
+        gate.set()
+        assert await asyncio.gather(*greedy) == [True] * 4
+        threads.close()
+        return found
+
+    assert asyncio.run(main()) == "text"

@@ -10,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 
+from nanoengine.depth import MAX_DEPTH
 from tests.server.parrot import build, save_tokenizer
 from tests.server.running import Server
 
@@ -93,7 +94,7 @@ def both(server: Server, content: str, **fields: Any) -> tuple[dict[str, Any], s
 def test_a_call_that_the_model_writes_is_told_as_such(hermes: Server) -> None:
     message, reason = both(hermes, f"I look.\n{ROME}\n{TIME}\n")
     assert functions(message) == [("weather", {"city": "Rome"}), ("now", {})]
-    assert (message["content"], reason) == ("I look.Told.", "tool_calls")
+    assert (message["content"], reason) == ("I look.\n\n\n Told.", "tool_calls")
     message, _ = both(hermes, ROME + TIME, parallel_tool_calls=False)
     assert functions(message) == [("weather", {"city": "Rome"})]
 
@@ -195,7 +196,46 @@ def test_a_call_is_forced(client: openai.OpenAI, choice: Any, names: set[str]) -
         assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
 
 
+def test_the_end_of_a_call_comes_in_a_chunk_of_its_own(client: openai.OpenAI) -> None:
+    """OpenAI's client tells of the end of a call if it has the call before the finish reason."""
+    fields: dict[str, Any] = {"model": "demo", "messages": [USER], "tools": TOOLS, "tool_choice": "required", "n": 2}
+    with client.chat.completions.stream(**fields, max_tokens=200, parallel_tool_calls=False, seed=5) as stream:
+        events = list(stream)
+    assert sum(event.type == "tool_calls.function.arguments.done" for event in events) == 2
+    choices = [choice for event in events if event.type == "chunk" for choice in event.chunk.choices]
+    ends = [choice for choice in choices if choice.finish_reason is not None]
+    assert [(own.finish_reason, own.delta.model_dump(exclude_none=True)) for own in ends] == [("tool_calls", {})] * 2
+
+
+def test_no_other_than_allowed_tools_are_called(client: openai.OpenAI, hermes: Server) -> None:
+    tools: Any = [{"type": "function", "function": {"name": "weather"}}]
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+    fields: dict[str, Any] = {"model": "demo", "messages": [USER], "tools": TOOLS, "tool_choice": choice}
+    for seed in range(3):
+        [found] = client.chat.completions.create(**fields, max_tokens=200, seed=seed).choices
+        assert {call.function.name for call in found.message.tool_calls or ()} == {"weather"}
+    choice["allowed_tools"]["mode"] = "auto"
+    message, _ = both(hermes, TIME + ROME, tool_choice=choice)
+    assert functions(message) == [("weather", {"city": "Rome"})]
+    assert TIME in message["content"]
+
+
 # ---- what is refused
+
+
+def deep_tool(depth: int) -> str:
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    return f'{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}'
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+@pytest.mark.parametrize("depth", [MAX_DEPTH, 300, 100_000])
+def test_a_tool_that_is_too_deep_is_refused(demo: Server, depth: int, choice: str) -> None:
+    body = f'{{"messages":[{{"role":"user","content":"x"}}],"tool_choice":"{choice}","tools":[{deep_tool(depth)}]}}'
+    answer = demo.post("/v1/chat/completions", body.encode())
+    assert answer.status == 400
+    assert str(MAX_DEPTH) in answer.error["message"]
+    assert "tables and lists" in answer.error["message"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nanoengine.server import turns as module
 from nanoengine.server.errors import Problem
 from nanoengine.server.turns import Turns
 from tests.aio.toys import PATIENCE
@@ -29,7 +28,7 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
         return client
 
     async def main() -> list[str]:
-        turns = Turns()
+        turns = Turns(2, 1, 64, "grammars")
         asked = [asyncio.ensure_future(turns.run(client, lambda own=client: work(own))) for client in "aaaaaabbc"]  # type: ignore[misc]
         while len(running) < 2:
             await asyncio.sleep(0.001)
@@ -45,12 +44,11 @@ def test_a_client_has_one_piece_at_a_time_and_all_take_turns() -> None:
     assert done.index("c") <= 3, "it waited for no more than one piece of each"
 
 
-def test_a_client_that_has_too_many_waiting_is_told_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 2)
+def test_a_client_that_has_too_many_waiting_is_told_and_others_are_not() -> None:
     gate = threading.Event()
 
     async def main() -> None:
-        turns = Turns()
+        turns = Turns(2, 1, 2, "grammars")
         asked = [asyncio.ensure_future(turns.run("a", lambda: gate.wait(30))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Problem, match="try again later") as refused:

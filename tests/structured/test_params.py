@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from nanoengine import SamplingParams
+from nanoengine.depth import MAX_DEPTH
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling import params as sampling_params
-from nanoengine.structured.params import MAX_CHARS, MAX_DEPTH, StructuredOutputs
+from nanoengine.structured.params import MAX_CHARS, StructuredOutputs
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -15,11 +15,17 @@ from nanoengine.errors import InvalidPrompt, InvalidSamplingParams
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer
 from nanoengine.tools.chats import Answer, Chats
-from tests.tools.test_grammar import NOW, WEATHER
+from tests.tools.conftest import NOW, WEATHER
 from tests.tools.test_parser import BY_NAME
 
 USER = {"role": "user", "content": "How is it in Rome?"}
-TOOLS = [WEATHER, NOW]
+SHORT = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+TOOLS = [
+    {"type": "function", "function": WEATHER["function"] | {"parameters": SHORT | {"additionalProperties": False}}},
+    NOW,
+]
+"""The demo model would not end a text by itself in time."""
+
 NAMED = {"type": "function", "function": {"name": "weather"}}
 CALLS = [{"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]
 HISTORY = [
@@ -172,3 +178,12 @@ def test_a_call_is_forced_behind_the_token_that_ends_a_thought(tmp_path: Path) -
     prompt = Chats(tokenizer).prompt([USER], [NOW], "required")
     [end] = tokenizer.encode("</think>", add_special_tokens=False)
     assert prompt.params(SamplingParams()).structured_outputs.behind == (end,)
+
+
+def test_a_history_that_is_too_deep_is_refused(llm: LLM) -> None:
+    arguments: Any = {}
+    for _ in range(100_000):
+        arguments = {"a": arguments}
+    calls = [{"id": "a", "type": "function", "function": {"name": "now", "arguments": arguments}}]
+    with pytest.raises(InvalidPrompt, match="messages: a call"):
+        llm.chat([USER, {"role": "assistant", "content": None, "tool_calls": calls}], use_tqdm=False)

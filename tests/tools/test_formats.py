@@ -13,6 +13,10 @@ SEEN = {
     "phi": "{{ '<|tool_call|>' + (call | tojson) + '<|/tool_call|>' }}",
     "granite": "respond only with <|tool_call|> followed by a JSON list",
     "functools": "functools[{...}]",
+    "seed": "<seed:tool_call>\\n<function=name>\\n<parameter=key>value</parameter>",
+    "qwen3_coder": "<tool_call>\\n<function=name>\\n<parameter=key>\\n",
+    "glm47": "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>",
+    "glm": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>",
     "hermes": '<tool_call>\\n{{ "parameters" }}',
     "llama3": "{{ 'Environment: ipython' }}",
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nanoengine.core.tokenizer import Tokenizer, read_tokenizer
 from nanoengine.models.names import DEMO
@@ -15,55 +17,13 @@ from nanoengine.structured.params import StructuredOutputs
 from nanoengine.tools.formats import END_OF_THOUGHT, THINK
 from nanoengine.tools.grammar import call_grammar
 from nanoengine.tools.tool import choose, read_tools
-from tests.tools.test_parser import BY_NAME, calls_of, read, text_of, written
+from tests.drawn import FAST
+from tests.tools.conftest import NOW, PLACE, WEATHER, Accepts
+from tests.tools.test_parser import BY_NAME, XML, calls_of, in_xml, read, text_of, written
 
-EOS = 0
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"type": "string"}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}}
-NOW = {"type": "function", "function": {"name": "now"}}
 A: tuple[str, Any] = ("weather", {"city": "A"})
 EMPTY: tuple[str, Any] = ("now", {})
 WRONG = ("weather", {"town": "A"})
-Accepts = Callable[..., bool]
-
-
-@pytest.fixture(scope="module", params=["marks are text", "marks are tokens"])
-def grammars(request: pytest.FixtureRequest) -> Grammars:
-    fast = read_tokenizer(DEMO).fast
-    if request.param == "marks are tokens":
-        marks = {mark for own in BY_NAME.values() for mark in own.marks if mark != "functools"}
-        fast.add_special_tokens([AddedToken(mark) for mark in sorted({*marks, THINK, END_OF_THOUGHT})])
-    return Grammars(Tokenizer(fast, "the demo's"), fast.get_vocab_size(with_added_tokens=True), [EOS])
-
-
-@pytest.fixture
-def accepts(grammars: Grammars) -> Accepts:
-    """Whether an answer may be said and ended."""
-
-    def accept(
-        name: str,
-        text: str,
-        choice: Any = "auto",
-        most: int | None = None,
-        tools: Any = (WEATHER, NOW),
-        **options: bool,
-    ) -> bool:
-        if name == "harmony":
-            text = text.removesuffix("<|call|>")  # an end of text of these models
-        added = {token.content: number for number, token in grammars.tokenizer.fast.get_added_tokens_decoder().items()}
-        options = {"thinks": False, "is_thinking": False, **options}
-        lark = call_grammar(
-            BY_NAME[name], choose(read_tools(tools), choice, parallel=most is None), added.get, **options
-        )
-        tokens = [*grammars.tokenizer.encode(text, add_special_tokens=False), EOS]
-        return grammars.matcher(StructuredOutputs(grammar=lark)).validate_tokens(tokens) == len(tokens)
-
-    return accept
 
 
 def spelled(name: str, *calls: tuple[str, Any]) -> str:
@@ -135,3 +95,82 @@ def test_a_tool_that_is_not_strict_takes_any_object_unless_it_is_forced(accepts:
     assert accepts("hermes", spelled("hermes", WRONG), tools=loose)
     assert not accepts("hermes", spelled("hermes", WRONG), "required", tools=loose)
     assert accepts("hermes", spelled("hermes", A), "required", tools=loose)
+
+
+# ---- no mark escapes
+
+
+def walk(
+    grammars: Grammars, name: str, pieces: list[tuple[str, bool]], tools: Any = (WEATHER, NOW), **options: Any
+) -> str:
+    """What a model says that would say some pieces, with marks as tokens or written out, where it must not say another."""
+    fast = grammars.tokenizer.fast
+    added = {token.content: number for number, token in fast.get_added_tokens_decoder().items()}
+    lark = call_grammar(BY_NAME[name], choose(read_tools(tools), options.pop("choice", "auto")), added.get, **options)
+    matcher = grammars.matcher(StructuredOutputs(grammar=lark))
+    said = []
+    for text, is_written_out in pieces:
+        encoder = PLAIN_TOKENIZER if is_written_out else grammars.tokenizer
+        tokens = encoder.encode(text, add_special_tokens=False)
+        if not matcher.is_stopped() and matcher.validate_tokens(tokens) == len(tokens):
+            assert matcher.consume_tokens(tokens)
+            said += tokens
+    return fast.decode(said, skip_special_tokens=False)
+
+
+PLAIN_TOKENIZER = Tokenizer(read_tokenizer(DEMO).fast, "the demo's")
+MARKS = sorted({mark for own in BY_NAME.values() for mark in (*own.begins, *own.marks)} | {THINK, END_OF_THOUGHT})
+BODIES = [
+    *(
+        json.dumps({"name": "weather", key: value})
+        for key in ("arguments", "parameters")
+        for value in ({"city": "A"}, {"town": 1})
+    ),
+    *(
+        "weather",
+        "{",
+        "}",
+        "[",
+        "]",
+        '{"city": "A"}',
+        '{"town": "A"}',
+        "assistant",
+        "commentary to=functions.weather ",
+        "analysis",
+    ),
+    *("final", "json", "\n", " ", ", ", "city", "town", "A", "<tool", "_call>", "x"),
+    *(in_xml(name, "weather", value) for name in XML for value in ({"city": "A"}, {"town": "A"})),
+]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_no_mark_escapes_a_strict_tool(grammars: Grammars, name: str) -> None:
+    called = 0
+
+    @FAST
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        nonlocal called
+        own = [*BY_NAME[name].begins, *BY_NAME[name].marks] or ["{"]
+        part = st.sampled_from(MARKS) | st.sampled_from(own) | st.sampled_from(BODIES)
+        pieces: list[tuple[str, bool]] = []
+        for body in data.draw(st.lists(part | st.sampled_from([WRONG, A]), max_size=10)):
+            texts = [body] if isinstance(body, str) else re.split("(<[^>]*>|\\[[A-Z_]+\\])", spelled(name, body))
+            mark = data.draw(st.sampled_from(MARKS))
+            is_written_out = data.draw(st.booleans())
+            if name in ("granite", "phi") and not isinstance(body, str):  # either mark
+                texts = [
+                    data.draw(st.sampled_from(BY_NAME[name].begins)) if own in BY_NAME[name].begins else own
+                    for own in texts
+                ]
+            pieces += [(text, is_written_out) for text in texts if text]
+            if data.draw(st.integers(0, 3)) == 0:
+                pieces.append((mark, data.draw(st.booleans())))
+        thinks = data.draw(st.booleans()) and name != "harmony"
+        text = walk(grammars, name, pieces, thinks=thinks, is_thinking=False)
+        for tool, arguments in calls_of(read(name, text, thinks=thinks, schemas={"weather": PLACE})):
+            assert tool == "now" or (arguments.keys() == {"city"} and isinstance(arguments["city"], str)), text
+            called += tool == "weather"
+
+    check()
+    assert called  # otherwise this test shows nothing

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoengine.tools import calls, xml_calls
 from nanoengine.tools.formats import FORMATS, PLAIN
 from nanoengine.tools.parser import AnswerParser, Call, Event, Reasoning, Text
 from tests.drawn import FAST
 
 BY_NAME = {own.name: own for own in (*FORMATS, PLAIN)}
+XML = [own.name for own in FORMATS if own.shape == "xml"]
 NAMES = ("weather", "now")
 TOKYO, CALL, NOW = (
     {"city": 'Tokyo "}]</tool_call>\\'},
@@ -37,10 +40,25 @@ def written(name: str, *calls: tuple[str, Any]) -> str:
         "phi": "<|tool_call|>" + as_list + "<|/tool_call|>",
         "granite": "<|tool_call|> " + as_list,
         "functools": "functools" + as_list,
+        "qwen3_coder": "\n".join(f"<tool_call>\n{in_xml(name, *own)}\n</tool_call>" for own in calls),
+        "seed": "\n".join(f"<seed:tool_call>\n{in_xml(name, *own)}\n</seed:tool_call>" for own in calls),
+        "glm": "\n".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
+        "glm47": "".join(f"<tool_call>{in_xml(name, *own)}</tool_call>" for own in calls),
         "hermes": "\n".join(f"<tool_call>\n{own}\n</tool_call>" for own in objects),
         "llama3": "; ".join(objects),
         "json": "\n".join(objects),
     }[name]
+
+
+def in_xml(name: str, tool: str, arguments: dict[str, Any]) -> str:
+    values = {key: own if isinstance(own, str) else json.dumps(own) for key, own in arguments.items()}
+    if name in ("qwen3_coder", "seed"):
+        pad = "\n" if name == "qwen3_coder" else ""
+        pairs = "".join(f"<parameter={key}>{pad}{own}{pad}</parameter>\n" for key, own in values.items())
+        return f"<function={tool}>\n{pairs}</function>"
+    gap = "\n" if name == "glm" else ""
+    pairs = "".join(f"<arg_key>{key}</arg_key>{gap}<arg_value>{own}</arg_value>{gap}" for key, own in values.items())
+    return f"{tool}{gap}{pairs}"
 
 
 def read(name: str | None, *pieces: str, **options: Any) -> list[Event]:
@@ -83,7 +101,7 @@ def test_calls_are_read(name: str, calls: list[tuple[str, Any]]) -> None:
 def test_text_around_calls_is_told(name: str) -> None:
     events = read(name, "I look.\n" + written(name, ("weather", TOKYO)) + "\nThat was it.\n")
     assert [type(event) for event in events] == [Text, Call, Text]
-    assert text_of(events) == "I look.That was it."
+    assert text_of(events) == "I look.\n\nThat was it."
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -91,7 +109,7 @@ def test_calls_of_unknown_tools_are_text(name: str) -> None:
     text = written(name, ("sudo", {"a": 1}))
     events = read(name, text)
     assert calls_of(events) == []
-    assert '{"a": 1}' in text_of(events)
+    assert ("sudo" if name in XML else '{"a": 1}') in text_of(events)
     assert calls_of(read(name, text, names=None)) == [("sudo", {"a": 1})]
 
 
@@ -103,7 +121,8 @@ def test_broken_calls_are_text(name: str) -> None:
         assert len(calls_of(events)) <= 2
         if not calls_of(events):
             assert text_of(events) == whole[:end]
-    for broken in (whole.replace('"', "'"), whole.replace(":", ": x"), whole.replace("}", "]")):
+    wrong = [("</", "<"), (">", " "), ("<", "< ")] if name in XML else [('"', "'"), (":", ": x"), ("}", "]")]
+    for broken in (whole.replace(*own) for own in wrong):
         assert (text_of(read(name, broken)), calls_of(read(name, broken))) == (broken, [])
 
 
@@ -139,10 +158,34 @@ def test_plain_text_stays_as_it_is(name: str) -> None:
         ("phi", f"<|tool_call|>{CALL}<|/tool_call|>functools[{NOW}]", [("weather", {"city": "A"}), ("now", {})]),
         ("mistral_args", f"[TOOL_CALLS] [{CALL}]", [("weather", {"city": "A"})]),
         ("mistral_args", '[TOOL_CALLS]now[CALL_ID]abc123[ARGS]{"a": 1}', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now{"a": 1}Then.', [("now", {"a": 1})]),
+        ("mistral_args", '[TOOL_CALLS]now[ARGS]{"a": "1\n2"}', [("now", {"a": "1\n2"})]),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {"x": "1\n\t2"}}', [("now", {"x": "1\n\t2"})]),
         ("mistral_args", "[TOOL_CALLS]now and then, " * 50, []),
+        ("qwen3_coder", "<tool_call> <function=now>\n\n</function>", [("now", {})]),
+        (
+            "qwen3_coder",
+            "<tool_call><function=now><parameter=a>1</parameter></function></tool_call>",
+            [("now", {"a": 1})],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=now>" + " <parameter=a> b" * 2 + " </parameter></function>",
+            [("now", {"a": " b <parameter=a> b "})],
+        ),
+        ("qwen3_coder", f"<tool_call>{CALL}</tool_call>", []),
+        ("glm", "<tool_call> now </tool_call>", [("now", {})]),
+        (
+            "glm",
+            f"<tool_call>now <arg_key>a</arg_key>{' ' * 8}<arg_value> 1</arg_value>\n\n</tool_call>",
+            [("now", {"a": 1})],
+        ),
+        ("glm", "<tool_call>now <arg_key>a</arg_key></tool_call>", []),
+        ("glm47", f"<tool_call>{'now and then ' * 100}<tool_call>now</tool_call>", [("now", {})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|><|call|>", [("now", {})]),
         ("harmony", ' to=functions.now<|channel|>commentary json<|message|>{"a": 1}', [("now", {"a": 1})]),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>foo", []),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>", []),
     ],
 )
 def test_what_models_write_beside_their_format(name: str, text: str, calls: list[Any]) -> None:
@@ -162,51 +205,6 @@ def test_arguments_can_always_be_sent() -> None:
 def test_no_more_calls_than_asked_for_are_told() -> None:
     text = written("hermes", ("now", {}), ("weather", TOKYO))
     assert calls_of(read("hermes", text, most=1)) == [("now", {})]
-
-
-# ---- thoughts
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "events"),
-    [
-        ("<think>\nHm.\n</think>\n\nYes.", {"thinks": True}, [Reasoning("Hm."), Text("Yes.")]),
-        ("\n<think>\n\n</think>\n\nYes.", {"thinks": True}, [Text("Yes.")]),
-        ("Yes. <think>", {"thinks": True}, [Text("Yes. <think>")]),
-        ("<thin", {"thinks": True}, [Text("<thin")]),
-        ("<think>Hm.", {"thinks": True}, [Reasoning("Hm.")]),
-        ("<think>Hm.</think>", {}, [Text("<think>Hm.</think>")]),
-        ("\nHm.\n</think>\nYes.\n", {"is_thinking": True}, [Reasoning("Hm."), Text("Yes.\n")]),
-        ("A<|x|>B", {"dropped": ["<|x|>"]}, [Text("AB")]),
-    ],
-)
-def test_thoughts_are_told_apart(text: str, options: dict[str, Any], events: list[Event]) -> None:
-    assert read("hermes", text, **options) == events
-    assert read(None, text, **options) == events
-
-
-def test_calls_in_a_thought_are_none() -> None:
-    text = f"<think>I could {written('hermes', ('now', {}))}</think>{written('hermes', ('weather', TOKYO))}"
-    events = read("hermes", text, thinks=True)
-    assert [type(event) for event in events] == [Reasoning, Call]
-
-
-@pytest.mark.parametrize("size", [950, 990, 1000, 1001, 5000])
-def test_a_head_of_harmony_has_an_end(size: int) -> None:
-    """Otherwise it would be read again with each piece; beyond it is text, however it is cut."""
-    text = f"<|channel|>{'a' * (size - 11)}<|message|>Yes."
-    whole = read("harmony", text)
-    assert whole == read("harmony", *text)
-    assert (whole == [Text("Yes.")]) == (size <= 1000)
-    assert "".join(event.text for event in whole if isinstance(event, Text)).endswith("Yes.")
-
-
-def test_the_channels_of_harmony() -> None:
-    text = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
-    text += f"<|start|>assistant{written('harmony', ('now', {}))}"
-    assert read("harmony", text) == [Reasoning("Hm."), Text("I look."), Call(0, "now", "{}")]
-    assert read("harmony", "<|channel|>final<|message|>Yes.\n") == [Text("Yes.\n")]
-    assert read("harmony", "<|channel|>ana") == []
 
 
 # ---- however it comes
@@ -240,6 +238,15 @@ PIECES = [
         "<|start|>",
         "<|call|>",
     ),
+    *(
+        "<function=now>",
+        "<parameter=a>",
+        "</parameter>",
+        "</function>",
+        "<arg_key>a</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ),
     *(written(name, ("weather", TOKYO), ("now", {})) for name in BY_NAME),
 ]
 
@@ -252,7 +259,9 @@ def test_every_way_to_cut_a_text_says_the_same(data: st.DataObject) -> None:
     options: dict[str, Any] = data.draw(
         st.sampled_from([{}, {"thinks": True}, {"is_thinking": True}, {"dropped": ["<|end|>", "<|e"]}, {"most": 1}])
     )
+    options |= data.draw(st.sampled_from([{}, {"schemas": {"now": {"properties": {"a": {"type": "array"}}}}}]))
     whole = read(name, text, **options)
+    assert all(isinstance(arguments, dict) for _, arguments in calls_of(whole))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     assert read(name, *(text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)), **options) == whole
     assert read(name, *text, **options) == whole
@@ -263,6 +272,55 @@ def test_text_is_told_as_soon_as_it_can_be_no_call(name: str) -> None:
     parser = AnswerParser(BY_NAME[name], NAMES)
     assert parser.push("Hello") == [Text("Hello")]
     assert parser.push(", you") == [Text(", you")]
+
+
+HELD = 1100
+"""Characters that may be looked at again with each piece: the head of a message of harmony has most."""
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_what_a_long_answer_costs_grows_with_its_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is looked at with the few characters before it, not with all of a call that has begun."""
+    looked = []
+    for pattern in ("ENDS_A_STRING", "OUTSIDE"):
+        own = getattr(calls, pattern)
+
+        def search(text: str, at: int, own: Any = own) -> Any:
+            match = own.search(text, at)
+            looked.append((len(text) if match is None else match.end()) - at)
+            return match
+
+        monkeypatch.setattr(calls, pattern, SimpleNamespace(search=search))
+    size = 20_000
+    call = written(name, ("weather", {"city": "a" * size, "list": [["]"] * size]}))
+    for text in (call, call[: size // 2], " " * size + call, call[:30] + " " * size, "<think>" + call, "x" * size):
+        looked.clear()
+        parser = AnswerParser(BY_NAME[name], NAMES, thinks=True)
+        most = 0
+        for character in text:
+            parser.push(character)
+            most = max(most, parser.num_held)
+        parser.finish()
+        assert most <= HELD
+        assert sum(looked) <= 2 * len(text)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_text_of_nothing_but_marks_is_read_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that never become whole are not read again from each mark in them."""
+    scanned = []
+    for reader in (calls.JsonCalls, xml_calls.XmlCalls):
+        own = reader.scan
+
+        def scan(self: Any, text: str, start: int, is_last: bool, own: Any = own) -> Any:
+            outcome, end = own(self, text, start, is_last)
+            scanned.append(end - start)
+            return outcome, end
+
+        monkeypatch.setattr(reader, "scan", scan)
+    begin = written(name, ("weather", {"city": "A"}))[:40]
+    read(name, begin * 1000)
+    assert sum(scanned) <= 2 * len(begin) * 1000
 
 
 def test_a_call_is_told_as_soon_as_it_is_whole() -> None:

@@ -65,7 +65,7 @@ class Server:
         dropped = [" ".join(group) for group in groups if group[0] not in known_options()]
         if dropped:
             print(f"options that nanoengine does not have: {', '.join(dropped)}")
-        self.host = "127.0.0.1"
+        self.model, self.host = model, "127.0.0.1"
         self.port = free_port() if port is None else port
         self.url = f"http://{self.host}:{self.port}"
         command = [PYTHON, "-m", "nanoengine", "serve", model, "--host", self.host, "--port", str(self.port)]

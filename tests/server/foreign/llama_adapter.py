@@ -7,7 +7,10 @@ to llama.cpp's own paths are put into OpenAI's words on the way out, and the ans
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import launch
@@ -16,6 +19,8 @@ import pytest
 OPENAI_PATHS = ("/chat/completions", "/completions", "/models")
 LLAMA_ONLY = ("cache_prompt", "id_slot", "return_tokens")
 """Fields that say how llama.cpp is to keep its cache, or what it tells besides."""
+
+DEMO_POSITIONS = 4096
 
 running: dict[tuple[str, ...], launch.Server] = {}
 
@@ -27,18 +32,35 @@ def options_of(process: Any) -> tuple[str, ...]:
     # A few more names: their tests ask for models that are not there, and llama.cpp serves what it has.
     options += ["gpt-3.5-turbo-instruct", "gpt-3.5-turbo", "davinci-002"]
     if process.n_ctx:
-        options += ["--max-model-len", str(process.n_ctx // slots)]
+        most = DEMO_POSITIONS if process.chat_template_file else process.n_ctx
+        options += ["--max-model-len", str(min(most, process.n_ctx // slots))]
     if process.api_key:
         options += ["--api-key", process.api_key]
     return tuple(options)
 
 
+def with_template(template: str) -> str:
+    """The bundled model with another chat template."""
+    demo, folder = Path(os.environ["DEMO"]), Path(tempfile.mkdtemp(prefix="with-template-"))
+    for file in demo.iterdir():
+        if file.is_file():
+            (folder / file.name).symlink_to(template_file(template) if file.suffix == ".jinja" else file)
+    return str(folder)
+
+
+def template_file(template: str) -> Path:
+    file = Path(template).resolve()
+    assert file.exists(), file
+    return file
+
+
 def start(process: Any, timeout_seconds: int = 0) -> None:
     del timeout_seconds
-    options = options_of(process)
-    if options not in running:
-        running[options] = launch.Server(os.environ["MODEL"], options)
-    process.server_port = running[options].port
+    key = (process.chat_template_file or "", *options_of(process))
+    if key not in running:
+        model = with_template(key[0]) if key[0] else os.environ["MODEL"]
+        running[key] = launch.Server(model, key[1:])
+    process.server_port = running[key].port
 
 
 def leave_running(process: Any) -> None:
@@ -67,6 +89,10 @@ def answer(path: str, data: Any, body: Any) -> Any:
     """An answer of OpenAI's interface as llama.cpp's server would give it."""
     if not isinstance(body, dict) or "error" in body:
         return body
+    if path.endswith("/chat/completions") and body.get("object") == "chat.completion.chunk":
+        for choice in body["choices"]:
+            if choice["delta"].get("content") == "":  # of the role, as vLLM has it; null there
+                choice["delta"]["content"] = None
     if path == "/detokenize":
         return {"content": body["prompt"]}
     if path in ("/completion", "/completions"):
@@ -104,5 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    for server in running.values():
+    for (template, *_), server in running.items():
         server.stop()
+        if template:
+            shutil.rmtree(server.model)

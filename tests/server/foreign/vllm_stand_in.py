@@ -22,8 +22,6 @@ import launch
 import openai
 import pytest
 
-GGUF = Path(os.environ["MODEL_FILE"])
-
 
 @functools.cache
 def get_tokenizer(tokenizer_name: str = "") -> Any:
@@ -31,7 +29,8 @@ def get_tokenizer(tokenizer_name: str = "") -> Any:
     del tokenizer_name
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(GGUF.parent), gguf_file=GGUF.name)
+    file = Path(os.environ["MODEL_FILE"])
+    return AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
 
 
 class ModelConfig:
@@ -114,7 +113,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.utils.network_utils": {"get_open_port": launch.free_port},
     "vllm.v1.engine.exceptions": {"EngineDeadError": RuntimeError},
     "vllm.version": {"__version__": launch.version(), "_prev_minor_version": lambda: "0.0"},
-    "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer},
+    "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer, "ROCM_EXTRA_ARGS": []},
     "tests.conftest": {"LocalAssetServer": NotHere},
 }
 

@@ -1,0 +1,110 @@
+"""Marked: text and thoughts, and calls that begin with a mark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from nanoengine.tools.calls import ArgsCalls, CallReader, JsonCalls, Outcome
+from nanoengine.tools.formats import END_OF_THOUGHT, THINK, ToolFormat
+from nanoengine.tools.marks import Marks, past_space
+from nanoengine.tools.reading import Reading, Reasoning, Text
+from nanoengine.tools.xml_calls import XmlCalls
+
+
+class Marked(Reading):
+    """Text and thoughts, and calls behind marks.
+
+    Args: see `AnswerParser`.
+    """
+
+    def __init__(
+        self,
+        format: ToolFormat | None,
+        names: Collection[str] | None,
+        schemas: Mapping[str, Any],
+        most: int | None,
+        thinks: bool,
+        is_thinking: bool,
+        dropped: Collection[str],
+    ):
+        super().__init__(most)
+        self.format, self.names, self.schemas = format, names, schemas
+        self._begins = frozenset() if format is None else frozenset(format.begins or ["{"])
+        self._marks, self._end_of_thought = Marks((*self._begins, *dropped)), Marks([END_OF_THOUGHT])
+        self._mark = ""  # of the call that is read
+        self._reader: CallReader | None = None
+        self._held: list[str] = []  # what was read behind it
+        self._state = self._read_start if thinks or is_thinking else self._read_text
+        if is_thinking:
+            self._kind, self._is_fresh = Reasoning, True
+
+    def _read_start(self, is_last: bool) -> bool:
+        """Some models write <think> though the prompt ends with it."""
+        self._say(self._read(past_space(self._text, self._at)))
+        begun = self._text[self._at : self._at + len(THINK)]
+        if begun == THINK:
+            self._at += len(THINK)
+            return self._switch(Reasoning, self._read_thought)
+        if not is_last and THINK.startswith(begun):
+            return False
+        self._state = self._read_thought if self._kind is Reasoning else self._read_text
+        return True
+
+    def _read_thought(self, is_last: bool) -> bool:
+        mark, free = self._end_of_thought.find(self._text, self._at, is_last)
+        self._say(self._read(free))
+        if mark is None:
+            return False
+        self._at = mark.end()
+        return self._switch(Text, self._read_text)
+
+    def _read_text(self, is_last: bool) -> bool:
+        mark, free = self._marks.find(self._text, self._at, is_last)
+        self._say(self._read(free))
+        if mark is None:
+            return False
+        self._at = mark.end()
+        if mark[0] in self._begins:
+            self._mark, self._held, self._reader = mark[0], [], self._new_reader()
+            if mark[0] == "{":  # no mark, but the call itself
+                self._mark, self._at = "", mark.start()
+            self._state = self._read_call
+        return True
+
+    def _new_reader(self) -> CallReader:
+        assert self.format is not None
+        if self.format.xml is not None:
+            return XmlCalls(self.format.xml, self.names, self.schemas)
+        return (ArgsCalls if self.format.shape == "args" else JsonCalls)(self.names)
+
+    def _read_call(self, is_last: bool) -> bool:
+        assert self._reader is not None
+        outcome, end = self._reader.scan(self._text, self._at, is_last)
+        self._held.append(self._read(end))
+        if outcome is Outcome.MORE:
+            return False
+        read = "".join(self._held)
+        if outcome is Outcome.WHOLE and self._tell(self._reader.calls, read):
+            self._held, self._state = [], self._read_end
+            if Text not in self._told:  # white space around calls is of the text if there is text on both sides
+                self._space, self._is_fresh = [], True
+            return True
+        self._say(self._mark + read)
+        self._state = self._read_text
+        return True
+
+    def _read_end(self, is_last: bool) -> bool:
+        """Behind a call: a mark, perhaps."""
+        assert self.format is not None
+        space, end = self._read(past_space(self._text, self._at, self.format.between)), self.format.end
+        self._held += filter(str.isspace, space)
+        begun = self._text[self._at : self._at + len(end)]
+        if not is_last and (self._at == len(self._text) or (begun != end and end.startswith(begun))):
+            return False
+        if end and begun == end:
+            self._at += len(end)
+        elif not self._is_fresh:
+            self._space += self._held
+        self._state = self._read_text
+        return True

@@ -1,0 +1,112 @@
+"""Reading: a text that comes in pieces, to the events that say what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nanoengine.tools.calls import Named
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of what the user is told."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thinks before."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool, whole. `index` counts from 0; `arguments` is the JSON text of an object."""
+
+    index: int
+    name: str
+    arguments: str
+
+
+Event = Text | Reasoning | Call
+
+State = Callable[[bool], bool]
+"""Reads on; False: it needs more. It is told whether there is more."""
+
+
+class Reading:
+    """A text of which `_state` reads a part, and sets the state for the next.
+
+    Args:
+        most: calls that are told; those behind them are left out.
+    """
+
+    _state: State
+
+    def __init__(self, most: int | None):
+        self.most = most
+        self._text, self._at = "", 0  # what came, and up to where it was read
+        self._space: list[str] = []  # that is text if text follows
+        self._is_fresh = False  # white space that comes first is left out
+        self._kind: type[Text | Reasoning] = Text
+        self._told: set[type[Text | Reasoning]] = set()
+        self._num_calls = 0
+        self._events: list[Event] = []
+
+    @property
+    def num_held(self) -> int:
+        """Characters that are read again when more come."""
+        return len(self._text) - self._at
+
+    def push(self, text: str) -> list[Event]:
+        self._text, self._at = self._text[self._at :] + text, 0
+        return self._run(False)
+
+    def finish(self) -> list[Event]:
+        events = self._run(True)
+        if self._space and not self._num_calls and self._kind is Text and not self._is_fresh:
+            events.append(Text("".join(self._space)))
+        return events
+
+    def _run(self, is_last: bool) -> list[Event]:
+        while self._state(is_last):
+            pass
+        events, self._events = self._events, []
+        return events
+
+    def _read(self, end: int) -> str:
+        """What is read up to there."""
+        text, self._at = self._text[self._at : end], end
+        return text
+
+    def _say(self, text: str) -> None:
+        text = text.lstrip() if self._is_fresh else text
+        said = text.rstrip()
+        if said:
+            self._events.append(self._kind("".join(self._space) + said))
+            self._told.add(self._kind)
+            self._is_fresh = False
+            self._space.clear()
+        if len(said) < len(text):
+            self._space.append(text[len(said) :])
+
+    def _switch(self, kind: type[Text | Reasoning], state: State) -> bool:
+        """What follows is of another kind, and white space between the two of neither. Two messages of a kind are two lines."""
+        self._kind, self._is_fresh, self._state = kind, True, state
+        self._space = ["\n"] if kind in self._told else []
+        return True
+
+    def _tell(self, calls: Callable[[str], list[Named] | None], text: str) -> bool:
+        """Tell the calls that a text is, if it is any."""
+        try:
+            found = calls(text)
+        except (ValueError, RecursionError):
+            return False
+        for name, arguments in found or ():
+            if self.most is None or self._num_calls < self.most:
+                self._events.append(Call(self._num_calls, name, arguments))
+                self._num_calls += 1
+        return found is not None

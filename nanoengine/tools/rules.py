@@ -1,0 +1,54 @@
+"""Rules: of a grammar that is written, and how texts and marks stand in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+FindToken = Callable[[str], int | None]
+"""The id of an added token; None if a text is none."""
+
+
+class Rules:
+    """Rules by their names. `TEXT` is any text.
+
+    Args:
+        find: tokens that marks may be.
+    """
+
+    def __init__(self, find: FindToken):
+        self.find = find
+        self._names: dict[str, str] = {}
+        self.rules = {"start": "", "TEXT": r"/(.|\n)*/"}
+
+    def text(self) -> str:
+        return "%llguidance {}\n" + "\n".join(f"{name}: {rule}" for name, rule in self.rules.items())
+
+    def say(self, *texts: str) -> str:
+        """Texts, one behind the other, of which each may be a token."""
+        found: list[str] = []
+        plain = ""
+        for text in texts:
+            token = self.find(text) if text else None
+            if token is None:
+                plain += text
+                continue
+            found += [json.dumps(plain), f"<[{token}]>"] if plain else [f"<[{token}]>"]
+            plain = ""
+        return " ".join([*found, json.dumps(plain)] if plain else found)
+
+    def up_to(self, name: str, *marks: str, text: str = "TEXT") -> str:
+        """A text, and the first mark that comes: as a token or written out."""
+        self.rules[f"{name}[lazy]"] = f"{text} ({' | '.join(map(json.dumps, marks))})"
+        tokens = [f"{text} <[{token}]>" for token in map(self.find, marks) if token is not None]
+        return f"({' | '.join([name, *tokens])})"
+
+    def terminal(self, rule: str) -> str:
+        """The name of a terminal; equal ones have one."""
+        name = self._names.setdefault(rule, f"VALUE_{len(self._names)}")
+        self.rules[name] = rule
+        return name
+
+    def without(self, text: str, *marks: str) -> str:
+        """The terminal of a text that holds none of some marks."""
+        return f"({text}) & ~(TEXT ({' | '.join(map(json.dumps, marks))}) TEXT)"

@@ -1,0 +1,88 @@
+"""Values that are written as they are, without the quotes of JSON: what a schema says of their kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+KINDS = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+
+MAX_DEPTH = 64
+"""Of schemas in each other."""
+
+IN_PYTHON = {"True": "true", "False": "false", "None": "null"}
+"""Templates write them so, and models after them."""
+
+
+def kinds_of(schema: Any, root: Any) -> frozenset[str]:
+    """Of which kinds a value may be.
+
+    Args:
+        schema: the value's.
+        root: the one that holds it, to which its references refer.
+    """
+    return _kinds(schema, root, {})
+
+
+def value_of(text: str, schema: Any, root: Any) -> Any:
+    """What a text says: itself where a string may be, unless it is the JSON of something else that may be; else its JSON, if it
+    is any."""
+    kinds = kinds_of(schema, root)
+    if kinds == {"string"}:
+        return text
+    word = text.strip()
+    try:
+        value = json.loads(word if "string" in kinds else IN_PYTHON.get(word, word))
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return value if "string" not in kinds or (not isinstance(value, str) and kind_of(value) in kinds) else text
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value from JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if isinstance(value, int) or value.is_integer() else "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def resolved(reference: Any, root: Any) -> Any:
+    """What a reference within a schema refers to; anything (True) where that is not to be found."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return True
+    for name in reference.split("/")[1:]:
+        own = name.replace("~1", "/").replace("~0", "~")
+        if not isinstance(root, Mapping) or own not in root:
+            return True
+        root = root[own]
+    return root
+
+
+def _kinds(schema: Any, root: Any, known: dict[str, frozenset[str]], depth: int = 0) -> frozenset[str]:
+    """Whatever a client sends: what is no schema asks for nothing."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return frozenset() if schema is False else KINDS
+    found = KINDS
+    if "$ref" in schema:
+        name = str(schema["$ref"])
+        if name not in known:
+            known[name] = frozenset()  # while it is looked at: it may refer to itself
+            known[name] = _kinds(resolved(name, root), root, known, depth + 1)
+        found &= known[name]
+    types = schema.get("type")
+    named = KINDS & {own for own in (types if isinstance(types, list) else [types]) if isinstance(own, str)}
+    if named:
+        found &= named | ({"integer"} if "number" in named else set())
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        found &= {kind_of(value) for value in values}
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(keyword), list):
+            each = [_kinds(own, root, known, depth + 1) for own in schema[keyword]]
+            found &= frozenset.intersection(KINDS, *each) if keyword == "allOf" else frozenset().union(*each)
+    return found

@@ -1,0 +1,112 @@
+"""Calls in XML: a name, and values that each have marks of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from nanoengine.tools.calls import CallReader, JsonEnd, Named, Outcome, named
+from nanoengine.tools.formats import Xml
+from nanoengine.tools.marks import past_space
+from nanoengine.tools.values import kinds_of, value_of
+
+MAX_MARK_CHARS = 600
+"""Of a mark with the name or the key that belongs to it."""
+
+WORD = r"([^<>\n]{1,500}?)"
+
+
+class XmlCalls(CallReader):
+    """One call.
+
+    Args:
+        xml: how it is written.
+        schemas: of the arguments, by the names of tools. Of others they may be any.
+    """
+
+    def __init__(self, xml: Xml, names: Collection[str] | None, schemas: Mapping[str, Any]):
+        super().__init__(names)
+        self.xml, self.schemas = xml, schemas
+        before, behind = map(re.escape, xml.name)
+        self._head = re.compile(before + WORD + (behind or r"\s{0,8}(?=<)"))
+        key, behind, value = map(re.escape, (*xml.key, xml.value[0]))
+        self._next = re.compile(
+            f"{key}{WORD}{behind}" + (r"\s{0,8}" + value if value else "") + f"|{re.escape(xml.end)}"
+        )
+        self._name: str | None = None
+        self._key: str | None = None  # of the value that is read
+        self._begin = 0  # of it
+        self._found: list[tuple[str, int, int]] = []  # keys, and where their values are
+        self._size = 0  # of what was read before
+        self._may_be_json = False  # the value
+        self._json: JsonEnd | None = None  # of one that is an object or a list: in its strings a mark is none
+
+    def scan(self, text: str, start: int, is_last: bool) -> tuple[Outcome, int]:
+        at, outcome = start, None
+        while outcome is None:
+            outcome, at = (self._mark if self._key is None else self._value)(text, at, self._size - start)
+        self._size += at - start
+        return (Outcome.TEXT, len(text)) if is_last and outcome is Outcome.MORE else (outcome, at)
+
+    def calls(self, text: str) -> list[Named] | None:
+        pad, root = self.xml.pad, self._schema
+        values = {
+            key: value_of(text[begin:end].removeprefix(pad).removesuffix(pad), self._schema_of(key), root)
+            for key, begin, end in self._found
+        }
+        found = named({"name": self._name, "arguments": values}, self.names)
+        return None if found is None else [found]
+
+    def _mark(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
+        """The name, a key, or the end. None: there is more of the call."""
+        at = past_space(text, at)
+        is_head = self._name is None
+        match = (self._head if is_head else self._next).match(text, at)
+        if match is None:
+            begun = text[at : at + MAX_MARK_CHARS]
+            marks = self.xml.name[:1] if is_head else (self.xml.key[0], self.xml.end)
+            may_come = len(begun) < MAX_MARK_CHARS and any(own.startswith(begun[: len(own)]) for own in marks)
+            return Outcome.MORE if may_come else Outcome.TEXT, at
+        if is_head:
+            self._name = match[1]
+            return None if self.names is None or self._name in self.names else Outcome.TEXT, match.end()
+        if match[1] is None:
+            return Outcome.WHOLE, match.end()
+        self._key, self._begin = match[1], match.end() + offset
+        self._may_be_json = "string" not in kinds_of(self._schema_of(self._key), self._schema)
+        return None, match.end()
+
+    def _value(self, text: str, at: int, offset: int) -> tuple[Outcome | None, int]:
+        assert self._key is not None
+        if self._may_be_json:
+            at = past_space(text, at)
+            if at == len(text):
+                return Outcome.MORE, at
+            self._may_be_json = False
+            self._json = JsonEnd() if text[at] in "{[" else None
+        if self._json is not None:
+            outcome, at = self._json.find(text, at)
+            if outcome is Outcome.MORE:
+                return Outcome.MORE, at
+            self._json = None
+        mark = self.xml.value[1]
+        end = text.find(mark, at)
+        if end < 0:
+            return Outcome.MORE, max(at, len(text) - len(mark) + 1)
+        self._found.append((self._key, self._begin, end + offset))
+        self._key = None
+        return None, end + len(mark)
+
+    @property
+    def _schema(self) -> Any:
+        return self.schemas.get(self._name or "", True)
+
+    def _schema_of(self, key: str) -> Any:
+        """Of an argument; True: it may be any."""
+        schema = self._schema
+        if not isinstance(schema, Mapping):
+            return True
+        properties = schema.get("properties")
+        own = properties.get(key) if isinstance(properties, Mapping) else None
+        return schema.get("additionalProperties", True) if own is None else own

@@ -1,0 +1,1 @@
+"""Rude clients beside a well-behaved one; run by hand, see `beside.py`."""
