@@ -2,14 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo chat test lint bench clean
+.PHONY: setup dev demo chat test lint bench clean
 
 setup: .venv/.installed
+dev: .venv/.dev
 
-# The stamp is remade when the dependencies change; the sources themselves are installed in place.
+# The stamps are remade when the dependencies change; the sources themselves are installed in place.
 .venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+.venv/.dev: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: setup
@@ -19,14 +24,14 @@ chat: setup
 	$(BIN)/nanoengine fetch smollm2
 	$(BIN)/nanoengine chat --model smollm2
 
-test: setup
+test: dev
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-lint: setup
+lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: setup
+bench: dev
 	$(BIN)/python bench.py latency
 	$(BIN)/python bench.py throughput
 

@@ -20,6 +20,7 @@ if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
+    from nanoengine.aio.async_llm_engine import AsyncLLMEngine
     from nanoengine.beam_search.params import BeamSearchParams
     from nanoengine.core.outputs import CompletionOutput, RequestOutput
     from nanoengine.llm import LLM
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "RequestMetrics",
@@ -41,6 +43,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "llm",
+    "AsyncLLMEngine": "aio.async_llm_engine",
     "BeamSearchParams": "beam_search.params",
     "CompletionOutput": "core.outputs",
     "RequestMetrics": "observability.metrics",

@@ -1,8 +1,50 @@
-"""`python -m nanoengine` is the `nanoengine` command."""
+"""The process of the `nanoengine` command, or `python -m nanoengine`: whatever its terminal is like, it shows no traceback."""
 
+from __future__ import annotations
+
+import os
+import signal
 import sys
+from io import TextIOWrapper
 
-from nanoengine.cli import main
+
+def main() -> int:
+    """Run the command; returns the exit status."""
+    open_streams()
+    may_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if may_interrupt:  # while modules are imported, nothing is there to be cleaned up: Ctrl-C ends the process at once
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from nanoengine.cli import main as run
+
+    status = 130
+    try:
+        if may_interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        status = run()
+    except KeyboardInterrupt:  # one more, while the first was told
+        pass
+    finally:
+        if may_interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's own end is no place for one
+    return status
+
+
+def open_streams() -> None:
+    """See that the three standard streams are there, and that standard output can write every character.
+
+    Where one was closed (`2>&-`), Python has None for it, and the next file to be opened would take its number.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
 
 if __name__ == "__main__":
     sys.exit(main())

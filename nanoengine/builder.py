@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanoengine.core.config import EngineConfig
+from nanoengine.core.config import BYTES, EngineConfig
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
+from nanoengine.interrupts import InterruptGuard
+from nanoengine.sizes import size
 
 if TYPE_CHECKING:
     from nanoengine.core.capability import Capability
@@ -23,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; and
-    the other folders that it needs.
+    """Where a capability is, in its folder: the class in capability.py; its options' class in options.py, and their names; the
+    other folders that it needs, and the package, which may not be there.
     """
 
     capability: str
     options: str | None = None
     names: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    package: str | None = None
 
 
 LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
@@ -47,7 +50,7 @@ CAPABILITIES = {
     ),
     "sampling": Entry("Sampling"),
     "recording": Entry("Recording", "RecordingOptions", ("enforce_eager",), LAYERS),
-    "structured": Entry("StructuredOutput", needs=("sampling", "speculation")),
+    "structured": Entry("StructuredOutput", needs=("sampling", "speculation"), package="llguidance"),
     "fairness": Entry("Fairness", "FairnessOptions", ("max_client_share", "min_priority")),
     "observability": Entry("Observability"),
 }
@@ -88,7 +91,7 @@ def option_types() -> list[type]:
 
 
 def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
-    """The options of an engine, checked; torch is not imported for it.
+    """The options of an engine, checked; sizes may be text, such as "2GiB". torch is not imported for it.
 
     Raises:
         UnknownOption: an option that nobody has.
@@ -97,7 +100,10 @@ def read_config(model: str, options: Mapping[str, Any]) -> EngineConfig:
     for folder, own in CAPABILITIES.items():
         if not is_installed(folder) and any(name in options for name in own.names):
             raise not_installed(folder)
-    return EngineConfig.from_options(model, options, tuple(option_types()[1:]))
+    types = option_types()
+    sizes = {own.name for kind in types for own in fields(kind) if own.metadata == BYTES}
+    values = {k: size(k, v) if k in sizes and isinstance(v, str) else v for k, v in options.items()}
+    return EngineConfig.from_options(model, values, tuple(types[1:]))
 
 
 def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
@@ -115,22 +121,24 @@ def build_engine(config: EngineConfig, use_tqdm: bool = True) -> Built:
     # The rest imports torch, which takes seconds: mistakes in options, and in the model's name, are told at once.
     if is_installed("models"):
         import_module("nanoengine.models.names").find_model(config.model)
-    from nanoengine.core.startup import Startup
+    with InterruptGuard():  # torch does not survive Ctrl-C while it is imported
+        from nanoengine.core.startup import Startup
 
-    parts: dict[str, Capability] = {
-        folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)()
-        for folder, own in CAPABILITIES.items()
-        if is_installed(folder)
-    }
+        parts: dict[str, Capability] = {
+            folder: getattr(import_module(f"nanoengine.{folder}.capability"), own.capability)()
+            for folder, own in CAPABILITIES.items()
+            if is_installed(folder)
+        }
     startup = Startup(config, list(parts.values()), use_tqdm=use_tqdm)
     engine = startup.build()
     return Built(config, engine, startup.tokenizer, parts)
 
 
 def is_installed(folder: str) -> bool:
-    """Whether the folder of a capability is there, and those that it needs."""
-    needs = CAPABILITIES[folder].needs if folder in CAPABILITIES else ()
-    return all(find_spec(f"nanoengine.{own}") is not None for own in (folder, *needs))
+    """Whether the folder of a capability is there, and what it needs."""
+    own = CAPABILITIES.get(folder, Entry(""))
+    names = [f"nanoengine.{name}" for name in (folder, *own.needs)]
+    return all(find_spec(name) is not None for name in (*names, own.package) if name is not None)
 
 
 def not_installed(folder: str) -> InvalidConfig:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from nanoengine import __version__
+from nanoengine.arguments import Parser, byte_count, docstring
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError, StepFailed
@@ -41,22 +45,67 @@ SAMPLING = {
 }
 """Options of sampling: their defaults here, and their help."""
 
+FIRST_STEPS = f"""\
+nanoengine {__version__} runs language models on this machine. To begin:
+
+  nanoengine demo                    completes code with the bundled model
+  nanoengine fetch smollm2           downloads a small chat model (98 MB)
+  nanoengine chat --model smollm2    talks with it
+  nanoengine serve smollm2           serves it, with OpenAI's interface
+
+`nanoengine --help` lists all commands, `nanoengine chat --help` the options of one."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status: 0, 1 for an error of the user's, 130 after Ctrl-C."""
-    args = _parser().parse_args(argv)
+    """Run the command; returns the exit status: 0, 1 for an error of the user's, 2 for wrong arguments, 130 after Ctrl-C."""
     try:
-        args.run(args)
+        status = _run(argv)
         sys.stdout.flush()  # here, and not at the interpreter's end, a closed pipe can be caught
+    except BrokenPipeError:  # whoever read the output has enough of it
+        _drop_output()
+        return 0
+    except OSError as error:  # such as a disk that is full
+        _drop_output()
+        _tell(f"nanoengine: {type(error).__name__}: {error}")
+        return 1
+    return status
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = _parser().read(argv)
+        if getattr(args, "verbose", False):
+            logging.getLogger("nanoengine").setLevel(logging.DEBUG)
+        args.run(args)
     except NanoEngineError as error:
-        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)
+        _tell(f"nanoengine: {type(error).__name__}: {error}")
+        return 1
+    except MemoryError as error:
+        _tell(f"nanoengine: there is not enough memory ({error}): lower --kv-cache-memory or --max-model-len")
         return 1
     except KeyboardInterrupt:
-        print("\nnanoengine: interrupted", file=sys.stderr)
+        _tell("\nnanoengine: interrupted")
         return 130
-    except BrokenPipeError:  # whoever read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit as end:  # argparse: after help, or for a mistake
+        return int(end.code or 0)
     return 0
+
+
+def _tell(message: str) -> None:
+    with suppress(OSError):  # nobody can be told
+        print(message, file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere; Python would try once more at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def first_steps(_: argparse.Namespace) -> None:
+    """What to type."""
+    print(FIRST_STEPS)
 
 
 def demo(args: argparse.Namespace) -> None:
@@ -88,7 +137,7 @@ def demo(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     """Complete the prompts of the command line, or the text on standard input."""
-    prompts = args.prompt or [sys.stdin.read()]
+    prompts = args.prompt or [_standard_input()]
     params = _sampling_params(args)
     with _open(args) as llm:
         if len(prompts) == 1 and params.n == 1:
@@ -159,8 +208,15 @@ def fetch(args: argparse.Namespace) -> None:
     print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
 
 
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidPrompt(f"standard input is no text: {error}") from error
+
+
 def _open(args: argparse.Namespace) -> LLM:
-    names = ("dtype", "device", "max_model_len", "scheduling_policy")
+    names = ("dtype", "device", "max_model_len", "kv_cache_memory", "scheduling_policy")
     return LLM(args.model, **{name: getattr(args, name) for name in names if getattr(args, name) is not None})
 
 
@@ -186,28 +242,41 @@ def _schema_text(path: Path) -> str:
         raise InvalidSamplingParams(f"--json-schema {path} cannot be read: {error}") from error
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nanoengine", description="A minimal, complete LLM inference engine.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+def _parser() -> Parser:
+    parser = Parser(prog="nanoengine", description="A minimal, complete LLM inference engine.")
+    parser.add_argument("--version", action="version", version=f"nanoengine {__version__}")
+    parser.set_defaults(run=first_steps)
+    commands = parser.add_subparsers(metavar="command")
     for run, max_tokens in ((demo, 96), (generate, 128), (chat, 512)):
         command = _command(commands, run)
         command.add_argument(
-            "--model", default="demo", help=f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
+            "--model",
+            default="demo",
+            help=f'"demo" (the default), {_known()}, a local folder, a .gguf file or a hub name',
         )
-        command.add_argument("--dtype", default=None, help="float32, bfloat16, float16 or auto")
-        command.add_argument("--device", default=None, help="cpu, cuda, cuda:N or auto")
-        command.add_argument("--max-model-len", type=int, default=None, help="longest sequence in tokens")
-        command.add_argument("--scheduling-policy", default=None, help=" or ".join(POLICIES))
-        command.add_argument("--max-tokens", type=int, default=max_tokens, help="most new tokens")
-        command.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+        command.add_argument("--dtype", help="float32, bfloat16, float16 or auto")
+        command.add_argument("--device", help="cpu, cuda, cuda:N or auto")
+        command.add_argument("--max-model-len", type=int, help="longest sequence in tokens")
+        command.add_argument("--kv-cache-memory", type=byte_count, help="size of the KV pool, such as 2GiB")
+        command.add_argument("--scheduling-policy", help=" or ".join(POLICIES))
+        command.add_argument(
+            "--max-tokens", type=int, default=max_tokens, help="most new tokens (default: %(default)s)"
+        )
+        command.add_argument("--seed", type=int, help="makes sampling repeatable")
+        command.add_argument("-v", "--verbose", action="store_true", help="show how the model was loaded")
         for name, (default, text) in SAMPLING.items():
             if run is not demo or name == "temperature":
-                command.add_argument("--" + name.replace("_", "-"), type=type(default), default=default, help=text)
+                command.add_argument(
+                    "--" + name.replace("_", "-"),
+                    type=type(default),
+                    default=default,
+                    help=f"{text} (default: {default})",
+                )
         if run is demo:
             continue
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if run is generate:
-            command.add_argument("-n", type=int, default=1, help="completions per prompt")
+            command.add_argument("-n", type=int, default=1, help="completions per prompt (default: 1)")
             shape = command.add_mutually_exclusive_group()
             shape.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
             shape.add_argument("--regex", help="the text matches this expression as a whole")
@@ -215,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
         else:
             command.set_defaults(n=1)
-            command.add_argument("--system", default=None, help="a system message")
+            command.add_argument("--system", help="a system message")
     if is_installed("server"):
         from nanoengine.server.command import add_arguments
 
@@ -226,13 +295,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
-        run.__name__,
-        help=(run.__doc__ or "").split("\n")[0],
-        description=run.__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    command.set_defaults(run=run)
+    text = docstring(run)
+    command: argparse.ArgumentParser = commands.add_parser(run.__name__, help=text.split("\n")[0], description=text)
+    command.set_defaults(run=run, parser=command)
     return command
 
 

@@ -15,6 +15,7 @@ from nanoengine.core.errors import (
     StepFailed,
     UnknownOption,
     UnsupportedModel,
+    did_you_mean,
     shown,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "InvalidSamplingParams",
     "InvalidWeights",
     "KVCacheTooSmall",
+    "MissingPackage",
     "ModelNotFound",
     "NanoEngineError",
     "NoTokenLeft",
@@ -35,12 +37,17 @@ __all__ = [
     "StepFailed",
     "UnknownOption",
     "UnsupportedModel",
+    "did_you_mean",
     "shown",
 ]
 
 
 class FetchFailed(NanoEngineError, RuntimeError):
     """A model could not be downloaded, was damaged on its way, or cannot be kept."""
+
+
+class MissingPackage(NanoEngineError, ImportError):
+    """What was asked for takes a package that is not installed; the message says how to install it."""
 
 
 class EngineDead(NanoEngineError, RuntimeError):

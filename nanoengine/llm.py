@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tqdm import tqdm
 
 from nanoengine.builder import build_engine, is_installed, not_installed, read_config
-from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed
+from nanoengine.core.errors import InvalidPrompt, InvalidSamplingParams, StepFailed, shown
 from nanoengine.core.llm import LLM as CoreLLM
 from nanoengine.core.llm import Prompt, params_list, prompt_list
 from nanoengine.core.outputs import RequestOutput
@@ -44,8 +45,8 @@ class LLM(CoreLLM):
     Use it as a context manager, or call `close`, to have its memory back at a definite time.
     """
 
-    def __init__(self, model: str = "demo", *, use_tqdm: bool = True, **options: Any):
-        self.config = read_config(str(model), options)
+    def __init__(self, model: str | os.PathLike[str] = "demo", *, use_tqdm: bool = True, **options: Any):
+        self.config = read_config(str(model) if isinstance(model, os.PathLike) else model, options)
         show_log()
         self.built = build_engine(self.config, use_tqdm)
         self.engine, self.tokenizer = self.built.engine, self.built.tokenizer
@@ -67,7 +68,7 @@ class LLM(CoreLLM):
             sampling_params: one for all prompts, or one for each.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
-            use_tqdm: show a progress bar.
+            use_tqdm: show how far it is, and how fast, if standard error is a terminal.
 
         Raises:
             InvalidPrompt, InvalidSamplingParams: any prompt or params are bad; then nothing has run.
@@ -100,8 +101,11 @@ class LLM(CoreLLM):
             )
         if not messages:
             return []
-        is_one = isinstance(messages[0], dict)
+        is_one = isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
+        for own in conversations:
+            if not isinstance(own, Sequence):
+                raise InvalidPrompt(f"messages holds {shown(own)}: it must be a list of messages or of conversations")
         if not (is_installed("tools") or tools or tool_choice):
             token_ids = [self.tokenizer.encode_chat(own, chat_template_kwargs) for own in conversations]
             return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
@@ -158,11 +162,10 @@ class LLM(CoreLLM):
         The pieces together are the text that `generate` returns. The prompt is checked at the call and queued when the first
         piece is asked for; closing the iterator early aborts the request.
         """
-        if sampling_params is not None and sampling_params.num_sequences != 1:
-            raise InvalidSamplingParams(
-                f"the params ask for {sampling_params.num_sequences} completions: a stream has one"
-            )
-        return self._stream(self.engine.make_request(prompt, sampling_params))
+        request = self.engine.make_request(prompt, sampling_params)
+        if (count := request.params.num_sequences) != 1:
+            raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
+        return self._stream(request)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers loads it."""
@@ -232,8 +235,9 @@ class LLM(CoreLLM):
 
 
 def _bar(total: int, use_tqdm: bool) -> tqdm[Any]:
-    # Without miniters=0, tqdm would look at the clock only when a request ends.
-    return tqdm(total=total, desc="Generating", unit="request", disable=not use_tqdm, miniters=0)
+    # Without miniters=0, tqdm would look at the clock only when a request ends. None: no bar where stderr is no terminal.
+    layout = "{desc}: {n_fmt}/{total_fmt} requests, {elapsed}{postfix}"
+    return tqdm(total=total, desc="Generating", bar_format=layout, disable=None if use_tqdm else True, miniters=0)
 
 
 def show_log() -> None:

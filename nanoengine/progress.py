@@ -1,11 +1,15 @@
-"""What start-up is doing while its user waits: a line for each stage, gone when it is over."""
+"""What start-up is doing while its user waits: a line for each stage, gone when it is over; in a log, at most one of them."""
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tqdm import tqdm
+
+logger = logging.getLogger("nanoengine")
 
 
 @contextmanager
@@ -18,6 +22,10 @@ def stage(name: str, total: int | None = None, unit: str = "it", *, shown: bool)
         unit: what a part is called.
         shown: False prints nothing.
     """
+    if shown and total is None and not sys.stderr.isatty():
+        logger.info("%s ...", name)
     layout = f"{name} ..." if total is None else None
-    with tqdm(total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not shown) as bar:
+    with tqdm(
+        total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=None if shown else True
+    ) as bar:
         yield bar.update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +52,13 @@ def pytest_unconfigure() -> None:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random checkpoint."""
     return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard error says that it is one, and is still captured by `capsys`."""
+    request.getfixturevalue("capsys")
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda _: True)  # the object is another one when the test runs
 
 
 @pytest.fixture

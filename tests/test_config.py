@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nanoengine import LLM
 from nanoengine.builder import read_config
 from nanoengine.core.config import EngineConfig
-from nanoengine.errors import InvalidConfig, UnknownOption
+from nanoengine.errors import InvalidConfig, NanoEngineError, UnknownOption
 
 
 def value_of(config: EngineConfig, name: str) -> Any:
@@ -39,8 +40,48 @@ def test_the_defaults_are_valid() -> None:
     assert value_of(config, "speculation") is None, "an engine guesses nothing unless it is told to"
 
 
+HUGE: list[Any] = [10**5000, "x" * 10**6, [], {}, np.array(1), np.array([1, 2]), b"x", object()]
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "name", ["model", "device", "attention_backend", "speculation", "quantization", "dtype", "kernels"]
+)
+def test_what_is_no_name_is_refused_by_name_and_in_short(name: str, value: Any) -> None:
+    with pytest.raises(NanoEngineError, match=name) as error:
+        LLM(**{"model": "demo", name: value}, use_tqdm=False)
+    assert len(str(error.value)) < 2100
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        ("7B", 7),
+        ("2GiB", 2 << 30),
+        ("2G", 2 << 30),
+        ("2gi", 2 << 30),
+        ("2 GB", 2 * 10**9),
+        ("1.5MiB", 3 << 19),
+        ("500kb", 500_000),
+        ("1TiB", 1 << 40),
+        *((text, None) for text in ("", "GiB", "-1GiB", "1e9", "2PiB", "2 apples", "0x10", "²GiB", "9" * 10**6)),
+    ],
+)
+def test_sizes_may_have_units(text: str, value: int | None) -> None:
+    names = ("kv_cache_memory", "kv_host_memory", "kv_disk_bytes")
+    if value is not None:
+        config = read_config("demo", dict.fromkeys(names, text))
+        assert [value_of(config, name) for name in names] == [value] * 3
+        return
+    for name in names:
+        with pytest.raises(InvalidConfig, match=f"{name} is .*: it must be a number of bytes") as error:
+            read_config("demo", {name: text})
+        assert len(str(error.value)) < 400
+
+
 @pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
+@pytest.mark.parametrize("value", [0, -1, 1.5, b"8", True])
 def test_counts_must_be_positive_integers(name: str, value: object) -> None:
     with pytest.raises(InvalidConfig, match=rf"{name} is {value!r}: it must be a positive integer"):
         read_config("demo", {name: value})

@@ -23,7 +23,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 )
 def test_linters_are_clean(command: tuple[str, ...]) -> None:
     if importlib.util.find_spec(command[0]) is None:
-        pytest.skip(f"{command[0]} is not installed; `pip install -e .[test]` brings it")
+        pytest.skip(f"{command[0]} is not installed; `pip install -e .[dev]` brings it")
     result = run("-m", *command)
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -49,6 +49,44 @@ def test_importing_the_package_or_its_policy_imports_neither_torch_nor_transform
     imports = "; ".join(f"import nanoengine.{name}" for name in names)
     result = run("-c", f"import sys, nanoengine; {imports}; print({{'torch', 'transformers'}} & set(sys.modules))")
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
+WITHOUT_EXTRAS = """
+import sys
+extras = ("transformers", "triton", "flash_attn", "llguidance", "matplotlib", "accelerate", "gguf", "openai")
+for name in extras:
+    sys.modules[name] = None  # an import of it fails, and find_spec finds nothing
+from nanoengine.cli import main
+from nanoengine import LLM, SamplingParams
+from nanoengine.errors import MissingPackage, InvalidSamplingParams
+
+assert main(["demo", "--device", "cpu", "--max-tokens", "3"]) == 0
+with LLM("demo", device="cpu", use_tqdm=False) as llm:
+    llm.chat([{"role": "user", "content": "hello"}], SamplingParams(max_tokens=3), use_tqdm=False)
+    for error, way, call in (
+        (MissingPackage, "nanoengine[hf]", llm.get_tokenizer),
+        (InvalidSamplingParams, "nanoengine[structured]", lambda: SamplingParams(structured_outputs={"regex": "a"})),
+    ):
+        try:
+            call()
+        except error as found:
+            assert f"pip install '{way}'" in str(found), found
+        else:
+            raise AssertionError(way)
+print("all of it")
+"""
+
+
+def test_what_everybody_gets_needs_no_extra() -> None:
+    result = run("-c", WITHOUT_EXTRAS)
+    assert result.stdout.endswith("all of it\n"), result.stdout + result.stderr
+
+
+def test_running_on_a_cpu_imports_no_package_that_only_others_need() -> None:
+    """Where it is installed, too: each takes a second."""
+    code = "import sys; from nanoengine.cli import main; main(['demo', '--device', 'cpu', '--max-tokens', '3'])"
+    result = run("-c", f"{code}; print({{'transformers', 'triton', 'starlette', 'matplotlib'}} & set(sys.modules))")
+    assert result.stdout.endswith("\nset()\n"), result.stdout + result.stderr
 
 
 def imports_of(module: Path) -> set[str]:

@@ -7,6 +7,7 @@ import pytest
 from nanoengine.progress import stage
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_stage_shows_its_name_and_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with stage("Loading weights", 2, "tensor", shown=True) as advance:
         assert "Loading weights:   0%" in capsys.readouterr().err
@@ -16,11 +17,22 @@ def test_a_stage_shows_its_name_and_how_far_it_is(capsys: pytest.CaptureFixture[
     assert left.endswith("\r"), "the line is empty again"
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_stage_without_parts_is_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     with stage("Compiling kernels", shown=True):
         assert capsys.readouterr().err.strip() == "Compiling kernels ..."
 
 
+def test_a_log_gets_no_bars(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """And one line for what has no parts, and may take long."""
+    caplog.set_level("INFO", "nanoengine")
+    with stage("Loading weights", 2, shown=True) as advance, stage("Compiling kernels", shown=True):
+        advance()
+    assert capsys.readouterr().err == ""
+    assert caplog.messages == ["Compiling kernels ..."]
+
+
+@pytest.mark.usefixtures("terminal")
 def test_nothing_is_shown_unasked(capsys: pytest.CaptureFixture[str]) -> None:
     with stage("Loading weights", 2, shown=False) as advance, stage("Compiling kernels", shown=False):
         advance()

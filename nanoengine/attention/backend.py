@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoengine.core import attention as core
 from nanoengine.core.attention import AttentionSpec
 from nanoengine.core.model_config import ModelConfig
-from nanoengine.errors import InvalidConfig
+from nanoengine.errors import InvalidConfig, shown
 
 RotateAndWrite = Callable[
     [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
@@ -86,7 +86,7 @@ def choose_backend(
     on_cpu: tuple[type[AttentionBackend], ...] = (NativeAttention, TorchAttention)
     backends = {backend.name: backend for backend in (*on_cuda, *on_cpu)}
     if name != "auto" and name not in backends:
-        raise InvalidConfig(f"attention_backend is {name!r}: it must be one of auto, {', '.join(backends)}")
+        raise InvalidConfig(f"attention_backend is {shown(name)}: it must be one of auto, {', '.join(backends)}")
     best_first = on_cuda if device.type == "cuda" else on_cpu
     reasons: dict[str, str] = {}
     for backend in best_first if name == "auto" else [backends[name]]:

@@ -39,7 +39,8 @@ class BeamSearchParams:
         object.__setattr__(self, "beam_width", integer("beam_width", self.beam_width, 1, MAX_INT32))
         object.__setattr__(self, "max_tokens", integer("max_tokens", self.max_tokens, 1, MAX_INT32))
         object.__setattr__(self, "length_penalty", number("length_penalty", self.length_penalty, -10.0, 10.0))
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+        own = self.early_stopping
+        if not isinstance(own, bool) and not (isinstance(own, str) and own == "never"):
             raise InvalidSamplingParams(
                 f"early_stopping is {shown(self.early_stopping)}: it must be True, False or 'never'"
             )

@@ -55,4 +55,4 @@ class Capability:
         """Everything is there but the policy: fill `parts` and `stores`."""
 
     def describe_itself(self, startup: Startup) -> str | None:
-        """Its words in the start-up line."""
+        """Its words in the details below the start-up line."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from nanoengine.core.errors import InvalidConfig, UnknownOption, shown
+from nanoengine.core.errors import InvalidConfig, UnknownOption, did_you_mean, shown
 
 POLICIES = ("prefill_first", "mixed")
 DTYPES = ("float32", "bfloat16", "float16")
 MAX_INT32 = 2**31 - 1
+BYTES = {"unit": "bytes"}  # metadata of fields that `builder.read_config` also takes as text
 T = TypeVar("T")
 
 
@@ -33,7 +33,7 @@ class EngineConfig:
         long_prefill_token_threshold: most tokens of one prompt in one step. None: max_num_batched_tokens.
         block_size: tokens of a block of the KV cache.
         num_kv_blocks: size of the KV pool in blocks. None: from memory.
-        kv_cache_memory: size of the KV pool in bytes. None: from free memory.
+        kv_cache_memory: size of the KV pool in bytes, or as "2GiB". None: from free memory.
         gpu_memory_utilization: share of the GPU's memory that the engine may fill, weights included.
         enable_prefix_caching: reuse the K/V of equal prefixes. False: only within one request.
         num_threads: threads that compute on the CPU. None: torch's own choice.
@@ -57,7 +57,7 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = None
     block_size: int = 16
     num_kv_blocks: int | None = None
-    kv_cache_memory: int | None = None
+    kv_cache_memory: int | None = field(default=None, metadata=BYTES)
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     num_threads: int | None = None
@@ -70,6 +70,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_choice("dtype", self.dtype, ("auto", *DTYPES))
         check_choice("scheduling_policy", self.scheduling_policy, POLICIES)
+        for name in ("model", "device", "attention_backend"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidConfig(f"{name} is {shown(getattr(self, name))}: it must be a string")
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             check_count(name, getattr(self, name), 2**20)
         optional = ("max_model_len", "long_prefill_token_threshold", "num_kv_blocks", "kv_cache_memory", "num_threads")
@@ -100,8 +103,7 @@ class EngineConfig:
         owners = {own.name: kind for kind in (cls, *types) for own in fields(kind) if own.name != "options"}
         for name in options:
             if name not in owners:
-                near = get_close_matches(name, owners, 1)
-                raise UnknownOption(f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                raise UnknownOption(f"unknown option {shown(name)}{did_you_mean(name, owners)}")
         values = {kind: {name: options[name] for name in options if owners[name] is kind} for kind in (cls, *types)}
         return cls(**{"model": model} | values[cls], options={kind: kind(**values[kind]) for kind in types})
 

@@ -73,7 +73,7 @@ def open_device(name: str) -> Device:
         if device.type == "cuda":
             torch.cuda.init()
             device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    except (RuntimeError, AssertionError, TypeError) as error:
+    except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise InvalidConfig(f"device is {shown(name)}: {error}") from error
     if device.type not in ("cpu", "cuda"):
         raise InvalidConfig(f"device is {shown(name)}: it must be auto, cpu, cuda or cuda:N")

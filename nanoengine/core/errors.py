@@ -7,11 +7,17 @@ A message says which field or file is at fault, its value, the limit, and what t
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 
 class NanoEngineError(Exception):
-    """Base of all errors that nanoengine raises on purpose."""
+    """Base of all errors that nanoengine raises on purpose. A message is cut short, whatever it quotes."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if len(text) <= 2000 else f"{text[:1000]} ... {text[-900:]}"
 
 
 class InvalidConfig(NanoEngineError, ValueError):
@@ -77,6 +83,12 @@ class _ShortRepr(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
         """Python refuses to write the longest integers out."""
         return super().repr_int(x, level) if x.bit_length() <= 4096 else f"a number of {x.bit_length()} bits"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a word that nobody knows: what is like it."""
+    near = get_close_matches(word[:100], list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def shown(value: object) -> str:

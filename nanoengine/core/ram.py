@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_ram() -> int:
-    """Bytes of RAM that this process can still take: of the machine, or of its container where that has less."""
+    """Bytes of RAM that this process can still take: of the machine, or of its container or own limit where that has less."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with suppress(OSError, KeyError):
         available = _table(Path("/proc/meminfo"))["MemAvailable:"] * 1024
@@ -21,6 +22,10 @@ def available_ram() -> int:
         # Cached files count as used, but are given back on demand.
         file_cache = stat.get("inactive_file", 0) + stat.get("active_file", 0)
         available = min(available, max(limit - used + file_cache, 0))
+    with suppress(OSError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:  # `ulimit -v`
+            available = min(available, max(limit - used, 0))
     return available
 
 

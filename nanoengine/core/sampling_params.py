@@ -118,10 +118,10 @@ class SamplingParams:
 
 
 def items(field: str, value: object) -> Seq[Any]:
-    """A list or another collection, but no string; None is an empty one."""
+    """A list or another collection, but no string, nor an array without dimensions; None is an empty one."""
     if value is None:
         return []
-    if not isinstance(value, Iterable) or isinstance(value, str):
+    if not isinstance(value, Iterable) or isinstance(value, str) or getattr(value, "shape", None) == ():
         raise InvalidSamplingParams(f"{field} must be a list, not {shown(value)}")
     return list(value)
 

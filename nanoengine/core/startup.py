@@ -81,6 +81,7 @@ class Startup:
         for capability in self.capabilities:
             capability.policy(self)
         logger.info("%s", self.description())
+        logger.debug("%s", self.details())
         return self._new_engine()
 
     def describe(self) -> None:
@@ -234,17 +235,15 @@ class Startup:
         )
 
     def description(self) -> str:
-        """The start-up line: what runs where, and how much KV there is."""
-        config = self.config
-        words = [capability.describe_itself(self) for capability in self.capabilities]
-        return "; ".join(
-            [
-                f"{config.model}: {self.model_config.architecture}",
-                f"{str(self.dtype).removeprefix('torch.')} on {self.device.torch_device}",
-                f"kernels: {self.kernels.name} ({self.kernels.description})",
-                f"attention: {self.backend.name}",
-                f"KV pool: {self.num_blocks} blocks x {config.block_size} tokens",
-                f"max_model_len {self.max_model_len}",
-                *filter(None, words),
-            ]
-        )
+        """The start-up line: what runs where, and how long a sequence may be."""
+        name, where = self.config.model, self.device.torch_device
+        threads = f", {torch.get_num_threads()} threads" if where.type == "cpu" else ""
+        what = f"{name[-60:]}: {str(self.dtype).removeprefix('torch.')} on {where}"
+        return f"{what}, {self.kernels.name} kernels{threads}, context {self.max_model_len} tokens"
+
+    def details(self) -> str:
+        """What else there is to know of it."""
+        kernels = f"kernels: {self.kernels.name} ({self.kernels.description}); attention: {self.backend.name}"
+        pool = f"KV pool: {self.num_blocks} blocks x {self.config.block_size} tokens"
+        words = (own.describe_itself(self) for own in self.capabilities)
+        return "; ".join(filter(None, [self.model_config.architecture, kernels, pool, *words]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from functools import partial
 
@@ -22,6 +23,8 @@ from nanoengine.kernels.options import KernelOptions
 from nanoengine.models.decoder import attention_specs
 from nanoengine.models.placement import choose_dtype
 
+logger = logging.getLogger("nanoengine")
+
 
 class NativeAndTriton(Capability):
     options = KernelOptions
@@ -40,6 +43,8 @@ class NativeAndTriton(Capability):
                 f"activation_dtype is 'int8', but the {found.name} kernels round none ({found.description}): use "
                 "activation_dtype='auto', or a device and dtype that the native kernels compute on"
             )
+        if own.kernels == "auto" and found.name == "torch":
+            logger.warning("plain torch computes, which is slower: %s", found.description)
         return found
 
     def backend(self, startup: Startup) -> AttentionBackend:

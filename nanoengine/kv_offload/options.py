@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nanoengine.core.config import check_choice, check_count
+from nanoengine.core.config import BYTES, check_choice, check_count
 from nanoengine.core.errors import InvalidConfig, shown
 
 HOST_SHARE, HOST_CAP = 0.25, 4 << 30
@@ -22,20 +22,21 @@ class KVOffloadOptions:
         preemption_mode: what becomes of the blocks of a sequence that is preempted. They stay in the prefix cache until their
             room is needed. "recompute": then they are lost, and computed again when it resumes. "swap": then they go to
             host memory, and come back from there.
-        kv_host_memory: bytes of host memory for blocks. None: a quarter of the available RAM, at most 4 GiB, with
+        kv_host_memory: bytes of host memory for blocks, or as "2GiB". None: a quarter of the available RAM, at most 4 GiB, with
             preemption_mode "swap"; otherwise none.
         kv_disk_path: a folder for blocks that neither the pool nor host memory has room for, and for all that is cached when
             the engine is closed; a later engine with the same model finds them there. None: no such folder.
-        kv_disk_bytes: how much that folder may hold for this model; the files that were used least recently go first.
+        kv_disk_bytes: how much that folder may hold for this model, in bytes or as "20GiB"; the files that were used least
+            recently go first.
 
     Raises:
         InvalidConfig: a value that cannot work.
     """
 
     preemption_mode: str = "recompute"
-    kv_host_memory: int | None = None
+    kv_host_memory: int | None = field(default=None, metadata=BYTES)
     kv_disk_path: str | None = None
-    kv_disk_bytes: int = 16 << 30
+    kv_disk_bytes: int = field(default=16 << 30, metadata=BYTES)
 
     def __post_init__(self) -> None:
         check_choice("preemption_mode", self.preemption_mode, ("recompute", "swap"))

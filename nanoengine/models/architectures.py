@@ -26,8 +26,9 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     names = stated if isinstance(stated, list) else []
     architecture = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
     if architecture is None:
+        what = "none of them is supported" if names else "it must be a list of names"
         raise UnsupportedModel(
-            f"architectures is {shown(stated)}: it must be a list, and supported are {', '.join(sorted(ARCHITECTURES))}"
+            f"architectures is {shown(stated)}: {what}; supported are {', '.join(sorted(ARCHITECTURES))}"
         )
     fields = ConfigFields(table)
     config = ARCHITECTURES[architecture].read_config(fields, architecture)

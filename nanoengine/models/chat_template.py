@@ -56,6 +56,8 @@ def render(
     """
     _check_messages(messages)
     _check_tools(tools)
+    if template_kwargs is not None and not isinstance(template_kwargs, Mapping):
+        raise InvalidPrompt(f"chat_template_kwargs must be a table of names and values, not {shown(template_kwargs)}")
     if continue_final_message:
         messages = [*messages[:-1], _open_ended(messages[-1])]
     values = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
-from nanoengine.errors import FetchFailed, ModelNotFound, shown
+from nanoengine.errors import FetchFailed, ModelNotFound, did_you_mean, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,7 @@ def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar:
     if name not in downloads:
         raise ModelNotFound(
             f"{shown(name)} cannot be fetched: known are {', '.join(downloads)}; models of the hub come when first used"
+            + did_you_mean(name, downloads)
         )
     download = downloads[name]
     path = download.path

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 
 from nanoengine.core.ram import available_ram
 from nanoengine.errors import ModelNotFound, NanoEngineError
+from nanoengine.gguf.file import GGUFFile
 from nanoengine.models.architectures import read_model_config
 from nanoengine.models.description import config_table
 from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model, first_parts
+from nanoengine.quantization.scheme import read_scheme
 
 COLUMNS = ("model", "architecture", "parameters", "on disk", "weights in memory", "KV of 1,000 tokens", "runs here")
 LONGEST_PROBLEM = 160
+FLOATS = ("F32", "F16", "BF16")
+"""Types of tensors in GGUF files that are plain numbers."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -29,12 +33,13 @@ class Entry:
     disk_bytes: int = 0
     config: ModelConfig | None = None  # its shape, where that can be read
     problem: str = ""  # why it does not run here; empty if nothing is known that keeps it from it
+    quantized_bytes: int = 0  # of weights that stay as the files have them; 0: they are not quantized
 
     @property
     def weight_bytes(self) -> int:
-        """In memory, in the dtype of the checkpoint."""
+        """In memory: as the files have them, or in the dtype of the checkpoint."""
         assert self.config is not None
-        return self.config.num_parameters() * _width(self.config.dtype)
+        return self.quantized_bytes or self.config.num_parameters() * _width(self.config.dtype)
 
 
 def inventory() -> list[Entry]:
@@ -85,7 +90,7 @@ def _repositories() -> Iterator[tuple[str, str]]:
 
 
 def _describe(name: str, where: str) -> Entry:
-    disk_bytes, config = 0, None
+    disk_bytes, config, quantized_bytes = 0, None, 0
     try:
         path = find_model(where)
         files = _files(path)
@@ -93,12 +98,22 @@ def _describe(name: str, where: str) -> Entry:
         config = read_model_config(config_table(path))
         if path.is_dir() and not any(file.match(pattern) for file in files for pattern in WEIGHT_FILES):
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
+        quantized_bytes = _quantized_bytes(path, files)
     except (NanoEngineError, OSError) as error:
         return Entry(name, disk_bytes, config, f"{type(error).__name__}: {error}")
-    entry = Entry(name, disk_bytes, config)
+    entry = Entry(name, disk_bytes, config, "", quantized_bytes)
     if entry.weight_bytes > (available := available_ram()):
-        return Entry(name, disk_bytes, config, f"not on the CPU: {_size(available)} of RAM are available")
+        return replace(entry, problem=f"not on the CPU: {_size(available)} of RAM are available")
     return entry
+
+
+def _quantized_bytes(path: Path, files: Iterable[Path]) -> int:
+    """Of weights in a form of their own; 0 if they are plain numbers."""
+    if path.is_dir():
+        weights = [file for file in files if any(file.match(pattern) for pattern in WEIGHT_FILES)]
+        return 0 if read_scheme(config_table(path)) is None else sum(file.stat().st_size for file in weights)
+    tensors = GGUFFile.open(path).tensors.values()
+    return sum(own.nbytes for own in tensors) if any(own.type not in FLOATS for own in tensors) else 0
 
 
 def _files(path: Path) -> list[Path]:
@@ -115,7 +130,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         return entry.name, "-", "-", disk, "-", "-", runs
     kv_bytes = 1000 * config.kv_bytes_per_token(_width(config.dtype))
     parameters = f"{config.num_parameters() / 1e6:,.1f} M"
-    weights = f"{_size(entry.weight_bytes)} in {config.dtype}"
+    weights = f"{_size(entry.weight_bytes)} {'as stored' if entry.quantized_bytes else f'in {config.dtype}'}"
     return entry.name, config.architecture, parameters, disk, weights, _size(kv_bytes), runs
 
 
@@ -124,4 +139,4 @@ def _width(dtype: str) -> int:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+    return f"{num_bytes / 2**30:,.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from nanoengine.errors import ModelNotFound, shown
+from nanoengine.errors import ModelNotFound, did_you_mean, shown
 from nanoengine.gguf.file import PART
 from nanoengine.models.fetch import DOWNLOADS
 
@@ -52,6 +52,7 @@ def find_model(name: str, files: Sequence[str] = DESCRIPTION_FILES) -> Path:
     raise ModelNotFound(
         f"model {shown(name)} is neither a folder nor a .gguf file: give one of them, 'demo', "
         f"{', '.join(map(repr, DOWNLOADS))}, or a hub name like 'Qwen/Qwen3-0.6B' or 'org/name/file.gguf'"
+        + did_you_mean(name, ("demo", *DOWNLOADS))
     )
 
 

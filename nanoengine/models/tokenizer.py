@@ -1,7 +1,7 @@
 """Text to token ids and back, and chats: the tokenizer of a model, from a folder (HFTokenizer) or a GGUF file (GGUFTokenizer).
 
-Text is encoded and decoded by the Rust library `tokenizers`. transformers, which takes a second to import, is loaded only for
-folders whose tokenizer needs more than its tokenizer.json.
+Text is encoded and decoded by the Rust library `tokenizers`. transformers need not be installed: it is loaded only for folders
+whose tokenizer needs more than its tokenizer.json, and for those who ask for its object.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from nanoengine.core import tokenizer as core
 from nanoengine.core.model_config import read_json
-from nanoengine.errors import InvalidPrompt, ModelNotFound, UnsupportedModel
+from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound, UnsupportedModel
 
 Message = Mapping[str, Any]
 """One turn of a chat: {"role": "user", "content": "..."}."""
@@ -40,7 +40,7 @@ class ModelTokenizer(core.Tokenizer, ABC):
 
     Attributes:
         fast: None: transformers' own code encodes and decodes.
-        hf: the same tokenizer as an object of transformers, made when it is first asked for.
+        hf: the same tokenizer as an object of transformers, made when it is first asked for; raises MissingPackage.
         eos_token_id: the end of text, if the tokenizer has one.
         eos_token_ids: all tokens that the tokenizer's files name as an end of text or of a turn.
     """
@@ -174,11 +174,10 @@ class GGUFTokenizer(ModelTokenizer):
 
     @cached_property
     def hf(self) -> Any:
-        from transformers import PreTrainedTokenizerFast
-
+        kind = _transformers(self.name).PreTrainedTokenizerFast
         templates, special_tokens = self.chat_templates, self._vocabulary.special_tokens
         template = templates.get("default") if len(templates) < 2 else templates
-        return PreTrainedTokenizerFast(tokenizer_object=self.fast, chat_template=template, **special_tokens)
+        return kind(tokenizer_object=self.fast, chat_template=template, **special_tokens)
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
         return self._vocabulary.special_tokens
@@ -189,6 +188,7 @@ class HFTokenizer(ModelTokenizer):
 
     Raises:
         ModelNotFound: the folder has no tokenizer that can be read. Code in the folder is never run.
+        MissingPackage: it takes transformers to read it.
     """
 
     def __init__(self, folder: Path):
@@ -206,10 +206,9 @@ class HFTokenizer(ModelTokenizer):
 
     @cached_property
     def hf(self) -> Any:
-        from transformers import AutoTokenizer
-
+        kind = _transformers(self.name).AutoTokenizer
         try:
-            return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+            return kind.from_pretrained(self.folder, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds; all mean that these files are no usable tokenizer
             raise ModelNotFound(f"{self.folder} has no tokenizer that can be read: {error}") from error
 
@@ -218,10 +217,24 @@ class HFTokenizer(ModelTokenizer):
         return _template_files(self.folder) or _by_name(self._config.get("chat_template"))
 
     def _special_tokens(self, template: str) -> Mapping[str, str]:
-        # Classes of transformers have special tokens of their own for those that the files say nothing of.
-        if not self._is_plain or any(name in template and name not in self._config for name in SPECIAL_TOKENS):
+        # Other classes of transformers have special tokens of their own for those that the files say nothing of.
+        has_others = self._config.get("tokenizer_class") not in PLAIN_CLASSES
+        asked = any(name in template and name not in self._config for name in SPECIAL_TOKENS)
+        if not self._is_plain or (has_others and asked):
             return dict(self.hf.special_tokens_map)
         return {name: text for name in SPECIAL_TOKENS if isinstance(text := _text(self._config.get(name)), str)}
+
+
+def _transformers(name: str) -> Any:
+    """The package; raises MissingPackage."""
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"{name} takes the package transformers (it is more than a sound tokenizer.json, or transformers' own object was "
+            "asked for): pip install 'nanoengine[hf]'"
+        ) from error
+    return transformers
 
 
 def _check_sizes(folder: Path) -> None:
@@ -267,7 +280,7 @@ def _adds_what_is_asked(tokenizer: Tokenizer, config: Mapping[str, Any]) -> bool
         return True
     ids, ends = tokenizer.encode("").ids, {"bos_token": 0, "eos_token": -1}
     added = {name for name, at in ends.items() if ids and ids[at] == _token_id(tokenizer, config.get(name))}
-    return config.get("tokenizer_class") in PLAIN_CLASSES and asked <= added
+    return asked <= added
 
 
 def _text(token: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import re
 import typing
@@ -11,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from nanoengine.arguments import byte_count, docstring
 from nanoengine.builder import not_installed, option_types
-from nanoengine.errors import InvalidConfig
+from nanoengine.core.config import BYTES
+from nanoengine.errors import MissingPackage
 from nanoengine.server.config import ServerConfig
 
 MODEL = (
@@ -31,13 +32,15 @@ SERVER_DEFAULTS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the model and all options; those that are not given are left out of what it parses."""
     parser.add_argument("model", help=MODEL)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show how the model was loaded")
     server = parser.add_argument_group("server")
     engine = parser.add_argument_group("engine", SERVER_DEFAULTS)
     for group, kind in ((server, ServerConfig), *((engine, kind) for kind in option_types())):
         hints, helps = typing.get_type_hints(kind), _help(kind)
         for field in fields(kind):
             if field.name not in NO_OPTIONS:
-                _add(group, field.name, hints[field.name], helps[field.name], field.default)
+                kind_of = byte_count if field.metadata == BYTES else hints[field.name]
+                _add(group, field.name, kind_of, helps[field.name], field.default)
 
 
 def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
@@ -55,7 +58,8 @@ def run(args: argparse.Namespace) -> None:
     """Serve what a command line asks for.
 
     Raises:
-        InvalidConfig: the packages of the server are missing, or an option cannot work.
+        MissingPackage: one that the server needs.
+        InvalidConfig: an option cannot work.
     """
     options, config = configs(args)
     try:
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
         package, *folders = (error.name or "").split(".")
         if package == "nanoengine" and folders:
             raise not_installed(folders[0]) from error
-        raise InvalidConfig(f"the server needs {error.name}: pip install '.[server]' where its sources are") from error
+        raise MissingPackage(f"the server needs {error.name}: pip install {error.name}") from error
     serve(args.model, options, config)
 
 
@@ -83,6 +87,6 @@ def _add(group: Any, name: str, hint: Any, text: str, default: Any) -> None:
 
 def _help(kind: type) -> Mapping[str, str]:
     """What the docstring of a class says of each field, under "Args:"."""
-    arguments = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\nRaises:")[0]
+    arguments = docstring(kind).partition("Args:\n")[2].partition("\nRaises:")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text).strip() for name, text in entries}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from nanoengine.core.config import BYTES
 from nanoengine.errors import InvalidConfig, shown
 
 PART_OF_A_CLIENT = 4
@@ -43,7 +44,7 @@ class ServerConfig:
             another site reaches it under its own name. On another address: the only names, if there are any.
         max_connections: connections that may be open; beyond it, those are closed whose clients have an eighth of them or more.
         max_text_chars: longest text that is split into tokens.
-        max_body_bytes: longest body of a request.
+        max_body_bytes: longest body of a request, in bytes or as 8MiB; so the next two.
         max_held_body_bytes: most bytes of the bodies of all requests that are being answered; a client has at most a quarter.
         max_answer_bytes: most bytes that all answers may take while they are made, as estimated from what is asked for; a client
             has at most a quarter.
@@ -73,9 +74,9 @@ class ServerConfig:
     allowed_host: tuple[str, ...] | None = None
     max_connections: int = 512
     max_text_chars: int = 1 << 20
-    max_body_bytes: int = 8 << 20
-    max_held_body_bytes: int = 256 << 20
-    max_answer_bytes: int = 1 << 30
+    max_body_bytes: int = field(default=8 << 20, metadata=BYTES)
+    max_held_body_bytes: int = field(default=256 << 20, metadata=BYTES)
+    max_answer_bytes: int = field(default=1 << 30, metadata=BYTES)
     max_prompts: int = 1024
     max_n: int = 128
     max_stop_strings: int = 16

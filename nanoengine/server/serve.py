@@ -1,4 +1,4 @@
-"""Runs the server: loads the model, listens, and on SIGTERM or Ctrl-C lets running requests end before it does."""
+"""Runs the server: loads the model, listens, and on SIGTERM, SIGHUP or Ctrl-C lets running requests end before it does."""
 
 from __future__ import annotations
 
@@ -179,9 +179,12 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C end the server; uvicorn's own handlers would raise them again before everything is closed."""
+        """SIGTERM, Ctrl-C and SIGHUP (unless `nohup` holds it off) end the server; uvicorn's own handlers would raise them again
+        before everything is closed.
+        """
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        is_held_off = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signals = (signal.SIGINT, signal.SIGTERM, *(() if is_held_off else (signal.SIGHUP,)))
         for number in signals:
             loop.add_signal_handler(number, self._end)
         try:

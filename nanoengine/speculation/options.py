@@ -31,7 +31,7 @@ class SpeculationOptions:
 
     def __post_init__(self) -> None:
         name = self.speculation
-        if name is not None and name not in (NGRAM, SUFFIX) and not _is_model(name):
+        if name is not None and not (isinstance(name, str) and (name in (NGRAM, SUFFIX) or _is_model(name))):
             raise InvalidConfig(
                 f"speculation is {shown(name)}: it must be 'ngram', 'suffix', 'model:' and a model, or None"
             )

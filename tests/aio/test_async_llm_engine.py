@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+import nanoengine
 from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.aio.request_stream import Delta, RequestStream
 from nanoengine.core.errors import (
@@ -79,6 +80,11 @@ class BestOf(SamplingParams):
     @property
     def num_sequences(self) -> int:
         return 2
+
+
+def test_the_package_has_it_by_name() -> None:
+    assert nanoengine.AsyncLLMEngine is AsyncLLMEngine
+    assert "AsyncLLMEngine" in nanoengine.__all__
 
 
 def ask(engine: AsyncLLMEngine, *prompt: int, interval: int | None = 1, request_id: str | None = None) -> RequestStream:

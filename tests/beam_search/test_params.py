@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nanoengine.beam_search.params import BeamSearchParams
@@ -35,7 +36,7 @@ def test_params_of_a_search_are_values_of_which_only_the_width_must_be_given() -
         ("beam_width", (1, 2**31 - 1), (0, -1, 1.0, "2", None, True, math.nan)),
         ("max_tokens", (1, 2**31 - 1), (0, -1, 1.0, "2", None, True, math.nan)),
         ("length_penalty", (0, 1, -10.0, 10.0), (math.nan, math.inf, -math.inf, 10.5, -10.5, "1", None, True)),
-        ("early_stopping", (True, False, "never"), ("always", "", None, 2, "True", 1, 0, 1.0)),
+        ("early_stopping", (True, False, "never"), ("always", "", None, 2, "True", 1, 0, 1.0, np.array([1, 2]))),
         ("ignore_eos", (True, False), ("no", 1, None)),
     ],
 )

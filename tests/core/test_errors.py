@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanoengine.core import errors
-from nanoengine.core.errors import NanoEngineError, shown
+from nanoengine.core.errors import InvalidConfig, NanoEngineError, shown
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, NanoEngineError)]
 
@@ -24,6 +24,14 @@ def test_all_say_what_they_mean_and_who_knows_no_names_can_catch_them() -> None:
 )
 def test_a_value_of_any_size_is_shown_in_short(value: object) -> None:
     assert len(shown(value)) < 300
+
+
+def test_a_message_of_any_size_is_cut_and_keeps_its_end() -> None:
+    assert str(InvalidConfig("short")) == "short"
+    text = str(InvalidConfig("start " + "x" * 10**6 + " end"))
+    assert len(text) < 2100
+    assert text.startswith("start ")
+    assert text.endswith(" end")
 
 
 def test_a_small_value_is_its_repr() -> None:

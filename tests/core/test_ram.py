@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,12 @@ def test_available_ram_without_meminfo_is_half_of_the_physical(
     fake_files(monkeypatch, meminfo)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert available_ram() == 1000 * 4096 // 2
+
+
+def test_a_limit_of_address_space_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ulimit -v`: what the process has mapped is taken already."""
+    fake_files(monkeypatch, MEMINFO | {"/proc/self/statm": "1000 500 20 10 0 300 0\n"})
+    used = 1000 * resource.getpagesize()
+    for limit, expected in ((resource.RLIM_INFINITY, 16 * GIB), (GIB, GIB - used), (64 * GIB, 16 * GIB), (100, 0)):
+        monkeypatch.setattr(ram.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert available_ram() == expected

@@ -101,6 +101,11 @@ REFUSED: list[tuple[Call, type[NanoEngineError], str]] = [
     (chatting([{"role": "user", "content": "x"}]), InvalidPrompt, "chat template"),
     (chatting([[{"role": "user", "content": "x"}]]), InvalidPrompt, "chat template"),
     (chatting({"role": "user"}), InvalidPrompt, "messages must be a list"),
+    *((chatting(messages), InvalidPrompt, "messages holds") for messages in ([1], [None], [[{"role": "user"}], 1])),
+    *(
+        (lambda llm, own=own: llm.stream("a", own), InvalidSamplingParams, "sampling_params must be")
+        for own in (1, "x", {})
+    ),
 ]
 
 

@@ -137,6 +137,12 @@ def test_metrics_make_sense(llm: LLM) -> None:
     assert metrics.num_preemptions == 0
 
 
+def test_a_log_gets_no_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate([PROMPT] * 3, SamplingParams(max_tokens=3))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("terminal")
 def test_the_progress_bar_says_what_the_engine_does(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     llm.generate([PROMPT] * 3, SamplingParams(max_tokens=10, ignore_eos=True))
     shown = capsys.readouterr().err
@@ -147,6 +153,7 @@ def test_the_progress_bar_says_what_the_engine_does(llm: LLM, capsys: pytest.Cap
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_progress_bar_goes_on_while_the_last_request_runs(
     tiny_llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +165,7 @@ def test_the_progress_bar_goes_on_while_the_last_request_runs(
     assert len({re.findall(r"decode (\d+) tok/s", frame)[0] for frame in frames}) > 1
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_rates_of_the_progress_bar_are_those_of_its_call(tiny_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     steps = tiny_llm.built.metrics.steps  # what earlier calls did
     steps.record(num_prompt=10**15, num_decode=0, num_generated=0, seconds=1e-9)

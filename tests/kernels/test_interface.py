@@ -46,6 +46,7 @@ def test_native_by_name_or_where_they_can_run(name: str, dtype: torch.dtype) -> 
 
 
 @needs_kernels
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("is_due", [False, True])
 @pytest.mark.parametrize("use_tqdm", [False, True])
 def test_compiling_is_shown_if_it_is_due_and_shall_be(

@@ -168,3 +168,16 @@ def test_what_would_be_computed_otherwise_or_not_at_all_is_refused_by_name(
 
 def test_qwen3_06b_in_the_schemas_of_transformers_4_and_5() -> None:
     assert read_model_config(QWEN3_06B) == read_model_config(VERSION_5) == support.QWEN3_06B
+
+
+@pytest.mark.parametrize(
+    ("stated", "why"),
+    [
+        (["MambaForCausalLM"], "none of them is supported"),
+        ("LlamaForCausalLM", "it must be a list"),
+        (None, "must be a list"),
+    ],
+)
+def test_an_architecture_that_is_none_is_told_why(stated: object, why: str) -> None:
+    with pytest.raises(UnsupportedModel, match=why):
+        read_model_config({"architectures": stated})

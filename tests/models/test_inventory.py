@@ -8,6 +8,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+from gguf import GGMLQuantizationType
 
 from nanoengine.core.model_config import read_json
 from nanoengine.models import inventory as module
@@ -16,6 +17,7 @@ from nanoengine.models.fetch import DOWNLOADS, models_folder
 from nanoengine.models.inventory import Entry, inventory, table
 from nanoengine.models.names import DEMO
 from tests.gguf.written import tiny_model, write_gguf
+from tests.quantization.test_scheme import AWQ
 
 FETCHABLE = list(DOWNLOADS)
 
@@ -114,6 +116,20 @@ def test_gguf_files_are_described_from_their_metadata(hub: Path, tmp_path: Path)
         assert entry.config.num_parameters() == model.num_parameters()
 
 
+def test_quantized_weights_are_as_large_as_in_their_files(hub: Path, tmp_path: Path) -> None:
+    """As the engine says when it has loaded them."""
+    model, tensors = tiny_model("qwen3", tmp_path / "folder")
+    for kind in (GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0):
+        write_gguf(model, tensors, snapshot(hub, f"someone/{kind.name}") / "own.gguf", kind)
+    copy_demo(snapshot(hub, "someone/int4"), quantization_config=AWQ)
+    entries = found()
+    plain, small = (entries[f"someone/{kind}/own.gguf"] for kind in ("F16", "Q8_0"))
+    assert plain.weight_bytes == 2 * model.num_parameters()
+    assert small.weight_bytes < 0.6 * plain.weight_bytes
+    assert "as stored" in table([small])
+    assert entries["someone/int4"].weight_bytes == (DEMO / "model.safetensors").stat().st_size
+
+
 def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:
     for folder in (snapshot(hub, "someone/model"), models_folder()):
         folder.mkdir(parents=True, exist_ok=True)
@@ -131,7 +147,7 @@ def test_parts_of_a_model_are_one_entry_with_the_size_of_all(hub: Path) -> None:
 
 def test_a_model_that_has_no_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     demo = inventory()[0]
-    for available, problem in ((demo.weight_bytes, ""), (demo.weight_bytes - 1, "not on the CPU: 9.5 MB of RAM")):
+    for available, problem in ((demo.weight_bytes, ""), (demo.weight_bytes - 1, "not on the CPU: 9.0 MiB of RAM")):
         monkeypatch.setattr(module, "available_ram", lambda available=available: available)
         assert inventory()[0].problem.startswith(problem)
         assert bool(inventory()[0].problem) == bool(problem)
@@ -143,9 +159,9 @@ def test_the_table_has_a_line_for_each_and_the_numbers_of_the_demo() -> None:
     assert head.split()[:2] == ["model", "architecture"]
     # The shape of the demo: 4.7 M weights, and 2 x 5 layers x 2 heads x 64 numbers of 2 bytes for each of 1,000 tokens.
     assert sound.split("  ")[0] == "demo"
-    for cell in ("Qwen3ForCausalLM", "4.7 M", "9.5 MB in bfloat16", "2.6 MB", "yes"):
+    for cell in ("Qwen3ForCausalLM", "4.7 M", "9.0 MiB in bfloat16", "2.4 MiB", "yes"):
         assert cell in sound
     assert broken.split()[:2] == ["broken", "-"]
-    assert "3.50 GB" in broken
+    assert "3.26 GiB" in broken
     assert broken.endswith("...")
     assert len(broken) < 300

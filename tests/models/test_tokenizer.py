@@ -13,7 +13,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, processors
 from transformers import AutoTokenizer
 
-from nanoengine.errors import InvalidPrompt, ModelNotFound
+from nanoengine.errors import InvalidPrompt, MissingPackage, ModelNotFound
 from nanoengine.models.tokenizer import GGUFTokenizer, HFTokenizer
 from tests.gguf.test_tokenizer import CONTROL, bpe, sentencepiece
 from tests.support import byte_tokenizer
@@ -260,3 +260,20 @@ def test_added_tokens_are_those_that_are_found_in_plain_text(tmp_path: Path) -> 
     assert set(tokens) == {"<|endoftext|>", "<plain>", "<special>"}
     assert tokens["<special>"].lstrip
     assert not tokens["<plain>"].special
+
+
+# ---- without transformers
+
+
+def test_who_needs_transformers_is_told_how_to_get_it(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as where it is not installed
+    change(copy, add_bos_token=True, bos_token="<|endoftext|>", tokenizer_class="LlamaTokenizer")
+    with pytest.raises(MissingPackage, match=r"pip install 'nanoengine\[hf\]'"):
+        HFTokenizer(copy)  # its tokenizer.json does not begin prompts as the config asks
+    change(copy, add_bos_token=False)
+    tokenizer = HFTokenizer(copy)
+    assert tokenizer.decode(tokenizer.encode("ab")) == "ab"
+    with pytest.raises(MissingPackage):
+        _ = tokenizer.hf
+    with pytest.raises(MissingPackage):
+        _ = GGUFTokenizer(bpe()).hf

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "stream-takes-several-completions",
         LLM,
-        "if sampling_params is not None and sampling_params.num_sequences != 1:",
+        "if (count := request.params.num_sequences) != 1:",
         "if False:",
         "A stream of several completions yields the first, and computes all.",
         ("tests/e2e/test_bad_input.py",),
@@ -98,9 +98,9 @@ MUTANTS = (
     ),
     Mutant(
         "unknown-option-is-not-named",
-        CONFIG,
-        'if near else "")',
-        'if False else "")',
+        "nanoengine/core/errors.py",
+        'if near else ""',
+        'if False else ""',
         "The message for a misspelt option does not say which was meant.",
         ("tests/test_config.py",),
     ),
@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "user-error-ends-well",
         CLI,
-        '        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)\n        return 1\n',
-        '        print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)\n        return 0\n',
+        '    except NanoEngineError as error:\n        _tell(f"nanoengine: {type(error).__name__}: {error}")\n        return 1\n',
+        '    except NanoEngineError as error:\n        _tell(f"nanoengine: {type(error).__name__}: {error}")\n        return 0\n',
         "The command ends with status 0 after an error.",
         ("tests/test_cli.py",),
     ),

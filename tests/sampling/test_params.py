@@ -159,6 +159,10 @@ def test_collections_are_kept_as_tuples_of_plain_values(fields: dict[str, Any], 
         ("logit_bias", ([(1, 1), (1, 2)],), "token id 1 twice"),
         ("logit_bias", ([1, 2],), "holds 1: it must be"),
         ("logit_bias", (5,), "must be a list, not 5"),
+        *(
+            (field, (np.array(1), 10**5000), "must be a list")
+            for field in ("stop", "stop_token_ids", "bad_words", "logit_bias")
+        ),
         ("logit_bias", (dict.fromkeys(range(MAX_LOGIT_BIAS + 1), 1.0),), f"at most {MAX_LOGIT_BIAS}"),
     ],
 )

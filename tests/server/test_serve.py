@@ -130,6 +130,26 @@ def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
     assert not path.exists()
 
 
+def test_a_terminal_that_is_closed_lets_answers_end(processes: list[Process]) -> None:
+    processes.append(server := Process("--port", "0"))
+    answer = server.stream(20)
+    server.tell(signal.SIGHUP)
+    assert end_of(answer) == "length"
+    server.check_gone()
+
+
+def test_nohup_keeps_the_server_when_the_terminal_is_closed(processes: list[Process]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the server inherits it
+    try:
+        processes.append(server := Process("--port", "0"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    server.tell(signal.SIGHUP)
+    assert server.open("GET", "/health").status == 200
+    server.tell(signal.SIGTERM)
+    server.check_gone()
+
+
 # ---- where it cannot listen
 
 

@@ -126,7 +126,7 @@ def test_steps_are_timed_at_start_up(tiny: Path) -> None:
     assert own is not None
     assert own.costs.sizes == [1, 2, 4, 8, 16]
     assert own.guess_share > 0
-    assert "speculation: model:" in startup.description()
+    assert "speculation: model:" in startup.details()
     assert startup.most_drafts == 15
     assert startup.facts["runs_eagerly"]
     assert startup.facts["metrics"]["speculation"]().step_seconds == own.costs.curve

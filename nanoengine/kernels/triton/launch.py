@@ -15,7 +15,7 @@ def unsupported_reason(device: torch.device) -> str | None:
     try:
         import triton
     except ImportError:
-        return "the package triton is not installed"
+        return "the package triton is not installed: pip install 'nanoengine[cuda]'"
     if device.type == "cuda":
         return None
     return None if triton.knobs.runtime.interpret else f"Triton has no code for {device.type}"

@@ -1,0 +1,57 @@
+"""Arguments of the command line: help without noise, and mistakes told in two lines, with what was perhaps meant."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from nanoengine.errors import InvalidConfig, did_you_mean
+from nanoengine.sizes import size
+
+LONGEST = 500
+WORD = re.compile(r"[\w-]+")
+CHOICE = re.compile(r"(.*invalid choice: )'(.*)' \(choose from (.*)\)", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """Of a command, or of all."""
+
+    def read(self, arguments: Sequence[str] | None) -> argparse.Namespace:
+        """As `parse_args`; for an option that nobody knows, the nearest of its command is named."""
+        found, rest = self.parse_known_args(arguments)
+        if rest:
+            own: Parser = getattr(found, "parser", self)
+            known = re.findall(r"--?[a-z][\w-]*", own.format_usage())
+            own.error(f"unknown argument {rest[0]}{did_you_mean(rest[0].partition('=')[0], known)}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        if match := CHOICE.fullmatch(message):
+            start, word, choices = match.groups()
+            message = f"{start}{word!r}; known are {choices}{did_you_mean(word, WORD.findall(choices))}"
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} ... {message[-LONGEST // 2 :]}"
+        self.exit(2, f"nanoengine: {message}\nsee {self.prog} --help\n")
+
+
+def byte_count(text: str) -> int:
+    """The type of an argument such as 2GiB."""
+    try:
+        return size("the size", text)
+    except InvalidConfig as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def docstring(own: Any) -> str:
+    """Of a class or a function; from its source, where Python runs without them (-OO)."""
+    if sys.flags.optimize < 2:  # otherwise dataclasses have a docstring of their own making
+        return inspect.getdoc(own) or ""
+    definition = ast.parse(textwrap.dedent(inspect.getsource(own))).body[0]
+    assert isinstance(definition, ast.FunctionDef | ast.ClassDef)
+    return ast.get_docstring(definition) or ""

@@ -1,0 +1,22 @@
+"""Sizes as people write them: "2GiB"."""
+
+from __future__ import annotations
+
+import re
+
+from nanoengine.core.errors import InvalidConfig, shown
+
+SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(?:([kmgt])(ib?|b)?|b)?")
+
+
+def size(name: str, text: str) -> int:
+    """Bytes of a text: "2GiB" and "2G" are of 1024, "2GB" of 1000; without a unit, bytes.
+
+    Raises:
+        InvalidConfig: it is none; the message calls it by `name`.
+    """
+    match = SIZE.fullmatch(text[:50].strip().lower().replace(" ", ""))
+    if match is None:
+        raise InvalidConfig(f"{name} is {shown(text)}: it must be a number of bytes, or such as '2GiB' or '500MB'")
+    number, unit, kind = match.groups()
+    return int(float(number) * (1000 if kind == "b" else 1024) ** (" kmgt".index(unit) if unit else 0))
