@@ -64,7 +64,7 @@ class LLM(CoreLLM):
 
         Args:
             prompts: a string, a list of token ids, or a list of such.
-            sampling_params: one for all prompts, or one for each.
+            sampling_params: one for all prompts, or one for each. None: `get_default_sampling_params()`.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
             use_tqdm: show a progress bar.
@@ -111,11 +111,9 @@ class LLM(CoreLLM):
         if tools:
             if not is_installed("sampling"):
                 raise not_installed("sampling")
-            from nanoengine.sampling import params as sampling
-
             given = params_list(sampling_params, len(prompts))
             sampling_params = [
-                prompt.params(own or sampling.SamplingParams()) for prompt, own in zip(prompts, given, strict=True)
+                prompt.params(own or self.engine.default_params) for prompt, own in zip(prompts, given, strict=True)
             ]
         return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
 
@@ -162,7 +160,11 @@ class LLM(CoreLLM):
             raise InvalidSamplingParams(
                 f"the params ask for {sampling_params.num_sequences} completions: a stream has one"
             )
-        return self._stream(self.engine.make_request(prompt, sampling_params))
+        return self.stream_request(self.engine.make_request(prompt, sampling_params))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
+        return self.engine.default_params
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers loads it."""
@@ -207,7 +209,8 @@ class LLM(CoreLLM):
 
             return self.run(requests, after_step)
 
-    def _stream(self, request: Request) -> Iterator[str]:
+    def stream_request(self, request: Request) -> Iterator[str]:
+        """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
         sent = 0
         try:
             with self._interrupts:

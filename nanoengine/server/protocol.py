@@ -99,7 +99,7 @@ def _with(base: type[msgspec.Struct], names: Iterable[str]) -> type[msgspec.Stru
 
 
 class Generation(_with(_Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields that both kinds of generation have. None: what generation_config.json advises, or the neutral value."""
+    """Fields that both kinds of generation have. None: the model's default (models/advice.py), or the neutral value."""
 
     # OpenAI's
     frequency_penalty: float | None = None

@@ -21,7 +21,7 @@ from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job, Jobs
-from nanoengine.server.params import MANY, cut, sampling_params, usable
+from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
 from nanoengine.server.structured import is_structured
@@ -62,7 +62,7 @@ class Serving:
         self.engine, built = build_async_engine(build)
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
-        self.defaults = usable(built.models.default_sampling)
+        self.defaults = built.models.default_sampling
         self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)
