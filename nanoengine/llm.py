@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -209,7 +209,7 @@ class LLM(CoreLLM):
 
             return self.run(requests, after_step)
 
-    def stream_request(self, request: Request) -> Iterator[str]:
+    def stream_request(self, request: Request) -> Generator[str, None, None]:
         """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
         sent = 0
         try:

@@ -17,7 +17,6 @@ from nanoengine.core.device import Device
 from nanoengine.core.messages import Started
 from nanoengine.sampling.row_processor import RowProcessor, asking, row_slices
 
-
 OFFSETS = np.where((np.arange(256)[:, None] >> np.arange(8)) & 1, np.float32(0), np.float32(-np.inf))
 """[256, 8] float32, for each bit of a byte: 0 or -inf. It is added, so that NaN stays what it is."""
 

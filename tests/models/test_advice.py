@@ -26,7 +26,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_without_advice_a_small_model_is_sampled_as_suits_it() -> None:
     assert default_sampling({}, SamplingParams) == WITHOUT_ADVICE
-    assert {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05} == WITHOUT_ADVICE
+    assert WITHOUT_ADVICE == {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 
 
 def test_advice_without_a_temperature_wins_where_it_says_something() -> None:
