@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import monotonic
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -14,24 +13,11 @@ from rich.text import Text
 from nanoengine.chat.answer import Piece
 from nanoengine.chat.markdown import printable, settled
 
-SECONDS_OF_A_FRAME = 1 / 15
-
-
-class Tail:
-    """The last lines of something, as many as the terminal can redraw."""
-
-    def __init__(self, whole: RenderableType):
-        self.whole = whole
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = console.render_lines(self.whole, options, pad=False)
-        for line in lines[-max(console.height - 2, 1) :]:
-            yield from line
-            yield Segment.line()
+FRAMES_PER_SECOND = 15
 
 
 class Screen:
-    """Blocks that are whole are printed for good; the one that grows is redrawn, fifteen times a second where that is fast."""
+    """Blocks that are whole are printed for good; the one that grows is drawn again and again, by a thread of rich."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -40,17 +26,19 @@ class Screen:
     def draw(self, pieces: Iterable[Piece]) -> None:
         """All of them; where it ends early, what has come is on the screen."""
         self._text, self._is_thought, self._has_printed = "", False, False
-        due = 0.0
-        with Live(console=self.console, auto_refresh=False, transient=True) as live:
+        with Live(self, console=self.console, refresh_per_second=FRAMES_PER_SECOND, transient=True):
             try:
                 for piece in pieces:
                     self._add(piece)
-                    if (start := monotonic()) >= due:
-                        live.update(Tail(self._drawn(self._text)), refresh=True)
-                        due = monotonic() + max(SECONDS_OF_A_FRAME, 4 * (monotonic() - start))
             finally:
-                live.update("", refresh=True)
                 self._print(len(self._text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The last lines of what grows, as many as the terminal can draw again."""
+        lines = console.render_lines(self._drawn(self._text), options, pad=False) if self._text else []
+        for line in lines[-max(console.height - 2, 1) :]:
+            yield from line
+            yield Segment.line()
 
     def _add(self, piece: Piece) -> None:
         if piece.is_thought != self._is_thought:
