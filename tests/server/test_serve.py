@@ -131,7 +131,13 @@ def test_ctrl_c_with_no_time_to_end_aborts_and_a_socket_file_is_removed(
 
 
 def test_a_terminal_that_is_closed_lets_answers_end(processes: list[Process]) -> None:
-    processes.append(server := Process("--port", "0"))
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # whoever runs the tests may ignore it, and the server inherits that
+    try:
+        processes.append(server := Process("--port", "0"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     answer = server.stream(20)
     server.tell(signal.SIGHUP)
     assert end_of(answer) == "length"

@@ -41,7 +41,7 @@ ROOT = {
             ({"$ref": "#/$defs/a/type/x"}, KINDS),
         ],
     ],
-    ids=str,
+    ids=lambda value: None if isinstance(value, set | frozenset) else str(value),  # workers print a set in other orders
 )
 def test_a_schema_says_of_which_kinds_a_value_is(schema: Any, kinds: set[str]) -> None:
     assert kinds_of(schema, ROOT) == kinds
