@@ -21,8 +21,7 @@ demo: setup
 	$(BIN)/nanoengine demo
 
 chat: setup
-	$(BIN)/nanoengine fetch smollm2
-	$(BIN)/nanoengine chat --model smollm2
+	$(BIN)/nanoengine run smollm2
 
 test: dev
 	$(BIN)/python -m pytest -n auto --dist worksteal

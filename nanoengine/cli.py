@@ -1,4 +1,4 @@
-"""The `nanoengine` command: demo, generate, chat, serve, models, fetch."""
+"""The `nanoengine` command: demo, generate, chat, run, serve, models, fetch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nanoengine import __version__
 from nanoengine.arguments import Parser, byte_count, docstring
 from nanoengine.builder import is_installed
 from nanoengine.core.config import POLICIES
-from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError, StepFailed
+from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NanoEngineError
 from nanoengine.llm import LLM, show_log
 from nanoengine.models.fetch import DOWNLOADS
 from nanoengine.models.fetch import fetch as fetch_model
-from nanoengine.models.tokenizer import Message
 
 if TYPE_CHECKING:
     from nanoengine.sampling.params import SamplingParams
@@ -35,22 +35,21 @@ DEMO_PROMPTS = [  # none ends in blanks: in the files that the demo model knows,
 ]
 
 SAMPLING = {
-    "temperature": (0.8, "0 is greedy"),
-    "top_k": (0, "0 keeps all tokens"),
-    "top_p": (0.95, "1 keeps all tokens"),
-    "min_p": (0.0, "0 keeps all tokens"),
-    "presence_penalty": (0.0, "makes tokens that the answer has already less likely; 0 does nothing"),
-    "frequency_penalty": (0.0, "the same, times how often the answer has them; 0 does nothing"),
-    "repetition_penalty": (1.0, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
+    "temperature": (float, "0 is greedy"),
+    "top_k": (int, "0 keeps all tokens"),
+    "top_p": (float, "1 keeps all tokens"),
+    "min_p": (float, "0 keeps all tokens"),
+    "presence_penalty": (float, "makes tokens that the answer has already less likely; 0 does nothing"),
+    "frequency_penalty": (float, "the same, times how often the answer has them; 0 does nothing"),
+    "repetition_penalty": (float, "the same for tokens of prompt and answer, as a factor; 1 does nothing"),
 }
-"""Options of sampling: their defaults here, and their help."""
+"""Options of sampling, and their help. Those that are not given are the model's own (models/advice.py)."""
 
 FIRST_STEPS = f"""\
 nanoengine {__version__} runs language models on this machine. To begin:
 
   nanoengine demo                    completes code with the bundled model
-  nanoengine fetch smollm2           downloads a small chat model (98 MB)
-  nanoengine chat --model smollm2    talks with it
+  nanoengine run smollm2             downloads a small chat model (98 MB), and talks with it
   nanoengine serve smollm2           serves it, with OpenAI's interface
 
 `nanoengine --help` lists all commands, `nanoengine chat --help` the options of one."""
@@ -112,10 +111,10 @@ def demo(args: argparse.Namespace) -> None:
     """Complete a few beginnings of Python code in one batch, then once more to show the prefix cache."""
     from nanoengine import SamplingParams
 
-    params = SamplingParams(temperature=args.temperature, top_p=0.95, max_tokens=args.max_tokens, seed=args.seed)
+    values = _sampling_values(args)
     with _open(args) as llm:
         start = perf_counter()
-        outputs = llm.generate(DEMO_PROMPTS, params)
+        outputs = llm.generate(DEMO_PROMPTS, replace(llm.get_default_sampling_params(), **values))
         seconds = perf_counter() - start
         for output in outputs:
             bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else (f"=== {output.prompt!r}\n", "")
@@ -138,8 +137,9 @@ def demo(args: argparse.Namespace) -> None:
 def generate(args: argparse.Namespace) -> None:
     """Complete the prompts of the command line, or the text on standard input."""
     prompts = args.prompt or [_standard_input()]
-    params = _sampling_params(args)
+    values = _sampling_values(args)
     with _open(args) as llm:
+        params = cast("SamplingParams", replace(llm.get_default_sampling_params(), **values))
         if len(prompts) == 1 and params.n == 1:
             for piece in llm.stream(prompts[0], params):
                 print(piece, end="", flush=True)
@@ -151,37 +151,23 @@ def generate(args: argparse.Namespace) -> None:
 
 
 def chat(args: argparse.Namespace) -> None:
-    """Talk with a model in the terminal; its answers appear as they are made."""
-    params = _sampling_params(args)
-    messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
-    with _open(args) as llm:
-        print(
-            "Type a message; /reset forgets the conversation, Ctrl-C ends an answer, an empty line or Ctrl-D ends the chat."
-        )
-        while True:
-            try:
-                text = input("\n> ").strip()
-            except EOFError:
-                break
-            if not text:
-                break
-            if text == "/reset":
-                messages = messages[: bool(args.system)]
-                continue
-            messages.append({"role": "user", "content": text})
-            answer = ""
-            try:
-                for piece in llm.stream(llm.tokenizer.encode_chat(messages), params):
-                    answer += piece
-                    print(piece, end="", flush=True)
-            except KeyboardInterrupt:
-                print(" [interrupted]", end="")
-            except (InvalidPrompt, StepFailed) as error:  # such as a conversation that has outgrown the model
-                print(f"nanoengine: {type(error).__name__}: {error}", file=sys.stderr)
-                messages.pop()
-                continue
-            print()
-            messages.append({"role": "assistant", "content": answer})
+    """Talk with a model in the terminal; without one, answer the text on standard input."""
+    from nanoengine.chat.command import chat_model
+
+    _talk(args, chat_model(args.model or args.named))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Talk with a model, which is fetched first where `fetch` can."""
+    from nanoengine.chat.command import fetched
+
+    _talk(args, fetched(args.model))
+
+
+def _talk(args: argparse.Namespace, model: str) -> None:
+    from nanoengine.chat import command
+
+    command.run(model, _engine_options(args), _sampling_values(args), args.system)
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -205,7 +191,7 @@ def models(_: argparse.Namespace) -> None:
 
 def fetch(args: argparse.Namespace) -> None:
     """Download a small model that can hold a conversation."""
-    print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat --model {args.name}")
+    print(f"{fetch_model(args.name)}\nTalk with it: nanoengine chat {args.name}")
 
 
 def _standard_input() -> str:
@@ -216,15 +202,24 @@ def _standard_input() -> str:
 
 
 def _open(args: argparse.Namespace) -> LLM:
+    return LLM(args.model, **_engine_options(args))
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
     names = ("dtype", "device", "max_model_len", "kv_cache_memory", "scheduling_policy")
-    return LLM(args.model, **{name: getattr(args, name) for name in names if getattr(args, name) is not None})
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
 
 
-def _sampling_params(args: argparse.Namespace) -> SamplingParams:
+def _sampling_values(args: argparse.Namespace) -> dict[str, Any]:
+    """What was said of sampling, checked before a model is loaded."""
     from nanoengine import SamplingParams  # not with this module: other commands work where that folder was deleted
 
-    values = {name: getattr(args, name) for name in (*SAMPLING, "seed", "max_tokens", "stop", "n")}
-    return SamplingParams(**values, structured_outputs=_structured_outputs(args))
+    names = (*SAMPLING, "seed", "max_tokens", "stop", "n")
+    values = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    if (shape := _structured_outputs(args)) is not None:
+        values["structured_outputs"] = shape
+    SamplingParams(**values)
+    return values
 
 
 def _structured_outputs(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -247,44 +242,39 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"nanoengine {__version__}")
     parser.set_defaults(run=first_steps)
     commands = parser.add_subparsers(metavar="command")
-    for run, max_tokens in ((demo, 96), (generate, 128), (chat, 512)):
-        command = _command(commands, run)
-        command.add_argument(
-            "--model",
-            default="demo",
-            help=f'"demo" (the default), {_known()}, a local folder, a .gguf file or a hub name',
-        )
+    talks = (chat, run) if is_installed("chat") else ()
+    for function in (demo, generate, *talks):
+        command = _command(commands, function)
+        kinds = f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
+        if function in talks:
+            command.add_argument("model", nargs="?" if function is chat else None, help=kinds)
+            command.add_argument("--system", default="", metavar="TEXT", help="a system message")
+        if function is chat:
+            command.add_argument("--model", dest="named", help=argparse.SUPPRESS)  # as `generate` has it
+        if function not in talks:
+            command.add_argument("--model", default="demo", help=kinds)
         command.add_argument("--dtype", help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, help="longest sequence in tokens")
         command.add_argument("--kv-cache-memory", type=byte_count, help="size of the KV pool, such as 2GiB")
         command.add_argument("--scheduling-policy", help=" or ".join(POLICIES))
-        command.add_argument(
-            "--max-tokens", type=int, default=max_tokens, help="most new tokens (default: %(default)s)"
-        )
+        most = {demo: 96, generate: 128}.get(function)  # a chat's: as many as the model has room for
+        command.add_argument("--max-tokens", type=int, default=most or argparse.SUPPRESS, help="most new tokens")
         command.add_argument("--seed", type=int, help="makes sampling repeatable")
         command.add_argument("-v", "--verbose", action="store_true", help="show how the model was loaded")
-        for name, (default, text) in SAMPLING.items():
-            if run is not demo or name == "temperature":
-                command.add_argument(
-                    "--" + name.replace("_", "-"),
-                    type=type(default),
-                    default=default,
-                    help=f"{text} (default: {default})",
-                )
-        if run is demo:
+        for name, (kind, text) in SAMPLING.items():
+            if function is not demo or name == "temperature":
+                command.add_argument("--" + name.replace("_", "-"), type=kind, default=argparse.SUPPRESS, help=text)
+        if function is demo:
             continue
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
-        if run is generate:
-            command.add_argument("-n", type=int, default=1, help="completions per prompt (default: 1)")
+        if function is generate:
+            command.add_argument("-n", type=int, default=1, help="completions per prompt")
             shape = command.add_mutually_exclusive_group()
             shape.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
             shape.add_argument("--regex", help="the text matches this expression as a whole")
             shape.add_argument("--choice", action="append", help="the text is this string; repeat it for others")
             command.add_argument("prompt", nargs="*", help="prompts; without any, standard input is one")
-        else:
-            command.set_defaults(n=1)
-            command.add_argument("--system", help="a system message")
     if is_installed("server"):
         from nanoengine.server.command import add_arguments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -65,7 +65,7 @@ class LLM(CoreLLM):
 
         Args:
             prompts: a string, a list of token ids, or a list of such.
-            sampling_params: one for all prompts, or one for each.
+            sampling_params: one for all prompts, or one for each. None: `get_default_sampling_params()`.
             cache_salt: cached prefixes are shared only among calls of equal salt: tenants with salts of their own cannot
                 learn from response times what others have asked.
             use_tqdm: show how far it is, and how fast, if standard error is a terminal.
@@ -115,11 +115,9 @@ class LLM(CoreLLM):
         if tools:
             if not is_installed("sampling"):
                 raise not_installed("sampling")
-            from nanoengine.sampling import params as sampling
-
             given = params_list(sampling_params, len(prompts))
             sampling_params = [
-                prompt.params(own or sampling.SamplingParams()) for prompt, own in zip(prompts, given, strict=True)
+                prompt.params(own or self.engine.default_params) for prompt, own in zip(prompts, given, strict=True)
             ]
         return self.generate(token_ids, sampling_params, cache_salt=cache_salt, use_tqdm=use_tqdm)
 
@@ -165,7 +163,11 @@ class LLM(CoreLLM):
         request = self.engine.make_request(prompt, sampling_params)
         if (count := request.params.num_sequences) != 1:
             raise InvalidSamplingParams(f"the params ask for {count} completions: a stream has one")
-        return self._stream(request)
+        return self.stream_request(request)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests without any are sampled: as the model's makers advise, or as suits small models (models/advice.py)."""
+        return self.engine.default_params
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers loads it."""
@@ -210,7 +212,8 @@ class LLM(CoreLLM):
 
             return self.run(requests, after_step)
 
-    def _stream(self, request: Request) -> Iterator[str]:
+    def stream_request(self, request: Request) -> Generator[str, None, None]:
+        """As `stream`, of a request that `make_requests` made; `request.output()` is its result, as far as it has come."""
         sent = 0
         try:
             with self._interrupts:

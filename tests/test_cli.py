@@ -8,15 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import nanoengine
 from nanoengine.cli import main
-from nanoengine.models.tokenizer import HFTokenizer, Message
 
 
 def test_demo_completes_code_and_shows_the_prefix_cache(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,46 +64,13 @@ def test_generate_holds_its_text_to_a_schema_an_expression_or_a_choice(
         assert all(re.fullmatch(text, line) for line in lines), lines
 
 
-def test_chat_remembers_the_conversation_and_forgets_it_when_asked_to(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: Iterator[str] = iter(["first", "next", "/reset", "second", ""])
-    conversations = recorded_conversations(monkeypatch)
-    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
-    assert main(["chat", "--system", "Be brief", "--max-tokens", "3", "--dtype", "float32"]) == 0
-    assert conversations == [["Be brief", "first"], ["Be brief", "first", "next"], ["Be brief", "second"]]
-    assert len(capsys.readouterr().out.splitlines()) > 3
-
-
-def test_chat_goes_on_after_a_message_that_the_model_has_no_room_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: Iterator[str] = iter(["first", "too long " * 100, "third", ""])
-    conversations = recorded_conversations(monkeypatch)
-    monkeypatch.setattr("builtins.input", lambda _prompt: next(lines))
-    assert main(["chat", "--max-tokens", "3", "--max-model-len", "100", "--dtype", "float32"]) == 0
-    assert capsys.readouterr().err.count("nanoengine: InvalidPrompt: ") == 1
-    assert conversations[-1] == ["first", "third"], "what was refused is no part of the conversation"
-
-
-def recorded_conversations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What the model was given to answer, its own answers left out; it grows as the chat goes on."""
-    conversations: list[list[str]] = []
-    encode_chat = HFTokenizer.encode_chat
-
-    def recorded(self: HFTokenizer, messages: Sequence[Message], *rest: Any) -> list[int]:
-        conversations.append([message["content"] for message in messages if message["role"] != "assistant"])
-        return encode_chat(self, messages, *rest)
-
-    monkeypatch.setattr(HFTokenizer, "encode_chat", recorded)
-    return conversations
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["generate", "--model", "/no/such/folder", "hi"], "ModelNotFound"),
-        (["chat", "--model", "smollm2"], "ModelNotFound"),
+        (["chat", "--model", "smollm2"], "ModelNotFound: smollm2 is not here yet"),
+        (["chat", "smollm2"], "ModelNotFound: smollm2 is not here yet"),
+        (["chat"], "ModelNotFound: a chat needs a model: `nanoengine run smollm2`"),
         (["fetch", "no-such-model"], "ModelNotFound"),
         (["generate", "--temperature", "-1", "hi"], "InvalidSamplingParams"),
         (["generate", "--dtype", "int3", "hi"], "InvalidConfig"),
@@ -126,6 +90,7 @@ def test_mistakes_end_with_one_clear_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert main(arguments) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"nanoengine: {named}")
@@ -138,7 +103,7 @@ def test_fetch_says_where_the_model_is_and_what_to_do_with_it(
     assert main(["fetch", "smollm2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         str(tmp_path / "smollm2.gguf"),
-        "Talk with it: nanoengine chat --model smollm2",
+        "Talk with it: nanoengine chat smollm2",
     ]
 
 

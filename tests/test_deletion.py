@@ -16,7 +16,7 @@ import pytest
 from nanoengine.builder import CAPABILITIES, LAYERS
 
 ROOT = Path(__file__).parents[1]
-CLIENTS = ("aio", "beam_search", "server", "tools")
+CLIENTS = ("aio", "beam_search", "chat", "server", "tools")
 ALL = tuple(dict.fromkeys((*CAPABILITIES, *CLIENTS, *LAYERS)))
 CASES = [*((name,) for name in CAPABILITIES), CLIENTS, ("gguf",), ALL]  # without one of LAYERS, none of them is used
 

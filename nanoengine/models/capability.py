@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.capability import Capability
@@ -11,6 +13,7 @@ from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
+from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
 from nanoengine.models.decoder import build_model
 from nanoengine.models.description import describe
@@ -24,15 +27,15 @@ from nanoengine.quantization.at_load import quantizer
 
 
 class Models(Capability):
-    """Attributes are set by `describe`, for the doors that need them."""
+    """Attributes are set by `describe` and `policy`, for the doors that need them."""
 
     options = ModelOptions
     checkpoint: Checkpoint
     quantization: str | None
     model_config: ModelConfig
     tokenizer: ModelTokenizer
-    default_sampling: Mapping[str, int | float]
-    """What the model's makers advise."""
+    default_sampling: Mapping[str, Any]
+    """How requests that say nothing are sampled: see `advice.default_sampling`."""
 
     def describe(self, startup: Startup) -> tuple[ModelConfig, ModelTokenizer, Sequence[int]]:
         """Nothing that the files say takes time or memory before it was compared with the headers of the weights."""
@@ -46,7 +49,7 @@ class Models(Capability):
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
-        self.tokenizer, self.default_sampling = found.tokenizer, found.default_sampling
+        self.tokenizer, self._advised = found.tokenizer, found.advised_sampling
         return self.model_config, found.tokenizer, found.eos_token_ids
 
     def _weights(self, max_len: int) -> tuple[object, ...]:
@@ -74,3 +77,7 @@ class Models(Capability):
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)
         return model
+
+    def policy(self, startup: Startup) -> None:
+        self.default_sampling = default_sampling(self._advised, type(startup.default_params))
+        startup.default_params = dataclasses.replace(startup.default_params, **self.default_sampling)

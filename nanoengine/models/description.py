@@ -25,13 +25,13 @@ SAMPLING |= {"max_tokens": "max_new_tokens"}
 class Description:
     """A model's shape, its tokenizer, and all tokens that any of its files calls an end: they may differ, and each means it.
 
-    `default_sampling`: the numbers that generation_config.json gives for sampling, unchecked, by the names of `SamplingParams`.
+    `advised_sampling`: what generation_config.json says of sampling, unchecked, by the names of `SamplingParams`.
     """
 
     config: ModelConfig
     tokenizer: ModelTokenizer
     eos_token_ids: list[int]
-    default_sampling: Mapping[str, int | float]
+    advised_sampling: Mapping[str, Any]
 
 
 def describe(path: Path, tokenizer: Path | None = None) -> Description:
@@ -55,8 +55,7 @@ def describe(path: Path, tokenizer: Path | None = None) -> Description:
         read = GGUFTokenizer(file.metadata)
     ends = end_token_ids(config.vocab_size, *stated, read.eos_token_ids)
     values = {name: generation.get(theirs) for name, theirs in SAMPLING.items()}
-    advice = {name: v for name, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return Description(config, read, ends, advice)
+    return Description(config, read, ends, {name: value for name, value in values.items() if value is not None})
 
 
 def config_table(path: Path) -> Mapping[str, Any]:

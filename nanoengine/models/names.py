@@ -66,7 +66,7 @@ def _fetched(name: str) -> Path:
     if not download.path.is_file():
         raise ModelNotFound(
             f"{name} is not here yet: `nanoengine fetch {name}` gets it ({download.num_bytes / 1e6:.0f} MB, {download.licence}) "
-            f"as {download.path}, and in a checkout `make chat` gets it and starts a chat"
+            f"as {download.path}, and `nanoengine run {name}` gets it and starts a chat"
         )
     return download.path
 

@@ -11,6 +11,7 @@ from nanoengine.sampling.runner_part import SamplingPart
 
 class Sampling(Capability):
     def before_pool(self, startup: Startup) -> None:
+        startup.default_params = SamplingParams()  # in `policy`, the model's makers may have their say
         startup.costly_params = SamplingParams(
             top_k=10, top_p=0.9, repetition_penalty=1.1, presence_penalty=0.1, logprobs=MAX_LOGPROBS
         )
@@ -19,5 +20,4 @@ class Sampling(Capability):
         SamplingPart(startup.runner)
 
     def policy(self, startup: Startup) -> None:
-        startup.default_params = SamplingParams()
         startup.parts.append(Collector())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,8 +14,6 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.protocol import Generation
 from nanoengine.server.structured import structured_outputs
 
-logger = logging.getLogger("nanoengine.server")
-
 MANY = 1000
 """Token ids that take a millisecond, or longer, to check."""
 
@@ -26,19 +23,6 @@ SHARED = [
     if field.name in Generation.__struct_fields__ and field.name not in ("seed", "logit_bias", "structured_outputs")
 ]
 """Fields that mean in a request what they mean in `SamplingParams`."""
-
-
-def usable(advised: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model's makers advise, without values that cannot work: nobody has checked them."""
-    found: dict[str, Any] = {}
-    for name, value in advised.items():
-        try:
-            SamplingParams(**found, **{name: value})
-        except InvalidSamplingParams as error:
-            logger.warning("what generation_config.json says of %s is left out: %s", name, error)
-        else:
-            found[name] = value
-    return found
 
 
 def sampling_params(

@@ -51,7 +51,7 @@ class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Generation(with_fields(Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
-    """Fields that both kinds of generation have. None: what generation_config.json advises, or the neutral value."""
+    """Fields that both kinds of generation have. None: the model's default (models/advice.py), or the neutral value."""
 
     # OpenAI's
     frequency_penalty: float | None = None

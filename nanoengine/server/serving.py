@@ -25,7 +25,7 @@ from nanoengine.server.errors import Problem
 from nanoengine.server.fresh import Fresh
 from nanoengine.server.jobs import Job, Jobs, until_gone
 from nanoengine.server.metrics import render_metrics
-from nanoengine.server.params import MANY, cut, sampling_params, usable
+from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
 from nanoengine.server.reading import S, read
 from nanoengine.server.structured import is_structured
@@ -78,7 +78,7 @@ class Serving:
         self.engine, built = build_async_engine(build)
         self.tokenizer = built.tokenizer
         self.metrics = built.metrics
-        self.defaults = usable(built.models.default_sampling)
+        self.defaults = built.models.default_sampling
         self.max_model_len = built.engine.max_model_len
         self.root = name
         self.names = config.served_model_name or (_short_name(name),)

@@ -53,7 +53,7 @@ def unreachable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 @pytest.mark.parametrize("name", DOWNLOADS)
 def test_a_fetched_model_is_in_the_cache(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(ModelNotFound, match=rf"nanoengine fetch {name}.*make chat"):
+    with pytest.raises(ModelNotFound, match=rf"nanoengine fetch {name}.*nanoengine run {name}"):
         find_model(name)
     kept = tmp_path / "nanoengine" / "models" / DOWNLOADS[name].file
     touch(tmp_path, str(kept))

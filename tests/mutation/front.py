@@ -11,6 +11,8 @@ PARAMS = "nanoengine/core/sampling_params.py"
 CHAT = "nanoengine/models/chat_template.py"
 TOKENIZER = "nanoengine/models/tokenizer.py"
 CLI = "nanoengine/cli.py"
+SESSION = "nanoengine/chat/session.py"
+TEST_SESSION = "tests/chat/test_session.py"
 TEST_LLM = "tests/e2e/test_front_door.py"
 TEST_PARAMS = "tests/sampling/test_params.py"
 TEST_CORE = "tests/core/test_llm.py"
@@ -194,10 +196,26 @@ MUTANTS = (
     ),
     Mutant(
         "reset-forgets-the-system-message",
-        CLI,
-        "messages = messages[: bool(args.system)]",
-        "messages = []",
+        SESSION,
+        "        self.messages = []\n\n",
+        '        self.messages, self.system = [], ""\n\n',
         "/reset forgets the system message too.",
-        ("tests/test_cli.py",),
+        (TEST_SESSION,),
+    ),
+    Mutant(
+        "stopped-answer-is-forgotten",
+        SESSION,
+        "        self.messages = [*asked, said]\n",
+        "",
+        "What was said before an answer was stopped is no part of the conversation.",
+        (TEST_SESSION,),
+    ),
+    Mutant(
+        "advice-loses-to-what-suits-small-models",
+        "nanoengine/models/advice.py",
+        "WITHOUT_ADVICE | found",
+        "found | WITHOUT_ADVICE",
+        "What the model's makers advise is overwritten where they advise no temperature.",
+        ("tests/models/test_advice.py",),
     ),
 )

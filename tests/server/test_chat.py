@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from tests.server.events import text_of
 from tests.server.running import Server
 
@@ -25,7 +26,7 @@ def prompt_of(server: Server, *contents: Any, **fields: Any) -> str:
 
 
 def test_the_answer_is_that_of_the_engine(demo: Server, demo_llm: LLM) -> None:
-    params = SamplingParams(max_tokens=10, temperature=0.8, seed=3, n=2)
+    params = replace(demo_llm.get_default_sampling_params(), max_tokens=10, temperature=0.8, seed=3, n=2)
     output = demo_llm.chat([USER], params, use_tqdm=False)[0]
     answer = demo.chat(USER, max_tokens=10, temperature=0.8, seed=3, n=2).json
     assert answer["object"] == "chat.completion"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nanoengine import LLM, SamplingParams
+from nanoengine import LLM
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.test_streams import HARD, PROMPT
@@ -25,9 +26,9 @@ def usage(num_prompt: int, num_new: int, num_cached: int = 0) -> dict[str, Any]:
 
 
 def test_the_answer_is_that_of_the_engine(demo: Server, demo_llm: LLM) -> None:
-    params = SamplingParams(max_tokens=12, temperature=0.8, seed=3, n=2, logprobs=2, prompt_logprobs=1)
-    output = demo_llm.generate(PROMPT, params, use_tqdm=False)[0]
     fields = {"max_tokens": 12, "temperature": 0.8, "seed": 3, "n": 2, "logprobs": 2, "prompt_logprobs": 1}
+    params = replace(demo_llm.get_default_sampling_params(), **fields)
+    output = demo_llm.generate(PROMPT, params, use_tqdm=False)[0]
     answer = demo.complete(PROMPT, **fields, return_token_ids=True).json
     assert answer["object"] == "text_completion"
     assert answer["model"] == "demo"
@@ -113,9 +114,10 @@ def test_a_prompt_alone_may_be_echoed(demo: Server) -> None:
 
 
 def test_the_best_of_several(demo: Server, demo_llm: LLM) -> None:
-    params = SamplingParams(n=2, best_of=4, max_tokens=6, temperature=1.2, seed=5)
+    fields = {"n": 2, "best_of": 4, "max_tokens": 6, "temperature": 1.2, "seed": 5}
+    params = replace(demo_llm.get_default_sampling_params(), **fields)
     outputs = demo_llm.generate(PROMPT, params, use_tqdm=False)[0].outputs
-    answer = demo.complete(PROMPT, n=2, best_of=4, max_tokens=6, temperature=1.2, seed=5).json
+    answer = demo.complete(PROMPT, **fields).json
     assert [choice["text"] for choice in answer["choices"]] == [output.text for output in outputs]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     refused = demo.complete(PROMPT, n=2, best_of=4, stream=True)

@@ -8,7 +8,7 @@ import pytest
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
-from nanoengine.server.params import cut, sampling_params, usable
+from nanoengine.server.params import cut, sampling_params
 from nanoengine.server.protocol import CompletionRequest
 
 
@@ -28,15 +28,6 @@ def test_nothing_but_the_defaults() -> None:
 def test_what_the_makers_of_a_model_advise_gives_way_to_what_a_client_says() -> None:
     advised = {"temperature": 0.5, "top_k": 7, "max_tokens": 3}
     assert params(advised, temperature=0.25, max_tokens=None) == SamplingParams(temperature=0.25, top_k=7, max_tokens=3)
-
-
-def test_advice_that_cannot_work_is_left_out_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    advised = {"temperature": 0.6, "top_k": 20, "max_tokens": 100}
-    assert usable(advised) == advised
-    assert not caplog.records
-    assert usable({"top_p": 7.0, **advised, "min_p": -1.0}) == advised
-    assert "top_p is 7.0" in caplog.text
-    assert "min_p is -1.0" in caplog.text
 
 
 def test_biases_have_keys_of_text_and_are_cut_to_their_range() -> None:

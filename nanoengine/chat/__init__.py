@@ -1,0 +1,1 @@
+"""A chat with a model, in a terminal or as a filter."""

@@ -1,0 +1,35 @@
+"""Where the markdown of a growing text is final, and what of a text a terminal may be given."""
+
+from __future__ import annotations
+
+import re
+
+FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""Characters that move the cursor, or worse: no answer of a model may send them to a terminal."""
+
+
+def settled(text: str) -> int:
+    """Up to where nothing that follows can change how a text is drawn: the end of its last whole block; 0 if there is none.
+
+    A block ends at an empty line outside a fence, if the next line begins and is not indented: such a line belongs to a list.
+    """
+    end = place = 0
+    fence = ""
+    after_empty = False
+    for line in text.splitlines(keepends=True):
+        if after_empty and not fence and line[:1] not in " \t\n":
+            end = place
+        match = FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
+        elif match and match[1].startswith(fence) and not match[2].strip():
+            fence = ""
+        after_empty = not line.strip()
+        place += len(line)
+    return end
+
+
+def printable(text: str) -> str:
+    """A text without what a terminal would obey."""
+    return text.translate(CONTROL)
