@@ -52,3 +52,8 @@ def test_the_tutorial_runs() -> None:
     run = subprocess.run([sys.executable, "-c", "".join(blocks)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert re.search(r"^{'name': '.*', 'age': \d+}$", run.stdout, re.MULTILINE), run.stdout
+
+
+def test_links_out_of_the_folder_become_names(site: Path) -> None:
+    assert "examples/quickstart.py</code>" in (site / "install.html").read_text()
+    assert 'href="../architecture.html"' in (site / "reference/core.html").read_text()
