@@ -47,6 +47,7 @@ class Models(Capability):
         check_weights(found.config, self.checkpoint)
         self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        startup.facts["path"] = path
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling

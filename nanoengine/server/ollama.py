@@ -27,7 +27,7 @@ from nanoengine.server.fields import (
     refuse,
     with_fields,
 )
-from nanoengine.server.protocol import ChatRequest, Int64, Stop, Table
+from nanoengine.server.protocol import ChatRequest, Int64, Positive, Stop, Table, Texts
 from nanoengine.server.replies import Usage, Writer, call, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning
@@ -122,6 +122,24 @@ class OllamaShowRequest(with_fields(_Plain, ("verbose",)), kw_only=True):  # typ
 
     model: str | None = None
     name: str | None = None
+
+
+class OllamaEmbedRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embed. No option of sampling can change an embedding."""
+
+    model: str
+    input: Texts | None = None
+    truncate: bool | None = True
+    dimensions: Positive | None = None
+    options: Options | None = None
+
+
+class OllamaEmbeddingsRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embeddings, as older clients have it."""
+
+    model: str
+    prompt: str = ""
+    options: Options | None = None
 
 
 async def chat(http: HTTPRequest) -> Response | EventStream:

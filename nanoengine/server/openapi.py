@@ -12,12 +12,21 @@ from starlette.responses import Response
 import nanoengine
 from nanoengine.server.answers import json_response
 from nanoengine.server.messages import CountTokensRequest, MessagesRequest
-from nanoengine.server.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from nanoengine.server.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from nanoengine.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 from nanoengine.server.responses import ResponsesRequest
@@ -28,6 +37,11 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's clients have it"),
     "/v1/messages/count_tokens": (CountTokensRequest, "How many tokens a conversation has"),
     "/v1/responses": (ResponsesRequest, "Answer a conversation, as OpenAI's newer clients have it"),
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "How alike texts are")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "Sort documents by a query")),
+    "/api/embed": (OllamaEmbedRequest, "Vectors of texts, as Ollama's clients have it"),
+    "/api/embeddings": (OllamaEmbeddingsRequest, "The vector of one text, likewise"),
     "/api/chat": (OllamaChatRequest, "Answer a conversation, as Ollama's clients have it"),
     "/api/generate": (OllamaGenerateRequest, "Answer a prompt, likewise"),
     "/api/show": (OllamaShowRequest, "What the model can do"),
