@@ -72,7 +72,7 @@ ROUTES = [
 ]
 
 
-def _pooling_routes() -> list[Route]:
+def pooling_routes() -> list[Route]:
     """Embeddings and what is made of them, where they are installed."""
     if not is_installed("pooling"):
         return []
@@ -98,7 +98,7 @@ def make_app(serving: Serving) -> Starlette:
     look = partial(take_view, observer=serving.metrics)
     routes = [
         *ROUTES,
-        *_pooling_routes(),
+        *pooling_routes(),
         *(page_routes(Fresh(lambda: serving.engine.call(look), VIEW_SECONDS).get) if config.page else ()),
     ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin

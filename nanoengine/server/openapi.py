@@ -10,6 +10,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 import nanoengine
+from nanoengine.builder import is_installed
 from nanoengine.server.answers import json_response
 from nanoengine.server.messages import CountTokensRequest, MessagesRequest
 from nanoengine.server.ollama import (
@@ -37,11 +38,6 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic's clients have it"),
     "/v1/messages/count_tokens": (CountTokensRequest, "How many tokens a conversation has"),
     "/v1/responses": (ResponsesRequest, "Answer a conversation, as OpenAI's newer clients have it"),
-    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
-    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "How alike texts are")),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "Sort documents by a query")),
-    "/api/embed": (OllamaEmbedRequest, "Vectors of texts, as Ollama's clients have it"),
-    "/api/embeddings": (OllamaEmbeddingsRequest, "The vector of one text, likewise"),
     "/api/chat": (OllamaChatRequest, "Answer a conversation, as Ollama's clients have it"),
     "/api/generate": (OllamaGenerateRequest, "Answer a prompt, likewise"),
     "/api/show": (OllamaShowRequest, "What the model can do"),
@@ -49,6 +45,16 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
     "/abort_requests": (AbortRequest, "End requests by the ids of their answers, or all"),
 }
+
+OF_POOLING: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "How alike texts are")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "Sort documents by a query")),
+    "/api/embed": (OllamaEmbedRequest, "Vectors of texts, as Ollama's clients have it"),
+    "/api/embeddings": (OllamaEmbeddingsRequest, "The vector of one text, likewise"),
+}
+if is_installed("pooling"):
+    POSTS |= OF_POOLING
 
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 
