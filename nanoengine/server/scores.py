@@ -17,7 +17,7 @@ from nanoengine.pooling.params import PoolingParams
 from nanoengine.server.answers import json_response
 from nanoengine.server.embeddings import embedded, usage, vector_of
 from nanoengine.server.errors import Problem
-from nanoengine.server.protocol import RerankRequest, ScoreRequest
+from nanoengine.server.protocol import RerankRequest, ScoreRequest, Table
 from nanoengine.server.serving import Serving, new_id
 
 
@@ -50,11 +50,10 @@ async def rerank(http: HTTPRequest) -> Response:
     def ranked() -> Response:
         scores = _scores(requests, 1)
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: request.top_n or None]
-        results = [{"index": index, "relevance_score": scores[index]} for index in order]
+        results: list[Table] = [{"index": index, "relevance_score": scores[index]} for index in order]
         if request.return_documents is not False:
-            results = [
-                {**own, "document": {"text": documents[index]}} for index, own in zip(order, results, strict=True)
-            ]
+            for result in results:
+                result["document"] = {"text": documents[result["index"]]}
         return json_response(
             {"id": job_id, "model": serving.name, "usage": usage(serving, requests), "results": results}
         )
