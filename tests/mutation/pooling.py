@@ -41,7 +41,7 @@ MUTANTS = (
         POOLER,
         "            step.plan.needs_hidden = True\n",
         "            step.plan.needs_hidden = False\n",
-        "A prompt of one token is replayed as a recorded step, and has no embedding.",
+        "A prompt that is computed alone is replayed from a recording, where there is one of its size, and has no embedding.",
         (TEST_EMBED,),
     ),
     Mutant(

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoModel
 
 from nanoengine import LLM, PoolingParams, SamplingParams
+from nanoengine.core.messages import StepPlan
 from nanoengine.core.sequence import Request
 from nanoengine.errors import InvalidPrompt, InvalidSamplingParams, NotFiniteLogits, StepFailed
 from nanoengine.kernels.native_operations import unsupported_reason
@@ -21,7 +23,7 @@ from nanoengine.pooling.outputs import EmbeddingOutput
 from nanoengine.pooling.pooler import EMBEDDING
 from tests.e2e.small_engine import Broken, finish, open_llm, raise_at, sabotage, step
 from tests.models.families import family_checkpoint
-from tests.support import fill_kv_with_nan, tiny_checkpoint
+from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
 
 Vector = np.ndarray[Any, Any]
 
@@ -209,9 +211,20 @@ def test_a_step_that_fails_spoils_no_mean(folder: Path, monkeypatch: pytest.Monk
         assert equal(embed(llm, [COMMON[5:45]], mean)[0], alone(COMMON[5:45], mean))
 
 
+def test_no_step_that_is_pooled_is_replayed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording has logits and no hidden states."""
+    plans: list[StepPlan] = []
+    with open_llm(folder) as llm:
+        monkeypatch.setattr(model_runner(llm), "recorder", SimpleNamespace(logits=plans.append))
+        embed(llm, "abc")
+        assert not plans
+        llm.generate("abc", SamplingParams(max_tokens=2), use_tqdm=False)
+        assert plans
+
+
 def test_no_number_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_llm(folder) as llm:
-        model = llm.engine.executor.executor.model  # type: ignore[attr-defined]
+        model = model_runner(llm).model
         forward = model.forward
         monkeypatch.setattr(model, "forward", lambda *args: forward(*args) * float("nan"))
         with pytest.raises(StepFailed) as found:
