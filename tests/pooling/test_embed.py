@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModel
 
 from nanoengine import LLM, PoolingParams, SamplingParams
@@ -198,6 +200,20 @@ def test_a_model_of_another_kind_wants_to_be_told_how(tmp_path: Path) -> None:
         assert own.tobytes() == embed(llm, "abc", PoolingParams(pooling="mean", normalize=False))[0].tobytes()
     with open_llm(tmp_path, pooling="last") as llm:
         assert embed(llm, "abc")[0].tobytes() != own.tobytes()
+
+
+@pytest.mark.parametrize("shape", ["Llama, untied, odd heads", "Qwen3, yarn"])
+def test_a_model_without_a_head_is_the_same(tmp_path: Path, shape: str) -> None:
+    """As Qwen3-Embedding is stored: names of tensors do not begin with "model.", and there is no head."""
+    whole = family_checkpoint(tmp_path / "whole", shape)
+    bare = shutil.copytree(whole, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModel.from_pretrained(whole, dtype=torch.float32).save_pretrained(bare)
+    assert "lm_head.weight" not in load_file(bare / "model.safetensors")
+    found = []
+    for folder in (whole, bare):
+        with open_llm(folder) as llm:
+            found.append(embed(llm, PROMPTS[:2]))
+    assert all(one.tobytes() == other.tobytes() for one, other in zip(*found, strict=True))
 
 
 def test_a_step_that_fails_spoils_no_mean(folder: Path, monkeypatch: pytest.MonkeyPatch, alone: Any) -> None:
