@@ -30,7 +30,7 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    answer = _Completions(serving, request, new_id("cmpl", http, request.request_id), params)
+    answer = _Completions(serving, request, new_id("cmpl-", http, request.request_id), params)
 
     def tokens() -> tuple[list[list[int]], SamplingParams]:
         encoded = [

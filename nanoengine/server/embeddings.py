@@ -35,7 +35,7 @@ async def embeddings(http: HTTPRequest) -> Response:
     request = await serving.read(http, EmbeddingRequest)
     inputs = prompt_list(request.input, "input", serving.config.max_prompts)
     params = PoolingParams(dimensions=request.dimensions, normalize=request.use_activation)
-    job_id = new_id("embd", http, request.request_id)
+    job_id = new_id("embd-", http, request.request_id)
     requests = await embedded(http, request, job_id, inputs, params)
     body = partial(_body, serving, job_id, request.encoding_format == "base64")
     return Pieces(await serving.make(body, requests, slow=_num_numbers(requests) > FEW_NUMBERS))

@@ -150,7 +150,7 @@ async def chat(http: HTTPRequest) -> Response | EventStream:
         return _loaded(request.model, message={"role": "assistant", "content": ""})
     messages = [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages)]
     writer = OllamaWriter(request.model, is_chat=True)
-    return await reply(http, request.chat(messages, request.tools), new_id("ollama", http, None), writer)
+    return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
 async def generate(http: HTTPRequest) -> Response | EventStream:
@@ -162,7 +162,7 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     first = [{"role": "system", "content": request.system}] if request.system else []
     messages = [*first, {"role": "user", "content": request.prompt}]
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, request.chat(messages), new_id("ollama", http, None), writer)
+    return await reply(http, request.chat(messages), new_id("ollama-", http, None), writer)
 
 
 async def tags(http: HTTPRequest) -> Response:

@@ -30,7 +30,7 @@ async def embed(http: HTTPRequest) -> Response:
     inputs = prompt_list(request.input, "input", serving.config.max_prompts)  # type: ignore[arg-type]
     queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
     params = PoolingParams(dimensions=request.dimensions)
-    requests = await embedded(http, queued, new_id("ollama", http, None), inputs, params)
+    requests = await embedded(http, queued, new_id("ollama-", http, None), inputs, params)
     return Pieces(await serving.text.run(partial(_body, request.model, start, requests)))
 
 
@@ -41,7 +41,7 @@ async def embeddings(http: HTTPRequest) -> Response:
     if not request.prompt:
         return json_response({"embedding": []})
     queued = Queued(truncation_side="right", truncate_prompt_tokens=-1)
-    requests = await embedded(http, queued, new_id("ollama", http, None), [request.prompt], PoolingParams())
+    requests = await embedded(http, queued, new_id("ollama-", http, None), [request.prompt], PoolingParams())
     return json_response({"embedding": vector_of(requests[0]).tolist()})
 
 

@@ -26,7 +26,7 @@ async def score(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, ScoreRequest)
     first, second = request.sides
-    job_id = new_id("score", http, request.request_id)
+    job_id = new_id("score-", http, request.request_id)
     requests = await _embedded(http, request, job_id, first, second, repeated=0)
 
     def scored() -> Response:
@@ -43,7 +43,7 @@ async def rerank(http: HTTPRequest) -> Response:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, RerankRequest)
     documents = [request.documents] if isinstance(request.documents, str) else request.documents
-    job_id = new_id("rerank", http, request.request_id)
+    job_id = new_id("rerank-", http, request.request_id)
     repeated = sum(map(len, documents))
     requests = await _embedded(http, request, job_id, [request.query], documents, repeated=repeated)
 

@@ -334,4 +334,4 @@ def _short_name(model: str) -> str:
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
     own = http.scope[REQUEST_ID]
-    return f"{prefix}-{own if 'x-request-id' in http.headers else request_id or own}"
+    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"
