@@ -256,8 +256,8 @@ run_interfaces() {
         timeout 900 "$work/interfaces/bin/python" -W ignore "$here/clients/checks.py" "$work/interfaces.md" of_interfaces
         cd "$work/interfaces-npm" && timeout 900 node "$here/clients/of_interfaces.mjs" "$work/interfaces.md"' interfaces "$work" "$here" || true
     # They write files below their homes, and run commands: those are the script's.
-    (cd "$here/../../.." && PATH=$node:$PATH PYTHONPATH=$PWD timeout 900 "$NANOENGINE_PYTHON" "$here/clients/agents.py" "$npm" "$table") || true
-    count_rows interfaces "$table" "$here"/clients/{of_interfaces.py,of_interfaces.mjs,agents.py}
+    (cd "$here/../../.." && PATH=$node:$PATH PYTHONPATH=$PWD timeout 900 "$NANOENGINE_PYTHON" "$here/clients/tasks.py" "$npm" "$table") || true
+    count_rows interfaces "$table" "$here"/clients/{of_interfaces.py,of_interfaces.mjs,tasks.py}
 }
 
 for suite in $suites; do

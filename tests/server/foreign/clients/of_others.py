@@ -13,7 +13,6 @@ from checks import (
     ASKED,
     CALLS_ONCE,
     MESSAGES,
-    MODEL,
     NOW,
     OPTIONS,
     SAID,
@@ -141,7 +140,7 @@ def litellm_loop() -> None:
 @check("litellm", "`embedding`, by `hosted_vllm/` and `openai/`")
 def litellm_embedding() -> None:
     found = [
-        litellm.embedding(model=f"{place}/{MODEL}", input=["a stack", "a queue"], api_base=URL, api_key="none").data
+        litellm.embedding(model=place, input=["a stack", "a queue"], api_base=URL, api_key="none").data
         for place in PLACES
     ]
     assert found[0][1]["embedding"] == found[1][1]["embedding"] != found[0][0]["embedding"]

@@ -1,6 +1,6 @@
 """Agents of others, each of which does one task on this server: a command is run, and its output is in the answer.
 
-Usage: python agents.py FOLDER TABLE [NAME...], where FOLDER has node_modules with @anthropic-ai/claude-code, @openai/codex and
+Usage: python tasks.py FOLDER TABLE [NAME...], where FOLDER has node_modules with @anthropic-ai/claude-code, @openai/codex and
 opencode-ai, and rows are added to TABLE. The model is a script (`Scripted`): it sees in the prompt which tools it has, calls the
 one that runs commands, and answers when it sees what came of it. So what is tested is all between the agent and the model.
 """
