@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel
+from tokenizers import Tokenizer, processors
+from transformers import AutoModel, AutoTokenizer
 
 from nanoengine import LLM, PoolingParams, SamplingParams
 from nanoengine.core.messages import StepPlan
@@ -237,6 +238,23 @@ def test_a_model_without_a_head_is_the_same(tmp_path: Path, shape: str) -> None:
         with open_llm(folder) as llm:
             found.append(embed(llm, PROMPTS[:2]))
     assert all(one.tobytes() == other.tobytes() for one, other in zip(*found, strict=True))
+
+
+def test_a_tokenizer_adds_what_the_model_wants_at_the_end(tmp_path: Path) -> None:
+    """As that of Qwen3-Embedding: the state of the end of text is the embedding."""
+    folder = family_checkpoint(tmp_path, "Qwen3, yarn")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = "<|endoftext|>"
+    special = [(end, tokenizer.token_to_id(end))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end}", special_tokens=special)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = AutoTokenizer.from_pretrained(folder)("a stack")["input_ids"]
+    assert ids[-1] == special[0][1]
+    with open_llm(folder) as llm:
+        [found] = llm.embed("a stack", use_tqdm=False)
+    assert found.prompt_token_ids == ids
+    [expected] = reference(folder, [ids], PoolingParams(pooling="last", normalize=True))
+    assert np.abs(found.embedding - expected).max() < 1e-4
 
 
 def test_a_step_that_fails_spoils_no_mean(folder: Path, monkeypatch: pytest.MonkeyPatch, alone: Alone) -> None:
