@@ -27,8 +27,9 @@ from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.pooling.outputs import EmbeddingOutput
 from nanoengine.pooling.pooler import EMBEDDING
 from tests.e2e.small_engine import Broken, finish, open_llm, raise_at, sabotage, step
+from tests.gguf.written import tiny_model, write_gguf
 from tests.models.families import family_checkpoint
-from tests.support import fill_kv_with_nan, model_runner, tiny_checkpoint
+from tests.support import byte_tokenizer, fill_kv_with_nan, model_runner, tiny_checkpoint
 
 Vector = np.ndarray[Any, Any]
 
@@ -238,6 +239,20 @@ def test_a_model_without_a_head_is_the_same(tmp_path: Path, shape: str) -> None:
         with open_llm(folder) as llm:
             found.append(embed(llm, PROMPTS[:2]))
     assert all(one.tobytes() == other.tobytes() for one, other in zip(*found, strict=True))
+
+
+def test_a_gguf_file_says_how(tmp_path: Path) -> None:
+    model, tensors = tiny_model("qwen3", tmp_path / "whole", vocab_size=300)
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    found = []
+    for number in (1, 3):
+        file = write_gguf(model, tensors, tmp_path / f"{number}.gguf", pooling_type=number)
+        with open_llm(file, tokenizer=str(tmp_path / "tokenizer")) as llm:
+            own = embed(llm, PROMPTS[1])[0]
+            kind = PoolingParams(pooling={1: "mean", 3: "last"}[number], normalize=True)
+            assert own.tobytes() == embed(llm, PROMPTS[1], kind)[0].tobytes()
+            found.append(own)
+    assert not np.allclose(*found)
 
 
 def test_a_tokenizer_adds_what_the_model_wants_at_the_end(tmp_path: Path) -> None:
