@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from nanoengine.core.errors import UnsupportedModel
 
-MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean"}
+MODES = {"pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "lasttoken": "last", "mean": "mean"}
+"""Flags, as older versions write them; and values of `pooling_mode`, as newer ones do."""
+
 NUMBERS = {0: "last", 1: "mean", 3: "last"}  # 0: none, the file is of a model that writes
 STEPS = ("Transformer", "Pooling", "Normalize")
 MAX_BYTES = 1 << 20
@@ -43,7 +45,8 @@ def of_folder(folder: Path) -> Made:
     pooling = None
     if len(paths) == 1 and set(kinds) <= set(STEPS):
         table = _read(folder / paths[0] / "config.json", dict)
-        modes = [name for name, value in table.items() if name.startswith("pooling_mode_") and value]
+        flags = [name for name, value in table.items() if name.startswith("pooling_mode_") and value]
+        modes = [str(said)] if (said := table.get("pooling_mode")) else flags
         pooling = MODES.get(modes[0]) if len(modes) == 1 else None
     return Made(pooling, "Normalize" in kinds)
 

@@ -37,6 +37,10 @@ def write(folder: Path, modules: Any, pooling: Any) -> Path:
         (QWEN3, {"pooling_mode_cls_token": True}, Made(None, True)),
         (QWEN3, LAST | MEAN, Made(None, True)),  # one behind the other
         (QWEN3, {}, Made(None, True)),
+        (QWEN3, {"embedding_dimension": 1024, "pooling_mode": "lasttoken"}, Made("last", True)),
+        (QWEN3[:2], {"pooling_mode": "mean"}, Made("mean", False)),
+        (QWEN3, {"pooling_mode": "cls"}, Made(None, True)),
+        (QWEN3, {"pooling_mode": ["mean", "cls"]}, Made(None, True)),
         ([*QWEN3, DENSE], LAST, Made(None, True)),
         (QWEN3[:1], LAST, Made(None, False)),
     ],
