@@ -17,6 +17,7 @@ from starlette.requests import Request as HTTPRequest
 import nanoengine
 from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
+from nanoengine.core import sampling_params as core
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
@@ -26,7 +27,7 @@ from nanoengine.server.fresh import Fresh
 from nanoengine.server.jobs import Job, Jobs, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.params import MANY, cut, sampling_params
-from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
+from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
 from nanoengine.server.reading import S, read
 from nanoengine.server.structured import is_structured
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
@@ -152,10 +153,10 @@ class Serving:
         self,
         http: HTTPRequest,
         job_id: str,
-        request: Generation,
-        params: SamplingParams,
+        request: Queued,
+        params: core.SamplingParams,
         num_prompts: int,
-        encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
+        encode: Callable[[], tuple[Sequence[list[int]], core.SamplingParams]],
         size: Callable[[Sequence[Request]], int],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
@@ -176,7 +177,7 @@ class Serving:
         config = self.config
         for field, value, knob in (
             ("n", params.num_sequences, "max_n"),
-            ("stop", len(params.stop), "max_stop_strings"),
+            ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
             ("prompt", num_prompts, "max_prompts"),
         ):
             if value > (limit := getattr(config, knob)):
@@ -185,7 +186,7 @@ class Serving:
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
 
-        def make(prompts: Sequence[list[int]], own_params: SamplingParams) -> list[Request]:
+        def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
             return [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
@@ -202,7 +203,7 @@ class Serving:
             """The requests; or what makes them, where a grammar may have to be compiled for it."""
             prompts, own_params = encode()
             making = partial(make, prompts, own_params)
-            return making() if own_params.structured_outputs is None else making
+            return making() if getattr(own_params, "structured_outputs", None) is None else making
 
         self._preparing[client] += num_sequences
         try:
@@ -210,7 +211,9 @@ class Serving:
             requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
-            interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
+            interval = None
+            if isinstance(request, Generation) and request.stream:
+                interval = max(config.stream_interval, request.stream_interval or 1)
             return Job(job_id, self.engine, requests, interval)
         finally:
             self._preparing[client] -= num_sequences
@@ -289,12 +292,12 @@ class Serving:
         self.check_length(text, request)
         return len(self.chat_encoder.encode(text))
 
-    def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, request: Queued, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
         self.check_length(text, request)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def check_length(self, text: str, request: Generation) -> None:
+    def check_length(self, text: str, request: Queued) -> None:
         """Refuse a text that is too long for the model however it is split, before it is.
 
         Raises:
@@ -331,4 +334,4 @@ def _short_name(model: str) -> str:
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
     own = http.scope[REQUEST_ID]
-    return f"{prefix}-{own if 'x-request-id' in http.headers else request_id or own}"
+    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"
