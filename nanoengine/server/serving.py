@@ -21,10 +21,10 @@ from nanoengine.core import sampling_params as core
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
-from nanoengine.server.config import ServerConfig
+from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.fresh import Fresh
-from nanoengine.server.jobs import Job, Jobs, until_gone
+from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.params import MANY, cut, sampling_params
 from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
@@ -141,6 +141,8 @@ class Serving:
         """Why no requests are served, if none are."""
         if self.engine.error is not None:
             return f"the engine is dead: {self.engine.error}"
+        if (seconds := self.engine.seconds_in_step) > (limit := self.config.max_step_seconds):
+            return f"the step that runs has taken {seconds:.0f} s, and {limit:g} are allowed (max_step_seconds)"
         return "the server is shutting down" if self.is_draining else None
 
     def check_open(self) -> None:
@@ -210,6 +212,7 @@ class Serving:
             found = await self.while_there(http, self.text.run(begin))
             requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
+            self._admit_tokens(requests, client)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
             interval = None
             if isinstance(request, Generation) and request.stream:
@@ -234,6 +237,25 @@ class Serving:
                 self.num_rejected["max_num_queued_reqs"] += 1
                 message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
                 raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
+
+    def _admit_tokens(self, requests: Sequence[Request], client: str) -> None:
+        """As `_admit`, by the tokens that a request has and may get: they tell how long others wait for it."""
+        limit, size = (
+            self.config.max_waiting_tokens,
+            sum(most_tokens(request, self.max_model_len) for request in requests),
+        )
+        needs = f"this request may take {size} tokens, its prompts and max_tokens times n"
+        if size > limit:
+            raise Problem(400, f"{needs}, and {limit} may wait (max_waiting_tokens): ask for fewer")
+        if not self.engine.num_waiting:
+            return
+        waiting = self.jobs.waiting_tokens(self.max_model_len)
+        own, total = waiting[client], waiting.total()
+        if total and total + size > limit and own + size > limit // PART_OF_A_NEWCOMER:
+            self.num_rejected["max_num_queued_tokens"] += 1
+            message = f"{needs}; {total} are waiting, {own} of them yours, and {limit} may (max_waiting_tokens): try again later"
+            status = 429 if own > limit // PART_OF_A_CLIENT else 503
+            raise Problem(status, message, headers={"retry-after": RETRY_AFTER})
 
     async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
         """What some work brings; it gives up its turn when the client hangs up.
