@@ -14,13 +14,13 @@ from starlette.responses import Response
 from nanoengine.core.sequence import Request
 from nanoengine.pooling.params import PoolingParams
 from nanoengine.pooling.pooler import EMBEDDING
+from nanoengine.server.answer_bytes import answer_bytes
 from nanoengine.server.answers import encode
 from nanoengine.server.errors import Problem
 from nanoengine.server.params import prompt_list
 from nanoengine.server.pieces import Pieces
 from nanoengine.server.protocol import EmbeddingRequest, Queued
 from nanoengine.server.serving import Serving, new_id
-from nanoengine.server.sizes import answer_bytes
 
 NUMBER_BYTES = 32
 """Of a number of an embedding, as it is computed and as JSON."""
