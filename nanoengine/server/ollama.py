@@ -6,7 +6,7 @@ Streams are lines of JSON, and are what a client gets that does not say. No mode
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -188,13 +188,19 @@ async def show(http: HTTPRequest) -> Response:
     return json_response(
         {
             "modelfile": "",
-            "parameters": "",
+            "parameters": _advised(serving.defaults),
             "template": template or "",
             "details": DETAILS,
             "model_info": {"general.architecture": "nanoengine", "nanoengine.context_length": serving.max_model_len},
             "capabilities": can,
         }
     )
+
+
+def _advised(defaults: Mapping[str, Any]) -> str:
+    """How requests that say nothing are sampled, a value a line."""
+    names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
+    return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
 
 
 async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints
