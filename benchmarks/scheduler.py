@@ -39,6 +39,8 @@ from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.observability.observer import Observer
+from nanoengine.pooling.files import Made
+from nanoengine.pooling.pooler import Pooler
 from nanoengine.sampling.collector import Collector
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.speculation import Speculation
@@ -170,7 +172,8 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     clients, observer = Clients(counts, shares, parts), Observer(longest(workload))
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
-    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, clients, observer]
+    pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too
+    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, pooler, clients, observer]
     return blocks, parts
 
 

@@ -148,9 +148,10 @@ async function ask(begun = null) {
   await answer(conversation, message, { isContinued: Boolean(begun), signal: stopping.signal, onNews: draw.soon });
   answering.delete(conversation.id);
   if (conversations.has(conversation.id)) save(conversation);
+  const isAtEnd = atEnd();
   draw.now();
   refresh();
-  scrollToEnd(false);
+  scrollToEnd(isAtEnd);
   setText($("told"), `The answer has ended. ${message.content || message.error || ""}`);
 }
 
