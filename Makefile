@@ -13,6 +13,10 @@ dev: .venv/.dev
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
+.venv/.docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
 .venv/.dev: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
@@ -30,7 +34,7 @@ lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: dev
+docs: .venv/.docs
 	$(BIN)/mkdocs build --strict
 
 bench: dev

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, report: Report) -> None:
 def part_of(session: Session) -> Structured:
     found = [part for part in session.scheduler.parts if isinstance(part, Structured)]
     if not found:
-        raise BadOption("structured outputs are not installed: pip install 'nanoengine[structured]'")
+        raise BadOption("structured outputs are not installed: pip install llguidance")
     return found[0]
 
 

@@ -1,6 +1,6 @@
 """Answers that are objects: a class of pydantic is the schema, and what the model writes is one of its objects.
 
-python examples/structured.py [MODEL]     needs: pip install '.[structured]' pydantic
+python examples/structured.py [MODEL]     needs: pip install pydantic
 
 The bundled model has learned code and no conversation: its objects are valid, and say little. smollm2 says more.
 """

@@ -247,19 +247,21 @@ def _parser() -> Parser:
         command = _command(commands, function)
         kinds = f'"demo", {_known()}, a local folder, a .gguf file or a hub name'
         if function in talks:
+            kinds += "; without one, smollm2, once fetched" if function is chat else ""
             command.add_argument("model", nargs="?" if function is chat else None, help=kinds)
             command.add_argument("--system", default="", metavar="TEXT", help="a system message")
         if function is chat:
             command.add_argument("--model", dest="named", help=argparse.SUPPRESS)  # as `generate` has it
         if function not in talks:
-            command.add_argument("--model", default="demo", help=kinds)
+            command.add_argument("--model", default="demo", help=f"{kinds} (default: demo)")
         command.add_argument("--dtype", help="float32, bfloat16, float16 or auto")
         command.add_argument("--device", help="cpu, cuda, cuda:N or auto")
         command.add_argument("--max-model-len", type=int, help="longest sequence in tokens")
         command.add_argument("--kv-cache-memory", type=byte_count, help="size of the KV pool, such as 2GiB")
         command.add_argument("--scheduling-policy", help=" or ".join(POLICIES))
         most = {demo: 96, generate: 128}.get(function)  # a chat's: as many as the model has room for
-        command.add_argument("--max-tokens", type=int, default=most or argparse.SUPPRESS, help="most new tokens")
+        text = f"most new tokens (default: {most or 'as there is room'})"
+        command.add_argument("--max-tokens", type=int, default=most or argparse.SUPPRESS, help=text)
         command.add_argument("--seed", type=int, help="makes sampling repeatable")
         command.add_argument("-v", "--verbose", action="store_true", help="show how the model was loaded")
         for name, (kind, text) in SAMPLING.items():
@@ -269,7 +271,7 @@ def _parser() -> Parser:
             continue
         command.add_argument("--stop", action="append", default=[], help="a string that ends the text; may be repeated")
         if function is generate:
-            command.add_argument("-n", type=int, default=1, help="completions per prompt")
+            command.add_argument("-n", type=int, default=1, help="completions per prompt (default: 1)")
             shape = command.add_mutually_exclusive_group()
             shape.add_argument("--json-schema", type=Path, metavar="FILE", help="the text is JSON of this schema")
             shape.add_argument("--regex", help="the text matches this expression as a whole")

@@ -51,7 +51,7 @@ class AsyncLLMEngine:
             every thread that it was used from, and two teams on the same cores disturb each other.
 
     Raises:
-        Whatever `make` raises.
+        Exception: whatever `make` raises.
     """
 
     engine: LLMEngine

@@ -63,7 +63,7 @@ def run(model: str, options: Mapping[str, Any], values: Mapping[str, Any], syste
         if (error.name or "").startswith("nanoengine"):
             raise
         raise InvalidConfig(
-            f"a chat in a terminal needs {error.name}: pip install '.[chat]' where its sources are; "
+            f"a chat in a terminal needs {error.name}: pip install {error.name}; "
             "without it, `echo hello | nanoengine chat MODEL` answers standard input"
         ) from error
     with LLM(model, **options) as llm:

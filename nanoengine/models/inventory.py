@@ -100,6 +100,9 @@ def _describe(name: str, where: str) -> Entry:
             raise ModelNotFound(f"no {', '.join(WEIGHT_FILES)}: its weights are not here yet")
         quantized_bytes = _quantized_bytes(path, files)
     except (NanoEngineError, OSError) as error:
+        if name in DOWNLOADS and not disk_bytes:
+            megabytes = DOWNLOADS[name].num_bytes / 1e6
+            return Entry(name, problem=f"not here yet: `nanoengine fetch {name}` ({megabytes:.0f} MB)")
         return Entry(name, disk_bytes, config, f"{type(error).__name__}: {error}")
     entry = Entry(name, disk_bytes, config, "", quantized_bytes)
     if entry.weight_bytes > (available := available_ram()):

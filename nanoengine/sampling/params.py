@@ -187,7 +187,7 @@ def check_structured() -> None:
     """See that structured outputs are installed; raises InvalidSamplingParams."""
     if find_spec("nanoengine.structured") is None or find_spec("llguidance") is None:
         raise InvalidSamplingParams(
-            "structured_outputs is given, but structured outputs are not installed: pip install 'nanoengine[structured]'"
+            "structured_outputs is given, but structured outputs are not installed: pip install llguidance"
         )
 
 

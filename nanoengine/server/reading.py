@@ -42,7 +42,8 @@ async def read(http: HTTPRequest, kind: type[S], threads: TextThreads, max_bytes
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":  # a page of another site may send forms and plain text without being asked
-        raise Problem(400, f"Unsupported Media Type {content_type!r}: Only 'application/json' is allowed")
+        wanted = "Only 'application/json' is allowed (curl -H 'content-type: application/json')"
+        raise Problem(400, f"Unsupported Media Type {content_type!r}: {wanted}")
     body = await _body(http, max_bytes, holding)
     return _parse(body, kind) if len(body) <= SLOW_BYTES else await threads.run(_parse, body, kind)
 

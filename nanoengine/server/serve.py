@@ -199,7 +199,8 @@ class _Server(uvicorn.Server):
             return
         address = self._socket.getsockname()
         where = config.uds or "http://{}:{}".format(f"[{address[0]}]" if ":" in address[0] else address[0], address[1])
-        logger.info("serving %s at %s", self._serving.name, where)
+        chat = "" if config.uds or not config.page else " (a browser shows a chat there; clients of OpenAI add /v1)"
+        logger.info("serving %s at %s%s", self._serving.name, where, chat)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-pytest.importorskip("rich", reason="rich is not installed; `pip install -e .[chat]` brings it")
+pytest.importorskip("rich", reason="rich is not installed; `pip install -e .` brings it")
 
 from rich.console import Console
 from rich.markdown import Markdown

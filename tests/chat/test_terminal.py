@@ -28,7 +28,7 @@ ENTER, CTRL_C, CTRL_D, UP = "\r", "\x03", "\x04", "\x1b[A"
 CODES = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\[[0-9;?]*$|$)|\r")
 
 for package in ("prompt_toolkit", "rich"):
-    pytest.importorskip(package, reason=f"{package} is not installed; `pip install -e .[chat]` brings it")
+    pytest.importorskip(package, reason=f"{package} is not installed; `pip install -e .` brings it")
 
 
 class User:
