@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import platform
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -77,8 +78,13 @@ def best_prebuilt(wanted: str) -> str | None:
 def _compiled(target: str) -> Library:
     compiler = find_compiler()
     check_target(target, compiler)
-    path = compile_library(SOURCES, compiler, flags_for(target), cache_folder("kernels"))
-    return _load(path, f"compiled for {'this CPU' if target == NATIVE else target}")
+    kept = cache_folder("kernels")
+    path = compile_library(SOURCES, compiler, flags_for(target), kept)
+    try:
+        return _load(path, f"compiled for {'this CPU' if target == NATIVE else target}")
+    finally:
+        if not path.is_relative_to(kept):  # it could not be kept; once loaded, its file is not needed
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _prebuilt(target: str, reason: str) -> Library:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,15 @@ def test_what_is_kept_need_not_be_compiled(folder: Path, monkeypatch: pytest.Mon
     assert must_compile()
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert not must_compile(), "nobody could"
+
+
+@needs_compiler
+def test_what_cannot_be_kept_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "cache").write_text("a file, where a folder should be")
+    (folder / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))
+    assert load().functions.answer() == 42
+    assert not [*(folder / "temporary").iterdir()]
 
 
 # ---- prebuilt
