@@ -13,6 +13,9 @@ MAX_HEAD_BYTES = 64 << 10
 
 PART_OF_A_NEWCOMER = 8
 
+CONNECTION = "nanoengine.connection"
+"""Where the scope of a request has its `BoundedHTTP`."""
+
 MAX_HEAD_SECONDS = 60
 """A connection that sends nothing whole is closed."""
 
@@ -84,6 +87,7 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         self._head_bytes = 0
         self._is_in_head = True
         if self._clock is None:
@@ -97,6 +101,13 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._has_ended, self._is_in_body = True, False
         super().on_message_complete()
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a piece of the stream that is being sent, without a task; False if the client has not taken what was written before."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def _watch_head(self) -> None:
         self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse, b"408 Request Timeout")
