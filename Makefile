@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup dev demo chat test lint bench clean
+.PHONY: setup dev demo chat test lint docs bench clean
 
 setup: .venv/.installed
 dev: .venv/.dev
@@ -30,9 +30,12 @@ lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: dev
+	$(BIN)/mkdocs build --strict
+
 bench: dev
 	$(BIN)/python bench.py latency
 	$(BIN)/python bench.py throughput
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

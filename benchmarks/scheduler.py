@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -32,11 +33,14 @@ from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.scheduler import Scheduler
 from nanoengine.core.seams import KVStore, PolicyPart
 from nanoengine.core.sequence import Request, Sequence
+from nanoengine.fairness.block_share import BlockShare
 from nanoengine.fairness.fair_share import Clients, FairShare
 from nanoengine.kv_groups.common_prefix import CommonPrefix
 from nanoengine.kv_offload.host_tier import HostTier
 from nanoengine.kv_offload.offload import Offload
 from nanoengine.observability.observer import Observer
+from nanoengine.pooling.files import Made
+from nanoengine.pooling.pooler import Pooler
 from nanoengine.sampling.collector import Collector
 from nanoengine.speculation.ngram import NgramProposer
 from nanoengine.speculation.speculation import Speculation
@@ -163,10 +167,13 @@ def all_parts(workload: Workload, num_blocks: int, block_size: int) -> tuple[Blo
     speculation = Speculation(NgramProposer(), num_drafts=15, vocab_size=VOCAB_SIZE, costs=StepCosts())
     offload, collector = Offload(HostTier(num_blocks), None), Collector()
     parts: list[PolicyPart] = []
-    clients, observer = Clients(FairShare(0.5, len(workload)), parts), Observer(longest(workload))
+    counts: Counter[str] = Counter()
+    shares: list[PolicyPart] = [BlockShare(blocks, counts), FairShare(0.5, len(workload), counts)]
+    clients, observer = Clients(counts, shares, parts), Observer(longest(workload))
     stores += [offload, observer.events]
     structured = Structured(Grammars(cast(Any, None), VOCAB_SIZE, ()), parts, None)  # asked for by nobody
-    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, clients, observer]
+    pooler = Pooler(Made(), hidden_size=16)  # asked for by nobody too
+    parts += [CommonPrefix(blocks), speculation, offload, collector, structured, pooler, clients, observer]
     return blocks, parts
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nanoengine.core.outputs import CompletionOutput, RequestOutput
     from nanoengine.llm import LLM
     from nanoengine.observability.metrics import RequestMetrics
+    from nanoengine.pooling.params import PoolingParams
     from nanoengine.sampling.params import SamplingParams
     from nanoengine.structured.params import StructuredOutputs
 
@@ -35,6 +36,7 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "PoolingParams",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -46,6 +48,7 @@ _MODULES = {
     "AsyncLLMEngine": "aio.async_llm_engine",
     "BeamSearchParams": "beam_search.params",
     "CompletionOutput": "core.outputs",
+    "PoolingParams": "pooling.params",
     "RequestMetrics": "observability.metrics",
     "RequestOutput": "core.outputs",
     "SamplingParams": "sampling.params",

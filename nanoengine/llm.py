@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from nanoengine.models.tokenizer import Message
     from nanoengine.observability.kv_events import KVEventListener
     from nanoengine.observability.metrics import CacheStats, EngineMetrics
+    from nanoengine.pooling.outputs import EmbeddingOutput
+    from nanoengine.pooling.params import PoolingParams
     from nanoengine.tools.chats import Chats
 
 logger = logging.getLogger("nanoengine")
@@ -129,6 +131,31 @@ class LLM(CoreLLM):
         from nanoengine.tools.chats import Chats
 
         return Chats(self.tokenizer)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """Embeddings of prompts, in their order. None: pooled and normalized as the model was made for.
+
+        Raises:
+            InvalidPrompt, InvalidSamplingParams, StepFailed: as `generate`.
+        """
+        if not is_installed("pooling"):
+            raise not_installed("pooling")
+        from nanoengine.pooling.outputs import EmbeddingOutput
+        from nanoengine.pooling.params import PoolingParams
+
+        own = PoolingParams() if params is None else params
+        if not all(isinstance(one, PoolingParams) for one in (own if isinstance(own, Sequence) else [own])):
+            raise InvalidSamplingParams(f"params must be PoolingParams or a list of them, not {shown(params)}")
+        requests = self.make_requests(prompts, own, cache_salt)
+        self._run_with_bar(requests, use_tqdm)
+        return [EmbeddingOutput.of(request) for request in requests]
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True

@@ -63,7 +63,7 @@ def test_wrong_values_are_told_in_one_line(arguments: list[str], told: str, caps
 def test_without_a_command_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "fetch smollm2", "chat --model smollm2", "serve smollm2"):
+    for command in ("demo", "run smollm2", "serve smollm2"):
         assert f"  nanoengine {command} " in shown
 
 
@@ -78,8 +78,8 @@ def test_help_has_defaults_only_where_there_are_some(command: str, capsys: pytes
     shown = capsys.readouterr().out
     assert "default: None" not in shown
     assert "default: []" not in shown
-    if command == "generate":
-        assert "(default: 128)" in shown
+    if command == "serve":
+        assert "(default: 8000)" in shown
 
 
 def test_a_size_has_units() -> None:

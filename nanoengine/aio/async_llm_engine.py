@@ -67,7 +67,9 @@ class AsyncLLMEngine:
         self._streams: dict[str, RequestStream] = {}  # of the requests that run; the thread's own
         self._num_sent = 0  # sequences put into the inbox, counted by those who do
         self._num_received = 0  # and taken out, counted by the thread
+        self._step_began: float | None = None  # when the step that runs was begun
         self._is_closing = False
+        self.is_ending = False  # no more steps are made, and the engine is being closed, which may write files
         self._is_over = False  # nobody empties the inbox any more
         is_made = threading.Event()
         self._thread = threading.Thread(target=self._live, args=(make, is_made), name="nanoengine", daemon=True)
@@ -159,6 +161,12 @@ class AsyncLLMEngine:
         """Sequences that have not begun, or were preempted."""
         return self._num_sent - self._num_received + len(self.engine.scheduler.waiting)
 
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the step that runs has taken until now; 0.0: none runs."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
     def close(self) -> None:
         """Abort what runs, give the memory back and end the thread. Waits for the step that runs; closing twice is allowed."""
         self._is_closing = True
@@ -188,7 +196,10 @@ class AsyncLLMEngine:
             while not self._is_closing:
                 self._empty_inbox()
                 if self.engine.has_unfinished:
-                    self._send([news for request in self.engine.step() if (news := self._news(request))])
+                    self._step_began = time.monotonic()
+                    touched = self.engine.step()
+                    self._step_began = None
+                    self._send([news for request in touched if (news := self._news(request))])
         except BaseException as error:  # whatever it was: nobody may wait for a thread that is gone
             logger.exception("the engine died")
             self.error = error
@@ -254,6 +265,7 @@ class AsyncLLMEngine:
 
     def _end(self) -> None:
         """Abort what runs, close the engine, and tell everybody who still waits."""
+        self._step_began, self.is_ending = None, True
         try:
             try:
                 for request_id in list(self._streams) if self.error is None else ():
@@ -263,7 +275,7 @@ class AsyncLLMEngine:
         except BaseException as error:  # it may be broken already; those who wait are told of its end all the same
             logger.error("the engine could not be closed", exc_info=error)
             self.error = self.error or error
-        self._is_over = True
+        self._is_over, self.is_ending = True, False
         for stream in self._streams.values():
             stream.end_with(self._reason())
         self._streams.clear()

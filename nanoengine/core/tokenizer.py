@@ -46,8 +46,9 @@ class Tokenizer:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer in the tokenizer.json of a model folder; raises ModelNotFound if there is none that can be read."""
+    path = folder / "tokenizer.json"
     try:
-        fast = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        fast = tokenizers.Tokenizer.from_file(str(path) if path.is_file() else "")  # a pipe or a device has no end
     except Exception as error:  # the library raises nothing finer
         raise ModelNotFound(f"{folder} has no tokenizer.json that can be read: {error}") from error
     fast.no_truncation()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from nanoengine.core.capability import Capability
+from nanoengine.fairness.block_share import BlockShare
 from nanoengine.fairness.fair_share import Clients, FairShare
 from nanoengine.fairness.least_priority import LeastPriority
 from nanoengine.fairness.options import FairnessOptions
@@ -21,6 +23,8 @@ class Fairness(Capability):
     def policy(self, startup: Startup) -> None:
         options = startup.config.of(FairnessOptions)
         if options.max_client_share < 1.0:
-            startup.parts.append(Clients(FairShare(options.max_client_share, startup.num_rows), startup.parts))
+            clients: Counter[str] = Counter()
+            rows = FairShare(options.max_client_share, startup.num_rows, clients)
+            startup.parts.append(Clients(clients, [BlockShare(startup.blocks, clients), rows], startup.parts))
         if options.min_priority is not None:
             startup.parts.append(LeastPriority(options.min_priority))

@@ -29,11 +29,11 @@ class FairShare(PolicyPart):
     Args:
         max_share: most of the prompt tokens of a step that one client takes: above 0 and below 1.
         num_rows: most sequences that run at once.
+        num_unfinished: sequences of each client that has any.
     """
 
-    def __init__(self, max_share: float, num_rows: int):
-        self.max_share, self.num_rows = max_share, num_rows
-        self.num_unfinished: Counter[str] = Counter()  # sequences of each client that has any
+    def __init__(self, max_share: float, num_rows: int, num_unfinished: Counter[str]):
+        self.max_share, self.num_rows, self.num_unfinished = max_share, num_rows, num_unfinished
         # The rest is of the step that is made.
         self._is_shared = False  # whether several clients have prompts that can be computed
         self._prefilling: set[Sequence] = set()  # running sequences whose prompts were begun before
@@ -131,21 +131,28 @@ class FairShare(PolicyPart):
 
 
 class Clients(PolicyPart):
-    """Counts the sequences of each client. While there are several clients, `shares` is one of the parts of the policy."""
+    """Counts the sequences of each client. While there are several clients, the shares are parts of the policy.
 
-    def __init__(self, shares: FairShare, parts: list[PolicyPart]):
-        self.shares, self.parts = shares, parts
+    Args:
+        num_unfinished: what is counted.
+        shares: the parts that share out.
+        parts: all of the policy.
+    """
+
+    def __init__(self, num_unfinished: Counter[str], shares: list[PolicyPart], parts: list[PolicyPart]):
+        self.num_unfinished, self.shares, self.parts = num_unfinished, shares, parts
 
     def submitted(self, request: Request) -> None:
-        clients = self.shares.num_unfinished
+        clients = self.num_unfinished
         clients[request.client] += len(request.sequences)
-        if len(clients) > 1 and self.shares not in self.parts:
-            self.parts.append(self.shares)
+        if len(clients) > 1 and self.shares[0] not in self.parts:
+            self.parts.extend(self.shares)
 
     def finished(self, seq: Sequence) -> None:
-        clients, client = self.shares.num_unfinished, seq.request.client
+        clients, client = self.num_unfinished, seq.request.client
         clients[client] -= 1
         if not clients[client]:
             del clients[client]
             if len(clients) == 1:
-                self.parts.remove(self.shares)
+                for share in self.shares:
+                    self.parts.remove(share)

@@ -66,6 +66,8 @@ class GGUFFile:
 
 def _read_part(path: Path, number: int) -> GGUFFile:
     try:
+        if not path.is_file():
+            raise FileNotFoundError("no such file")  # a pipe or a device is none: it has no end
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size == 0:
                 raise InvalidWeights(f"{path} is empty: fetch it again")

@@ -33,8 +33,10 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 """Keys that are not translated -> the values with which they change nothing."""
 
-NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-"""Keys that change nothing: the embedding has the size of the vocabulary, and the others tell of the model's making."""
+NOT_OF_THE_MODEL = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "pooling_type"}
+"""Keys that change no hidden state: the embedding has the size of the vocabulary, the next two tell of the model's making, and
+the last of what is made of the states.
+"""
 
 
 class Keys:

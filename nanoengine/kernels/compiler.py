@@ -1,5 +1,6 @@
 """Compiling the native kernels, once: the library is kept in the user's cache folder under a hash of all that it is made of
-(sources, flags, compiler, CPU).
+(sources, flags, compiler, CPU). Its last bytes are a checksum, for a library that was cut off kills whoever loads it; and only
+what nobody else could write is loaded.
 
 setup.py, which compiles it for wheels, runs this file alone: it imports nothing of the package.
 """
@@ -10,8 +11,12 @@ import hashlib
 import os
 import platform
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "cpp"
@@ -21,6 +26,12 @@ COMPILERS = ("c++", "g++", "clang++")
 LIBRARY = "kernels.so"
 NATIVE = "native"
 """The target that is the CPU at hand."""
+
+MOST_SECONDS = 900
+"""A compiler that has not ended by then hangs: others take 15 to 90 s."""
+
+CHECKSUM_BYTES = 16
+OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 PREBUILT = Path(__file__).parent / "prebuilt"
 AVX2 = ("avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe")
@@ -55,12 +66,6 @@ def find_compiler() -> str:
     raise CannotCompile(f"no C++ compiler ({', '.join(names)}) was found")
 
 
-def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(root)) / "nanoengine" / "kernels"
-
-
 def compile_library(
     sources: Path, compiler: str, flags: tuple[str, ...], folder: Path, link: tuple[str, ...] = ("-shared",)
 ) -> Path:
@@ -70,26 +75,49 @@ def compile_library(
         CannotCompile: the compiler failed.
     """
     library = kept_library(sources, compiler, flags, folder, link)
-    if library.is_file():
+    if is_sound(library):
         return library
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
+        facts = library.parent.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+            raise PermissionError(f"{library.parent} is not a folder of this user")
+        library.parent.chmod(0o755)  # nobody else writes there from now on, and what others have put there is not sound
         workplace = Path(tempfile.mkdtemp(dir=library.parent))
-    except OSError:  # a read-only home: compile for this process alone
+    except OSError:  # a read-only home, or somebody else's: compile for this process alone
         try:
-            elsewhere = Path(tempfile.mkdtemp(prefix="nanoengine-kernels-"))
+            library = Path(tempfile.mkdtemp(prefix="nanoengine-kernels-"), LIBRARY)
+            workplace = Path(tempfile.mkdtemp(dir=library.parent))
         except OSError as error:
             raise CannotCompile(f"there is no folder to compile in: {error}") from error
-        return compile_library(sources, compiler, flags, elsewhere, link)
     try:
         objects = {path: workplace / f"{path.stem}.o" for path in sorted(sources.glob("*.cpp"))}
         _run_all(compiler, {path.name: (*flags, "-c", str(path), "-o", str(to)) for path, to in objects.items()})
         made = workplace / library.name
         _run_all(compiler, {library.name: (*flags, *link, *map(str, objects.values()), "-o", str(made))})
+        checksum = _checksum(made.read_bytes())
+        with open(made, "ab") as file:
+            file.write(checksum)
+            file.flush()
+            os.fsync(file.fileno())
+        made.chmod(0o755)
         os.replace(made, library)  # at once: another process may be doing the same
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
     return library
+
+
+def is_sound(library: Path) -> bool:
+    """Whether a kept library is there, whole, and of this user or root alone."""
+    try:
+        of_folder, of_file = library.parent.lstat(), library.lstat()
+        for facts in (of_folder, of_file):
+            if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_MAY_WRITE:
+                return False
+        content = library.read_bytes() if stat.S_ISDIR(of_folder.st_mode) and stat.S_ISREG(of_file.st_mode) else b""
+    except OSError:
+        return False
+    return len(content) > CHECKSUM_BYTES and _checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]
 
 
 def kept_library(
@@ -101,20 +129,37 @@ def kept_library(
 
 def _run_all(compiler: str, commands: dict[str, tuple[str, ...]]) -> None:
     """Run the compiler with the arguments for each file that is to be made of, or is made, all at once."""
-    jobs = {}
-    for name, arguments in commands.items():
-        try:
+    jobs: dict[str, subprocess.Popen[str]] = {}
+    end = time.monotonic() + MOST_SECONDS
+    try:
+        for name, arguments in commands.items():
             jobs[name] = subprocess.Popen(
-                [compiler, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                [compiler, *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # it can be ended with all that it has started
             )
-        except OSError as error:
-            raise CannotCompile(f"{compiler} does not run: {error}") from error
-    errors = {name: job.communicate()[1] for name, job in jobs.items()}
+        errors = {name: job.communicate(timeout=max(0.0, end - time.monotonic()))[1] for name, job in jobs.items()}
+    except OSError as error:
+        raise CannotCompile(f"{compiler} does not run: {error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CannotCompile(f"{compiler} has not ended within {MOST_SECONDS} s") from error
+    finally:
+        for job in jobs.values():
+            if job.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(job.pid, signal.SIGKILL)
+                job.communicate()
     for name, job in jobs.items():
         if job.returncode:
             lines = [line for line in errors[name].splitlines() if "ld returned" not in line]  # that says no reason
             first = next((line for line in lines if "error" in line or "definition" in line), errors[name][:200])
             raise CannotCompile(f"{compiler} could not compile {name}: {first.strip()}")
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=CHECKSUM_BYTES).digest()
 
 
 def _fingerprint(sources: Path, compiler: str, flags: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from nanoengine.caches import cache_folder
 from nanoengine.errors import InvalidConfig, shown
 from nanoengine.kernels.compiler import (
     LIBRARY,
@@ -17,10 +18,10 @@ from nanoengine.kernels.compiler import (
     PREBUILT_TARGETS,
     SOURCES,
     CannotCompile,
-    cache_folder,
     compile_library,
     find_compiler,
     flags_for,
+    is_sound,
     kept_library,
 )
 from nanoengine.kernels.target import VARIABLE, check_target, missing_features, wanted_target
@@ -63,7 +64,7 @@ def must_compile() -> bool:
         compiler = find_compiler()
     except CannotCompile:
         return False
-    return not kept_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder()).is_file()
+    return not is_sound(kept_library(SOURCES, compiler, flags_for(wanted_target()), cache_folder("kernels")))
 
 
 def best_prebuilt(wanted: str) -> str | None:
@@ -76,7 +77,7 @@ def best_prebuilt(wanted: str) -> str | None:
 def _compiled(target: str) -> Library:
     compiler = find_compiler()
     check_target(target, compiler)
-    path = compile_library(SOURCES, compiler, flags_for(target), cache_folder())
+    path = compile_library(SOURCES, compiler, flags_for(target), cache_folder("kernels"))
     return _load(path, f"compiled for {'this CPU' if target == NATIVE else target}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +25,8 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     """
     stated = table.get("architectures")
     names = stated if isinstance(stated, list) else []
-    architecture = next((name for name in names if isinstance(name, str) and name in ARCHITECTURES), None)
+    full = (re.sub("Model$", "ForCausalLM", name) for name in names if isinstance(name, str))  # LlamaModel has no head
+    architecture = next((name for name in full if name in ARCHITECTURES), None)
     if architecture is None:
         what = "none of them is supported" if names else "it must be a list of names"
         raise UnsupportedModel(
@@ -34,6 +36,7 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
     layer_types_of(fields)
     read_scheme(table)
+    fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION)
     fields.refuse_others()

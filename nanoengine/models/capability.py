@@ -22,6 +22,7 @@ from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.names import WEIGHT_FILES, find_model
 from nanoengine.models.options import ModelOptions
 from nanoengine.models.placement import check_room_for_weights
+from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.models.tokenizer import ModelTokenizer
 from nanoengine.quantization.at_load import quantizer
 
@@ -44,9 +45,13 @@ class Models(Capability):
         found = describe(find_model(config.model), other)
         path = find_model(config.model, WEIGHT_FILES)  # the description is sound: now the weights are worth fetching
         self.checkpoint, self.quantization = open_checkpoint(path), own.quantization
-        check_weights(found.config, self.checkpoint)
-        self.model_config = found.config.within(config.max_model_len or found.config.max_position_embeddings)
+        said = found.config
+        if isinstance(self.checkpoint, SafetensorsFolder) and self.checkpoint.is_headless:
+            said = dataclasses.replace(said, tie_word_embeddings=True)  # it is for embeddings: some head will do
+        check_weights(said, self.checkpoint)
+        self.model_config = said.within(config.max_model_len or said.max_position_embeddings)
         layers = map(self.model_config.layer, range(self.model_config.num_layers))
+        startup.facts["path"] = path
         startup.facts["weights"] = self._weights
         startup.facts["windows"] = [layer.window for layer in layers]
         self.tokenizer, self._advised = found.tokenizer, found.advised_sampling

@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from nanoengine.caches import cache_folder
 from nanoengine.errors import FetchFailed, ModelNotFound, did_you_mean, shown
 
 
@@ -67,8 +68,7 @@ DOWNLOADS: Mapping[str, Download] = {
 
 def models_folder() -> Path:
     """Where fetched models are kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(root)) / "nanoengine" / "models"
+    return cache_folder("models")
 
 
 def fetch(name: str, *, downloads: Mapping[str, Download] = DOWNLOADS, show_bar: bool = True) -> Path:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from torch import Tensor
 from nanoengine.core.weights import open_file, weight_files
 from nanoengine.models.checkpoint import TensorHeader
 
+BASE = "model."
+"""What names of tensors begin with, but for the head's."""
+
 
 class SafetensorsFolder:
     """A `Checkpoint`. All methods raise ModelNotFound for missing files, and InvalidWeights for broken ones."""
@@ -25,12 +29,21 @@ class SafetensorsFolder:
     def __init__(self, folder: Path):
         self.folder, self.place = folder, str(folder)
 
+    @cached_property
+    def is_headless(self) -> bool:
+        """Whether a model was saved without its head, as those for embeddings are: no name begins with `BASE` then."""
+        with open_file(weight_files(self.folder)[0]) as file:
+            return any(name.startswith("layers.") for name in file.keys())  # noqa: SIM118 - no mapping, it has keys() only
+
+    def _named(self, name: str) -> str:
+        return BASE + name if self.is_headless else name
+
     def headers(self) -> Iterator[TensorHeader]:
         for path in weight_files(self.folder):
             with open_file(path) as file:
-                for name in file.keys():  # noqa: SIM118 - no mapping, it has keys() only
+                for name in file.keys():  # noqa: SIM118
                     header = file.get_slice(name)
-                    yield TensorHeader(name, header.get_dtype(), header.get_shape(), path.name)
+                    yield TensorHeader(self._named(name), header.get_dtype(), header.get_shape(), path.name)
 
     def tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """What was yielded is unmapped when the next is asked for, so that weights are in memory once, in their slots."""
@@ -38,7 +51,7 @@ class SafetensorsFolder:
             with open_file(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     tensor = file.get_tensor(name)
-                    yield name, tensor
+                    yield self._named(name), tensor
                     release_mapped(tensor)
 
     @contextmanager
@@ -50,7 +63,9 @@ class SafetensorsFolder:
             def read(header: TensorHeader) -> Tensor:
                 if header.file not in files:
                     files[header.file] = stack.enter_context(open_file(self.folder / header.file))
-                tensor: Tensor = files[header.file].get_tensor(header.name)
+                tensor: Tensor = files[header.file].get_tensor(
+                    header.name.removeprefix(BASE if self.is_headless else "")
+                )
                 return tensor
 
             yield read

@@ -6,7 +6,6 @@ whose tokenizer needs more than its tokenizer.json, and for those who ask for it
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -24,6 +23,7 @@ Message = Mapping[str, Any]
 
 FILES = tuple(f"{name}.json" for name in ("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens"))
 FILES += ("chat_template.jinja",)
+TEMPLATES = "additional_chat_templates"
 MAX_FILE_BYTES = 256 << 20
 """Largest file that is read; those of the largest vocabularies have a tenth of it."""
 
@@ -193,7 +193,7 @@ class HFTokenizer(ModelTokenizer):
 
     def __init__(self, folder: Path):
         self.folder = folder
-        _check_sizes(folder)
+        _check_files(folder)
         self._config = _read_config(folder)
         super().__init__(_fast_tokenizer(folder, self._config), f"the tokenizer in {folder}")
         self._is_plain = self.fast is not None  # the files are all there is to it
@@ -237,13 +237,15 @@ def _transformers(name: str) -> Any:
     return transformers
 
 
-def _check_sizes(folder: Path) -> None:
-    for name in FILES:
-        path = folder / name
-        if os.path.exists(path) and (size := os.path.getsize(path)) > MAX_FILE_BYTES:
-            raise ModelNotFound(
-                f"{folder} has no tokenizer that can be read: {name} has {size} bytes, more than {MAX_FILE_BYTES}"
-            )
+def _check_files(folder: Path) -> None:
+    """See that what the folder holds are files, and those that are read whole of a sane size: a pipe or a device has no end."""
+    for path in [*folder.glob("*"), *(folder / TEMPLATES).glob("*")]:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelNotFound(f"{path} is neither a file nor a folder: take it out of the model's folder")
+        is_read = path.exists() and (path.name in FILES or path.suffix == ".jinja")
+        if is_read and (size := path.stat().st_size) > MAX_FILE_BYTES:
+            reason = f"{path.name} has {size} bytes, more than {MAX_FILE_BYTES}"
+            raise ModelNotFound(f"{folder} has no tokenizer that can be read: {reason}")
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -298,7 +300,7 @@ def _token_id(tokenizer: Tokenizer, token: Any) -> int | None:
 
 def _template_files(folder: Path) -> dict[str, str]:
     """chat_template.jinja, and additional_chat_templates/NAME.jinja."""
-    paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    paths = {path.stem: path for path in sorted((folder / TEMPLATES).glob("*.jinja"))}
     if (single := folder / "chat_template.jinja").exists():
         paths["default"] = single
     try:

@@ -18,6 +18,7 @@ from nanoengine.aio.request_stream import Delta
 from nanoengine.core.outputs import RequestOutput
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
+from nanoengine.server.answer_bytes import answer_bytes
 from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.http import CONNECTION
 from nanoengine.server.jobs import Job
@@ -25,7 +26,6 @@ from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.pieces import Pieces, small
 from nanoengine.server.protocol import Generation
 from nanoengine.server.serving import FEW, SENT, Serving
-from nanoengine.server.sizes import answer_bytes
 
 logger = logging.getLogger("nanoengine.server")
 

@@ -16,6 +16,7 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from nanoengine.builder import is_installed
 from nanoengine.errors import NanoEngineError
 from nanoengine.observability.view import take_view
 from nanoengine.server import ollama, operations
@@ -71,6 +72,22 @@ ROUTES = [
 ]
 
 
+def pooling_routes() -> list[Route]:
+    """Embeddings and what is made of them, where they are installed."""
+    if not is_installed("pooling"):
+        return []
+    from nanoengine.server import embeddings, ollama_embeddings, scores
+
+    endpoints = {
+        embeddings.embeddings: ("/v1/embeddings",),
+        scores.score: ("/score", "/v1/score"),
+        scores.rerank: ("/rerank", "/v1/rerank", "/v2/rerank"),
+        ollama_embeddings.embed: ("/api/embed",),
+        ollama_embeddings.embeddings: ("/api/embeddings",),
+    }
+    return [Route(path, endpoint, methods=["POST"]) for endpoint, paths in endpoints.items() for path in paths]
+
+
 OPEN_PATHS = ("/health", "/ping", "/version", "/metrics", "/openapi.json")
 """What balancers, dashboards and those who write clients ask for: no key is needed."""
 
@@ -81,6 +98,7 @@ def make_app(serving: Serving) -> Starlette:
     look = partial(take_view, observer=serving.metrics)
     routes = [
         *ROUTES,
+        *pooling_routes(),
         *(page_routes(Fresh(lambda: serving.engine.call(look), VIEW_SECONDS).get) if config.page else ()),
     ]
     open_paths, origins = (*OPEN_PATHS, *FILES.values()), config.cors_origin

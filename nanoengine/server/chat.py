@@ -29,7 +29,7 @@ async def chat_completions(http: HTTPRequest) -> Response | EventStream:
     serving: Serving = http.app.state.serving
     request = await serving.read(http, ChatRequest)
     conversation = await Conversation.of(serving, request)
-    answer = _Chat(serving, request, new_id("chatcmpl", http, request.request_id), conversation.params)
+    answer = _Chat(serving, request, new_id("chatcmpl-", http, request.request_id), conversation.params)
     answer.conversation = conversation
 
     def tokens() -> tuple[list[list[int]], SamplingParams]:

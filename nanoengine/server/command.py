@@ -13,7 +13,7 @@ from typing import Any
 from nanoengine.arguments import byte_count, docstring
 from nanoengine.builder import not_installed, option_types
 from nanoengine.core.config import BYTES
-from nanoengine.errors import MissingPackage
+from nanoengine.errors import InvalidConfig, MissingPackage
 from nanoengine.server.config import ServerConfig
 
 MODEL = (
@@ -44,13 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def configs(args: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
-    """The options of the engine and of the server."""
+    """The options of the engine and of the server; raises InvalidConfig."""
     given = vars(args)
     engine = {field.name for kind in option_types() for field in fields(kind)} - set(NO_OPTIONS)
     server = {field.name: given[field.name] for field in fields(ServerConfig) if field.name in given}
     texts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in server.items()}
-    if "api_key" not in texts and os.environ.get("NANOENGINE_API_KEY"):
-        texts["api_key"] = (os.environ["NANOENGINE_API_KEY"],)
+    if "api_key" not in texts and (key := os.environ.get("NANOENGINE_API_KEY")) is not None:
+        if not key:  # as of a secret that was not found: everybody would be served
+            raise InvalidConfig("NANOENGINE_API_KEY is empty: give it a key, or unset it to serve everybody")
+        texts["api_key"] = (key,)
     return {name: value for name, value in given.items() if name in engine}, ServerConfig(**texts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
@@ -13,8 +13,8 @@ from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.sampling.token_logprobs import TokenLogprobs
 from nanoengine.server.answers import Answer, EventStream
-from nanoengine.server.errors import Problem
 from nanoengine.server.logprobs import Progress
+from nanoengine.server.params import prompt_list
 from nanoengine.server.protocol import CompletionRequest
 from nanoengine.server.serving import Serving, new_id
 
@@ -23,14 +23,14 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
     """Complete prompts; index i of the answer belongs to prompt i // n."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, CompletionRequest)
-    prompts = _prompts(request, serving)
+    prompts = prompt_list(request.prompt, "prompt", serving.config.max_prompts)
     params = await serving.params(
         request,
         max_tokens=1 if request.is_echo_only else 16 if request.max_tokens is None else request.max_tokens,
         logprobs=request.logprobs,
         prompt_logprobs=request.logprobs if request.echo else None,
     )
-    answer = _Completions(serving, request, new_id("cmpl", http, request.request_id), params)
+    answer = _Completions(serving, request, new_id("cmpl-", http, request.request_id), params)
 
     def tokens() -> tuple[list[list[int]], SamplingParams]:
         encoded = [
@@ -47,23 +47,6 @@ async def completions(http: HTTPRequest) -> Response | EventStream:
         return encoded, params
 
     return await answer.send(http, len(prompts), tokens)
-
-
-def _prompts(request: CompletionRequest, serving: Serving) -> list[str | list[int]]:
-    prompt = request.prompt
-    if isinstance(prompt, list) and len(prompt) > serving.config.max_prompts and not isinstance(prompt[0], int):
-        limit = serving.config.max_prompts
-        raise Problem(400, f"prompt has {len(prompt)} prompts: this server allows {limit} (max_prompts)", "prompt")
-    if prompt is None or prompt == "":
-        raise Problem(400, "prompt is missing or empty: give text or token ids", "prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = {type(item) for item in prompt}
-    if kinds == {int}:
-        return [cast(list[int], prompt)]
-    if not kinds or int in kinds or [] in prompt:
-        raise Problem(400, "prompt must be text, a list of token ids, or a list of such; none of them empty", "prompt")
-    return cast(list[str | list[int]], prompt)
 
 
 class _Completions(Answer[CompletionRequest]):

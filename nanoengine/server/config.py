@@ -21,6 +21,7 @@ BOUNDS = {
     "max_n": (1, 16384),
     "max_stop_strings": (1, 1024),
     "max_waiting": (0, 1 << 20),
+    "max_waiting_tokens": (1, 1 << 40),
     "stream_interval": (1, 1 << 20),
     "text_threads": (1, 64),
     "token_cache_chars": (0, 1 << 32),
@@ -52,11 +53,14 @@ class ServerConfig:
         max_n: most completions of a prompt.
         max_stop_strings: most strings that end a completion.
         max_waiting: sequences that may wait for their turn; beyond it requests are refused with 503.
+        max_waiting_tokens: tokens of the sequences that wait, their prompts and what they may get; beyond it requests are refused
+            with 503, or 429 where a quarter of them is the client's own.
+        max_step_seconds: a step that takes longer hangs: /health and new requests get 503 until it ends.
         request_timeout: seconds that a request may take, waiting included. None: as long as it takes.
         shutdown_timeout: seconds that running requests are given to end after SIGTERM or Ctrl-C; then they are aborted.
         stream_interval: tokens that a streamed chunk has at least, but for the first and the last of an answer.
         text_threads: threads that render chats and encode and decode text.
-        token_cache_chars: characters of messages whose tokens are remembered.
+        token_cache_chars: characters of messages whose tokens are remembered; a message counts for 64 more, and for its tokens.
         cors_origin: origins whose pages may call the server. None: none but its own.
         page: whether the page at / is served.
         access_log: whether each request is logged, in one line.
@@ -81,6 +85,8 @@ class ServerConfig:
     max_n: int = 128
     max_stop_strings: int = 16
     max_waiting: int = 1024
+    max_waiting_tokens: int = 1 << 24
+    max_step_seconds: float = 120.0
     request_timeout: float | None = None
     shutdown_timeout: float = 10.0
     stream_interval: int = 1
@@ -119,5 +125,7 @@ class ServerConfig:
                 raise InvalidConfig(f"{name} is {shown(texts)}: it must be strings of at least one character, or None")
         if self.request_timeout is not None and not 0 < self.request_timeout < 1e9:
             raise InvalidConfig(f"request_timeout is {shown(self.request_timeout)}: it must be above 0, in seconds")
+        if not 0 < self.max_step_seconds < 1e9:
+            raise InvalidConfig(f"max_step_seconds is {shown(self.max_step_seconds)}: it must be above 0, in seconds")
         if not 0 <= self.shutdown_timeout < 1e9:
             raise InvalidConfig(f"shutdown_timeout is {shown(self.shutdown_timeout)}: it must be 0 or more, in seconds")

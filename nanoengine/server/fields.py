@@ -47,6 +47,15 @@ OF_CHATS = (
 OF_BOTH = tuple(name for name in (*IGNORED, *REFUSED) if name not in (*OF_COMPLETIONS, *OF_CHATS))
 """Which of OpenAI's requests have which of these fields; those of templates are of /tokenize, too."""
 
+# ---- /v1/embeddings, /score and /rerank
+
+OF_EMBEDDINGS = ("user", "metadata", "keep_alive")
+REFUSED_SCORES: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("max_tokens_per_doc", "max_tokens_per_query"), (0,)),
+    **dict.fromkeys(("instruction", "chat_template_kwargs"), ()),
+}
+"""They are of models that read both texts at once."""
+
 # ---- /v1/messages
 
 IGNORED_MESSAGES = (

@@ -54,7 +54,8 @@ class BoundedHTTP(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._connections = connections
         self._address = ""
-        self._head_bytes = 0
+        self._head_bytes = 0  # received of a head that is not whole
+        self._parsed_bytes = 0  # of the target and the headers of this request
         self._is_in_head = True
         self._is_in_body = False
         self._has_ended = False  # a message, in what was received last
@@ -88,10 +89,25 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
-        self._head_bytes = 0
+        self._head_bytes = self._parsed_bytes = 0
         self._is_in_head = True
         if self._clock is None:
             self._watch_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._parsed(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parsed(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _parsed(self, size: int) -> None:
+        """Count a part of a head, which may be whole in what was received at once. Raises to stop the parser."""
+        self._parsed_bytes += size
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            self._refuse(b"431 Request Header Fields Too Large")
+            raise ValueError("a head that is too long")
 
     def on_headers_complete(self) -> None:
         self._is_in_head, self._is_in_body = False, True

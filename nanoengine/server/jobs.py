@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from starlette.types import Receive
 
 from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.aio.request_stream import Delta
-from nanoengine.core.sequence import Request
+from nanoengine.core.sequence import Phase, Request
 from nanoengine.server.errors import Problem
 
 MOST_AT_ONCE = 64
@@ -102,6 +103,12 @@ class Job:
             raise self.problem
 
 
+def most_tokens(request: Request, max_model_len: int) -> int:
+    """The tokens that a request has and may get."""
+    num_prompt, params = len(request.prompt_token_ids), request.params
+    return params.num_sequences * min(max_model_len, num_prompt + (params.max_tokens or max_model_len))
+
+
 class Jobs:
     """All jobs that run."""
 
@@ -116,6 +123,19 @@ class Jobs:
     def num_sequences_of(self, client: str) -> int:
         """Sequences of a client that have not ended, whether the engine has heard of them or not."""
         return sum(job.num_sequences_of(client) for job in self._jobs)
+
+    def waiting_tokens(self, max_model_len: int) -> Counter[str]:
+        """Of each client: the tokens that its waiting sequences have and may get."""
+        count: Counter[str] = Counter()
+        for request in (request for job in self._jobs for request in job.requests):
+            if not request.sequences:  # the engine has not heard of it
+                num_waiting = request.params.num_sequences
+            else:
+                num_waiting = sum(seq.phase is Phase.WAITING for seq in request.sequences)
+            if num_waiting:
+                size = most_tokens(request, max_model_len)
+                count[request.client] += size * num_waiting // request.params.num_sequences
+        return count
 
     @asynccontextmanager
     async def running(self, job: Job, receive: Receive, timeout: float | None) -> AsyncIterator[None]:

@@ -92,7 +92,7 @@ async def messages(http: HTTPRequest) -> Response | EventStream:
     """Answer a conversation."""
     serving: Serving = http.app.state.serving
     request = await serving.read(http, MessagesRequest)
-    job_id = new_id("msg", http, None)
+    job_id = new_id("msg_", http, None)
     return await reply(http, request.chat(), job_id, MessagesWriter(job_id, request.model or serving.name))
 
 

@@ -104,6 +104,10 @@ class Identify:
 
     def _problem(self, scope: Scope, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not let in, if it is not. One with a key belongs to the client of that key."""
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        is_missing = not hosts and scope["http_version"] == "1.1"
+        if is_missing or len(hosts) > 1:  # of two, a proxy may have read the other
+            return Problem(400, f"there are {len(hosts)} Host headers: HTTP/1.1 asks for one")
         host = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1")).lower()
         if host and self._hosts is not None and host not in self._hosts:
             return Problem(403, f"the host {host[:200]!r} is not a name of this server: see allowed_host")

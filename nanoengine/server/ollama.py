@@ -6,7 +6,7 @@ Streams are lines of JSON, and are what a client gets that does not say. No mode
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -27,7 +27,7 @@ from nanoengine.server.fields import (
     refuse,
     with_fields,
 )
-from nanoengine.server.protocol import ChatRequest, Int64, Stop, Table
+from nanoengine.server.protocol import ChatRequest, Int64, Positive, Stop, Table, Texts
 from nanoengine.server.replies import Usage, Writer, call, reply
 from nanoengine.server.serving import Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning
@@ -124,6 +124,24 @@ class OllamaShowRequest(with_fields(_Plain, ("verbose",)), kw_only=True):  # typ
     name: str | None = None
 
 
+class OllamaEmbedRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embed. No option of sampling can change an embedding."""
+
+    model: str
+    input: Texts | None = None
+    truncate: bool | None = True
+    dimensions: Positive | None = None
+    options: Options | None = None
+
+
+class OllamaEmbeddingsRequest(with_fields(_Plain, ("keep_alive",)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /api/embeddings, as older clients have it."""
+
+    model: str
+    prompt: str = ""
+    options: Options | None = None
+
+
 async def chat(http: HTTPRequest) -> Response | EventStream:
     """Say what comes next in a conversation."""
     serving: Serving = http.app.state.serving
@@ -132,7 +150,7 @@ async def chat(http: HTTPRequest) -> Response | EventStream:
         return _loaded(request.model, message={"role": "assistant", "content": ""})
     messages = [_message(own, f"messages[{index}]") for index, own in enumerate(request.messages)]
     writer = OllamaWriter(request.model, is_chat=True)
-    return await reply(http, request.chat(messages, request.tools), new_id("ollama", http, None), writer)
+    return await reply(http, request.chat(messages, request.tools), new_id("ollama-", http, None), writer)
 
 
 async def generate(http: HTTPRequest) -> Response | EventStream:
@@ -144,7 +162,7 @@ async def generate(http: HTTPRequest) -> Response | EventStream:
     first = [{"role": "system", "content": request.system}] if request.system else []
     messages = [*first, {"role": "user", "content": request.prompt}]
     writer = OllamaWriter(request.model, is_chat=False)
-    return await reply(http, request.chat(messages), new_id("ollama", http, None), writer)
+    return await reply(http, request.chat(messages), new_id("ollama-", http, None), writer)
 
 
 async def tags(http: HTTPRequest) -> Response:
@@ -170,13 +188,19 @@ async def show(http: HTTPRequest) -> Response:
     return json_response(
         {
             "modelfile": "",
-            "parameters": "",
+            "parameters": _advised(serving.defaults),
             "template": template or "",
             "details": DETAILS,
             "model_info": {"general.architecture": "nanoengine", "nanoengine.context_length": serving.max_model_len},
             "capabilities": can,
         }
     )
+
+
+def _advised(defaults: Mapping[str, Any]) -> str:
+    """How requests that say nothing are sampled, a value a line."""
+    names = {name: name for name in SAME} | {"repetition_penalty": "repeat_penalty"}
+    return "\n".join(f"{theirs} {defaults[name]}" for name, theirs in names.items() if name in defaults)
 
 
 async def version(http: HTTPRequest) -> Response:  # noqa: ARG001 - the signature of endpoints

@@ -10,14 +10,24 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 import nanoengine
+from nanoengine.builder import is_installed
 from nanoengine.server.answers import json_response
 from nanoengine.server.messages import CountTokensRequest, MessagesRequest
-from nanoengine.server.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from nanoengine.server.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from nanoengine.server.protocol import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
 )
 from nanoengine.server.responses import ResponsesRequest
@@ -35,6 +45,16 @@ POSTS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/detokenize": (DetokenizeRequest, "Text of token ids"),
     "/abort_requests": (AbortRequest, "End requests by the ids of their answers, or all"),
 }
+
+OF_POOLING: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "/v1/embeddings": (EmbeddingRequest, "Vectors of texts"),
+    **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest, "How alike texts are")),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest, "Sort documents by a query")),
+    "/api/embed": (OllamaEmbedRequest, "Vectors of texts, as Ollama's clients have it"),
+    "/api/embeddings": (OllamaEmbeddingsRequest, "The vector of one text, likewise"),
+}
+if is_installed("pooling"):
+    POSTS |= OF_POOLING
 
 STREAMS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses")
 

@@ -14,11 +14,6 @@ from starlette.routing import Route
 
 from nanoengine.observability.view import EngineView
 
-_FOLDER = files("nanoengine.server") / "page"
-
-FILES = {file.name: "/" if file.name == "index.html" else f"/{file.name}" for file in _FOLDER.iterdir()}
-"""Where each file of the page is. There is nothing of anybody in them."""
-
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -26,10 +21,23 @@ MEDIA_TYPES = {
 }
 """Of the page's files, by how their names end."""
 
+_FOLDER = files("nanoengine.server") / "page"
+
+FILES = {
+    name: "/" if name == "index.html" else f"/{name}"
+    for name in (
+        *(file.name for file in _FOLDER.iterdir()),
+        *(f"vendor/{file.name}" for file in (_FOLDER / "vendor").iterdir()),
+    )
+    if PurePath(name).suffix in MEDIA_TYPES
+}
+"""Where each file of the page is. There is nothing of anybody in them; licences are not served."""
+
 HEADERS = {
-    # Nothing from another host, nothing inline, no frame around it: what a model writes can only ever be text.
+    # Nothing from another host, nothing inline, no frame around it, and no script may make HTML of a text: what a model writes
+    # can only ever be text.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }

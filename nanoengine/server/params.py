@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from nanoengine.errors import InvalidSamplingParams
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.errors import Problem
-from nanoengine.server.protocol import Generation
+from nanoengine.server.protocol import Generation, Prompts, Queued
 from nanoengine.server.structured import structured_outputs
 
 MANY = 1000
@@ -80,7 +80,24 @@ def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     return {int(key): max(-100.0, min(bias, 100.0)) for key, bias in biases.items()}
 
 
-def cut(token_ids: list[int], request: Generation, max_model_len: int) -> list[int]:
+def prompt_list(prompt: Prompts | None, field: str, most: int) -> list[str | list[int]]:
+    """The prompts that a field has, at most so many, none of them empty; raises a Problem."""
+    if isinstance(prompt, list) and len(prompt) > most and not isinstance(prompt[0], int):
+        raise Problem(400, f"{field} has {len(prompt)} prompts: this server allows {most} (max_prompts)", field)
+    if prompt is None or prompt == "":
+        raise Problem(400, f"{field} is missing or empty: give text or token ids", field)
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
+    if not kinds or int in kinds or [] in prompt:
+        message = f"{field} must be text, a list of token ids, or a list of such; none of them empty"
+        raise Problem(400, message, field)
+    return cast(list[str | list[int]], prompt)
+
+
+def cut(token_ids: list[int], request: Queued, max_model_len: int) -> list[int]:
     """The prompt, shortened as the request wants it: its last tokens, or with truncation_side="right" its first."""
     limit = request.truncate_prompt_tokens
     if limit is None:

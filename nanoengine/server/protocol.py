@@ -14,7 +14,17 @@ from msgspec import Meta
 from nanoengine.sampling.bad_word_tokens import MAX_BAD_WORDS
 from nanoengine.sampling.params import MAX_LOGIT_BIAS, MAX_STOP_CHARS
 from nanoengine.server.errors import Problem
-from nanoengine.server.fields import OF_BOTH, OF_CHATS, OF_COMPLETIONS, OF_TEMPLATES, REFUSED, refuse, with_fields
+from nanoengine.server.fields import (
+    OF_BOTH,
+    OF_CHATS,
+    OF_COMPLETIONS,
+    OF_EMBEDDINGS,
+    OF_TEMPLATES,
+    REFUSED,
+    REFUSED_SCORES,
+    refuse,
+    with_fields,
+)
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -25,6 +35,8 @@ MAX_TOKEN_IDS = 1 << 20
 """In a list of them: no sequence and no vocabulary has more."""
 
 Stop = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
+Prompts = str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)]
+Texts = str | list[str]
 Messages = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Table = dict[str, Any]
 
@@ -50,7 +62,18 @@ class Named(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
 
 
-class Generation(with_fields(Named, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
+class Queued(Named, kw_only=True):
+    """What every request may say that the engine works on."""
+
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    priority: Int64 = 0
+    request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+    cache_salt: str | None = None
+
+
+class Generation(with_fields(Queued, OF_BOTH), kw_only=True):  # type: ignore[misc, call-arg]
     """Fields that both kinds of generation have. None: the model's default (models/advice.py), or the neutral value."""
 
     # OpenAI's
@@ -75,17 +98,11 @@ class Generation(with_fields(Named, OF_BOTH), kw_only=True):  # type: ignore[mis
     ignore_eos: bool | None = False
     min_tokens: int | None = 0
     skip_special_tokens: bool | None = True
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_TOKEN_IDS)] | None = None
     prompt_logprobs: int | None = None
     bad_words: Annotated[list[str], Meta(max_length=MAX_BAD_WORDS)] | None = None
-    add_special_tokens: bool | None = None
-    priority: Int64 = 0
-    request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     return_tokens_as_token_ids: bool | None = False
     return_token_ids: bool | None = False
-    cache_salt: str | None = None
     echo: bool | None = False
     stream_interval: Positive | None = None
     structured_outputs: Table | None = None
@@ -107,7 +124,7 @@ class Generation(with_fields(Named, OF_BOTH), kw_only=True):  # type: ignore[mis
 class CompletionRequest(with_fields(Generation, OF_COMPLETIONS), kw_only=True):  # type: ignore[misc, call-arg]
     """POST /v1/completions."""
 
-    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(max_length=MAX_TOKEN_IDS)] | None = None
+    prompt: Prompts | None = None
     logprobs: int | None = None
     max_tokens: int | None = 16
 
@@ -141,6 +158,63 @@ class ChatRequest(with_fields(Generation, OF_CHATS), kw_only=True):  # type: ign
         _check_continuing(self.continue_final_message, self.add_generation_prompt)
         if self.top_logprobs and not self.logprobs:
             raise Problem(400, "top_logprobs needs logprobs=true", "top_logprobs")
+
+
+class EmbeddingRequest(with_fields(Queued, OF_EMBEDDINGS), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /v1/embeddings."""
+
+    input: Prompts
+    dimensions: Positive | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    use_activation: bool | None = None  # vLLM's: whether it is normalized
+
+
+class ScoreRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /score: one text and others, or pairs of texts. Each pair of names means the same."""
+
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+
+    def check(self) -> None:
+        refuse(self, REFUSED_SCORES)
+        first, second = self.sides
+        if len(first) not in (1, len(second)) or not second:
+            message = f"there are {len(first)} texts and {len(second)} others: give one or as many, and at least one"
+            raise Problem(400, message, "queries")
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """What is compared with what.
+
+        Raises:
+            Problem: neither of the pairs of names, or more than one.
+        """
+        names = ("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2")
+        given = {name for pair in names for name in pair if getattr(self, name) is not None}
+        pair = next((pair for pair in names if given == set(pair)), None)
+        if pair is None:
+            raise Problem(400, "give queries and documents, and none of the other names for them", "queries")
+        first, second = (getattr(self, name) for name in pair)
+        return [first] if isinstance(first, str) else first, [second] if isinstance(second, str) else second
+
+
+class RerankRequest(with_fields(Queued, (*OF_EMBEDDINGS, *REFUSED_SCORES)), kw_only=True):  # type: ignore[misc, call-arg]
+    """POST /rerank."""
+
+    query: str
+    documents: Texts
+    top_n: Annotated[int, Meta(ge=0)] | None = None
+    return_documents: bool | None = True
+
+    def check(self) -> None:
+        refuse(self, REFUSED_SCORES)
+        if not self.documents:
+            raise Problem(400, "documents is empty: give at least one", "documents")
 
 
 class TokenizeRequest(with_fields(Named, OF_TEMPLATES), kw_only=True):  # type: ignore[misc, call-arg]

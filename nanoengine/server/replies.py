@@ -15,12 +15,12 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import Response
 
 from nanoengine.sampling.params import SamplingParams
+from nanoengine.server.answer_bytes import answer_bytes
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.jobs import Job
 from nanoengine.server.protocol import ChatRequest, Table
 from nanoengine.server.serving import Serving
-from nanoengine.server.sizes import answer_bytes
 from nanoengine.tools.chats import Prompt
 from nanoengine.tools.parser import AnswerParser, Call, Event, Text
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from nanoengine.server.answers import EventStream, encode, json_response
 from nanoengine.server.errors import Problem
 from nanoengine.server.fields import IGNORED_RESPONSES, REFUSED_RESPONSES, refuse, with_fields
-from nanoengine.server.protocol import ChatRequest, Named, Positive, Table
+from nanoengine.server.protocol import ChatRequest, Int64, Named, Positive, Table
 from nanoengine.server.replies import Usage, Writer, named, reply, settled
 from nanoengine.server.response_items import Tools, carried, input_items, turns
 from nanoengine.server.response_store import ResponseStore, Stored
@@ -22,6 +22,13 @@ from nanoengine.server.serving import CLIENT, Serving, new_id
 from nanoengine.tools.parser import Call, Event, Reasoning, Text
 
 ENCRYPTED = "reasoning.encrypted_content"
+
+
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields, some of them vLLM's, that are called as in /v1/chat/completions."""
 
 
 class ResponsesRequest(
@@ -39,6 +46,13 @@ class ResponsesRequest(
     max_output_tokens: Positive | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: Int64 | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    chat_template_kwargs: Table | None = None
     text: Table | None = None
     reasoning: Table | None = None
     tools: list[Table] | None = None
@@ -56,9 +70,9 @@ class ResponsesRequest(
         """The conversation of all items, as /v1/chat/completions has it."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         effort = (self.reasoning or {}).get("effort")
-        kwargs: Table = {}
+        kwargs = dict(self.chat_template_kwargs or {})
         if effort is not None:
-            kwargs = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+            kwargs |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
         return ChatRequest(
             messages=settled([*first, *turns(items)]),
             tools=tools.tables or None,
@@ -67,9 +81,8 @@ class ResponsesRequest(
             response_format=_format((self.text or {}).get("format")),
             chat_template_kwargs=kwargs,
             max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
             stream=self.stream,
+            **{name: getattr(self, name) for name in SAME},
         )
 
 
@@ -83,7 +96,7 @@ async def responses(http: HTTPRequest) -> Response | EventStream:
     if request.previous_response_id is not None:
         items = [*msgspec.json.decode(_stored(http, request.previous_response_id).items), *items]
     tools = Tools(request.tools or [])
-    response_id = new_id("resp", http, None)
+    response_id = new_id("resp_", http, None)
 
     def keep(response: Table) -> None:
         store.put(client, response_id, Stored(encode(response), encode([*items, *response["output"]])))
@@ -109,7 +122,9 @@ async def delete_response(http: HTTPRequest) -> Response:
 def _stored(http: HTTPRequest, response_id: str) -> Stored:
     stored: Stored | None = http.app.state.responses.get(http.scope[CLIENT], response_id)
     if stored is None:
-        message = f"there is no response {response_id[:80]!r}: it was not stored (store), or has made room for others"
+        message = (
+            f"Response with id {response_id[:80]!r} not found: it was not stored (store), or has made room for others"
+        )
         raise Problem(404, message, "previous_response_id")
     return stored
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import gc
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -18,6 +21,7 @@ from typing import Any
 
 import uvicorn
 
+from nanoengine.aio.async_llm_engine import AsyncLLMEngine
 from nanoengine.builder import build_engine, is_installed, read_config
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.options import KernelOptions
@@ -29,6 +33,9 @@ logger = logging.getLogger("nanoengine.server")
 
 OTHER_DESCRIPTORS = 256
 """Files besides connections."""
+
+HARD_END_SECONDS = 15.0
+"""After the time that answers have to end: by then all else has, unless it hangs."""
 
 SWITCH_SECONDS = 1e-3
 """How long Python lets one thread run while another wants to: the engine's thread must not wait for text longer than that."""
@@ -46,7 +53,9 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
         InvalidConfig: the address cannot be listened on.
         Others: see `LLM`. No port is open before the model is loaded.
     """
+    over = threading.Event()
     with ExitStack() as stack:  # the address first: a model may take long to load for one that is taken
+        stack.callback(over.set)
         if config.uds is not None:
             stack.enter_context(_only_server_at(config.uds))
         own = stack.enter_context(_socket(config))
@@ -61,8 +70,10 @@ def serve(model: str, options: Mapping[str, Any], config: ServerConfig) -> None:
             "gpu_memory_utilization": str(engine_config.gpu_memory_utilization),
         }
         sys.setswitchinterval(SWITCH_SECONDS)
+        gc.collect()
+        gc.freeze()  # what is here now stays: to look through all of it again takes 100 ms, in which no other thread runs
         _allow_descriptors(2 * config.max_connections + OTHER_DESCRIPTORS)
-        _Server(http_settings(serving), serving, own).run(sockets=[own])
+        _Server(http_settings(serving), serving, own, over).run(sockets=[own])
 
 
 def _allow_descriptors(count: int) -> None:
@@ -106,10 +117,11 @@ def _only_server_at(path: str) -> Iterator[None]:
     """
     lock = Path(path + ".lock")
     try:
-        file = lock.open("w")
+        # No link is followed to the file of somebody else, and a pipe is not waited for.
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
         raise InvalidConfig(f"uds is {path}, whose lock {lock} cannot be written: {error}") from error
-    with file:
+    with open(descriptor, "r+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -152,11 +164,23 @@ def _cannot_listen(config: ServerConfig, error: OSError) -> InvalidConfig:
     return InvalidConfig(f"cannot listen at {where}: {error}; choose another host, port or uds")
 
 
+def _end_hard(engine: AsyncLLMEngine, over: threading.Event) -> None:
+    """End the process although a step hangs, or a text. Files that are being written have limits of their own."""
+    over.wait(HARD_END_SECONDS)
+    while engine.is_ending and not over.wait(0.1):
+        pass
+    if not over.is_set():
+        logger.critical("the server has not ended in time: the process ends as it stands")
+        logging.shutdown()
+        os._exit(1)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, which ends when its jobs have ended."""
 
-    def __init__(self, settings: uvicorn.Config, serving: Serving, own: socket.socket):
+    def __init__(self, settings: uvicorn.Config, serving: Serving, own: socket.socket, over: threading.Event):
         super().__init__(settings)
+        self._over = over
         self._serving = serving
         self._socket = own
         self._ending: asyncio.Task[None] | None = None
@@ -214,4 +238,5 @@ class _Server(uvicorn.Server):
             with suppress(TimeoutError):
                 await asyncio.wait_for(jobs.none_left(), SECONDS_TO_SAY_SO)
             jobs.cut_off()
+        threading.Thread(target=_end_hard, args=(self._serving.engine, self._over), daemon=True).start()
         self.should_exit = True

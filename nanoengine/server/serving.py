@@ -17,16 +17,17 @@ from starlette.requests import Request as HTTPRequest
 import nanoengine
 from nanoengine.aio.build import build_async_engine
 from nanoengine.builder import Built
+from nanoengine.core import sampling_params as core
 from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.budget import Budget
-from nanoengine.server.config import ServerConfig
+from nanoengine.server.config import PART_OF_A_CLIENT, ServerConfig
 from nanoengine.server.errors import Problem
 from nanoengine.server.fresh import Fresh
-from nanoengine.server.jobs import Job, Jobs, until_gone
+from nanoengine.server.jobs import Job, Jobs, most_tokens, until_gone
 from nanoengine.server.metrics import render_metrics
 from nanoengine.server.params import MANY, cut, sampling_params
-from nanoengine.server.protocol import ChatRequest, Generation, TokenizeRequest
+from nanoengine.server.protocol import ChatRequest, Generation, Queued, TokenizeRequest
 from nanoengine.server.reading import S, read
 from nanoengine.server.structured import is_structured
 from nanoengine.server.text import ChatEncoder, TextThreads, TokenTexts, joined
@@ -143,6 +144,8 @@ class Serving:
         """Why no requests are served, if none are."""
         if self.engine.error is not None:
             return f"the engine is dead: {self.engine.error}"
+        if (seconds := self.engine.seconds_in_step) > (limit := self.config.max_step_seconds):
+            return f"the step that runs has taken {seconds:.0f} s, and {limit:g} are allowed (max_step_seconds)"
         return "the server is shutting down" if self.is_draining else None
 
     def check_open(self) -> None:
@@ -155,10 +158,10 @@ class Serving:
         self,
         http: HTTPRequest,
         job_id: str,
-        request: Generation,
-        params: SamplingParams,
+        request: Queued,
+        params: core.SamplingParams,
         num_prompts: int,
-        encode: Callable[[], tuple[Sequence[list[int]], SamplingParams]],
+        encode: Callable[[], tuple[Sequence[list[int]], core.SamplingParams]],
         size: Callable[[Sequence[Request]], int],
     ) -> Job:
         """Encode prompts, check all, and submit them; nothing runs if anything is wrong.
@@ -179,7 +182,7 @@ class Serving:
         config = self.config
         for field, value, knob in (
             ("n", params.num_sequences, "max_n"),
-            ("stop", len(params.stop), "max_stop_strings"),
+            ("stop", len(getattr(params, "stop", ())), "max_stop_strings"),
             ("prompt", num_prompts, "max_prompts"),
         ):
             if value > (limit := getattr(config, knob)):
@@ -188,7 +191,7 @@ class Serving:
         client = http.scope.get(CLIENT, "")
         self._admit(num_sequences, client)
 
-        def make(prompts: Sequence[list[int]], own_params: SamplingParams) -> list[Request]:
+        def make(prompts: Sequence[list[int]], own_params: core.SamplingParams) -> list[Request]:
             return [
                 self.engine.make_request(
                     cut(prompt, request, self.max_model_len),
@@ -205,15 +208,18 @@ class Serving:
             """The requests; or what makes them, where a grammar may have to be compiled for it."""
             prompts, own_params = encode()
             making = partial(make, prompts, own_params)
-            return making() if own_params.structured_outputs is None else making
+            return making() if getattr(own_params, "structured_outputs", None) is None else making
 
         self._preparing[client] += num_sequences
         try:
             found = await self.while_there(http, self.text.run(begin))
             requests = found if isinstance(found, list) else await self.turns.run(client, found)
             self.check_open()
+            self._admit_tokens(requests, client)
             http.scope[HELD].enter_context(self.answers.hold(client, size(requests)))
-            interval = max(config.stream_interval, request.stream_interval or 1) if request.stream else None
+            interval = None
+            if isinstance(request, Generation) and request.stream:
+                interval = max(config.stream_interval, request.stream_interval or 1)
             return Job(job_id, self.engine, requests, interval)
         finally:
             self._preparing[client] -= num_sequences
@@ -234,6 +240,25 @@ class Serving:
                 self.num_rejected["max_num_queued_reqs"] += 1
                 message = f"{waiting} sequences are waiting, and {limit} may (max_waiting): try again later"
                 raise Problem(503, message, headers={"retry-after": RETRY_AFTER})
+
+    def _admit_tokens(self, requests: Sequence[Request], client: str) -> None:
+        """As `_admit`, by the tokens that a request has and may get: they tell how long others wait for it."""
+        limit, size = (
+            self.config.max_waiting_tokens,
+            sum(most_tokens(request, self.max_model_len) for request in requests),
+        )
+        needs = f"this request may take {size} tokens, its prompts and max_tokens times n"
+        if size > limit:
+            raise Problem(400, f"{needs}, and {limit} may wait (max_waiting_tokens): ask for fewer")
+        if not self.engine.num_waiting:
+            return
+        waiting = self.jobs.waiting_tokens(self.max_model_len)
+        own, total = waiting[client], waiting.total()
+        if total and total + size > limit and own + size > limit // PART_OF_A_NEWCOMER:
+            self.num_rejected["max_num_queued_tokens"] += 1
+            message = f"{needs}; {total} are waiting, {own} of them yours, and {limit} may (max_waiting_tokens): try again later"
+            status = 429 if own > limit // PART_OF_A_CLIENT else 503
+            raise Problem(status, message, headers={"retry-after": RETRY_AFTER})
 
     async def while_there(self, http: HTTPRequest, work: Coroutine[Any, Any, R]) -> R:
         """What some work brings; it gives up its turn when the client hangs up.
@@ -292,12 +317,12 @@ class Serving:
         self.check_length(text, request)
         return len(self.chat_encoder.encode(text))
 
-    def encode(self, text: str, request: Generation, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, request: Queued, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a prompt. Raises as `check_length` and `ModelTokenizer.encode`."""
         self.check_length(text, request)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def check_length(self, text: str, request: Generation) -> None:
+    def check_length(self, text: str, request: Queued) -> None:
         """Refuse a text that is too long for the model however it is split, before it is.
 
         Raises:
@@ -334,4 +359,4 @@ def _short_name(model: str) -> str:
 def new_id(prefix: str, http: HTTPRequest, request_id: str | None) -> str:
     """What the client will know an answer by: the id in its headers, in its body, or that in our log."""
     own = http.scope[REQUEST_ID]
-    return f"{prefix}-{own if 'x-request-id' in http.headers else request_id or own}"
+    return f"{prefix}{own if 'x-request-id' in http.headers else request_id or own}"

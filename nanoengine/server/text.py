@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -20,6 +21,9 @@ T = TypeVar("T")
 
 CURRENT_CLIENT = ContextVar("CURRENT_CLIENT", default="")
 """Whose request a task of the event loop answers."""
+
+CHARS_OF_A_PIECE = 64
+"""That a remembered piece counts for beside its own characters and tokens: a short one takes memory, too."""
 
 MOST_PARTS = 4
 """Tokens before one that may be parts of the same character."""
@@ -53,14 +57,14 @@ class ChatEncoder:
 
     Args:
         tokenizer: of the model.
-        max_chars: characters of all pieces that are remembered; those used least recently go first.
+        max_chars: characters and tokens of all pieces that are remembered; those used least recently go first.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, max_chars: int):
         self.tokenizer = tokenizer
         self.max_chars = max_chars
         self._num_chars = 0
-        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+        self._pieces: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = threading.Lock()
         tokens = tokenizer.added_tokens()
         if any(token.single_word for token in tokens):  # found only beside what is no letter: nothing is cut then
@@ -85,20 +89,24 @@ class ChatEncoder:
         cuts = [match.start() for match in self._tokens.finditer(text) if match[0] not in self._kept]
         return [text[start:end] for start, end in itertools.pairwise(dict.fromkeys([0, *cuts, len(text)]))]
 
-    def _encode_piece(self, piece: str) -> list[int]:
+    def _encode_piece(self, piece: str) -> array[int]:
         with self._lock:
             if piece in self._pieces:
                 self._pieces.move_to_end(piece)
                 return self._pieces[piece]
-        token_ids = self.tokenizer.encode(piece, add_special_tokens=False)
+        token_ids = array("i", self.tokenizer.encode(piece, add_special_tokens=False))
         with self._lock:
             if piece not in self._pieces:
                 self._pieces[piece] = token_ids
-                self._num_chars += len(piece)
+                self._num_chars += _size(piece, token_ids)
             while self._num_chars > self.max_chars:
-                gone, _ = self._pieces.popitem(last=False)
-                self._num_chars -= len(gone)
+                self._num_chars -= _size(*self._pieces.popitem(last=False))
         return token_ids
+
+
+def _size(piece: str, token_ids: array[int]) -> int:
+    """What remembering a piece counts for."""
+    return len(piece) + len(token_ids) + CHARS_OF_A_PIECE
 
 
 def joined(message: Message) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path, content: str | No
 
 def write(folder: Path, name: str, eos: object) -> None:
     (folder / name).write_text(json.dumps({"eos_token_id": eos}))
+
+
+def test_a_pipe_is_no_tokenizer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ModelNotFound, match=r"no tokenizer\.json that can be read"):
+        read_tokenizer(tmp_path)
 
 
 def test_every_file_may_name_an_end(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sampling_params import SamplingParams
 from nanoengine.core.scheduler import Step
 from nanoengine.core.seams import PolicyPart
 from nanoengine.core.sequence import Request
+from nanoengine.fairness.block_share import BlockShare
 from nanoengine.fairness.fair_share import Clients, FairShare
 from tests.core.toys import VOCAB, ToyModel, check, make_engine, run
 
@@ -26,14 +28,17 @@ def shared_engine(
     max_num_seqs: int = 100,
     parts: Seq[PolicyPart] = (),
     kind: type[FairShare] = FairShare,
+    num_blocks: int = 400,
+    enable_prefix_caching: bool = False,
     **options: Any,
 ) -> tuple[LLMEngine, Any]:
     """Equal prompts do not wait for each other: only completions of one request share blocks."""
-    shares = kind(share, max_num_seqs)
-    options = {"enable_prefix_caching": False} | options
+    clients: Counter[str] = Counter()
+    shares, blocks = kind(share, max_num_seqs, clients), BlockManager(num_blocks, 4)
+    blocks.enable_prefix_caching = enable_prefix_caching
     plugged = list(parts)
-    plugged.append(Clients(shares, plugged))
-    engine = make_engine(parts=plugged, max_num_seqs=max_num_seqs, **options)
+    plugged.append(Clients(clients, [BlockShare(blocks, clients), shares], plugged))
+    engine = make_engine(parts=plugged, max_num_seqs=max_num_seqs, blocks=blocks, **options)
     return engine, shares
 
 

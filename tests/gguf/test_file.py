@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,14 @@ def test_a_part_of_one_is_whole(tmp_path: Path) -> None:
 def test_no_file_is_a_named_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="cannot be read"):
         GGUFFile.open(tmp_path / name)
+
+
+def test_a_part_that_is_a_pipe_is_not_waited_for(first: Path) -> None:
+    part = sorted(first.parent.glob("*.gguf"))[-1]
+    part.unlink()
+    os.mkfifo(part)
+    with pytest.raises(ModelNotFound, match="cannot be read"):
+        GGUFFile.open(first)
 
 
 def test_what_is_written_to_the_data_does_not_reach_the_file(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.native import NativeAttention
+from nanoengine.caches import cache_folder
 from nanoengine.kernels.c_functions import functions_of
-from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, cache_folder, compile_library, find_compiler
+from nanoengine.kernels.compiler import NATIVE, SOURCES, CannotCompile, compile_library, find_compiler
 from nanoengine.kernels.compiler import flags_for as kernel_flags
 from nanoengine.kernels.memory import Arena
 from nanoengine.kernels.native_kernels import NativeKernels
@@ -57,12 +58,12 @@ def flags_for(architecture: str, *more: str) -> tuple[str, ...]:
 def compiled(flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
     """A library of all sources, or of those of these names and the threads that they need; kept where those of users are."""
     if not names:
-        return compile_library(SOURCES, compiler(), flags, cache_folder())
+        return compile_library(SOURCES, compiler(), flags, cache_folder("kernels"))
     with TemporaryDirectory() as folder:
         for path in SOURCES.iterdir():
             if path.suffix == ".h" or path.stem in (*names, "team"):
                 shutil.copy(path, folder)
-        return compile_library(Path(folder), compiler(), flags, cache_folder())
+        return compile_library(Path(folder), compiler(), flags, cache_folder("kernels"))
 
 
 class Build(NativeKernels):

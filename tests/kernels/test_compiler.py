@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nanoengine.kernels import compiler
-from nanoengine.kernels.compiler import LIBRARY, CannotCompile, cache_folder, compile_library, find_compiler, flags_for
+from nanoengine.kernels.compiler import LIBRARY, CannotCompile, compile_library, find_compiler, flags_for, is_sound
 from nanoengine.kernels.target import missing_features
 from tests.kernels.marks import COMPILER, needs_compiler
 
@@ -177,6 +177,27 @@ def test_a_compiler_that_fails_is_an_error(sources: Path, tmp_path: Path, conten
         compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
 
 
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "MOST_SECONDS", 0.3)
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >> {tmp_path}/started\nwait\n")
+    stand_in.chmod(0o755)
+    with pytest.raises(CannotCompile, match=r"has not ended within 0\.3 s"):
+        compile_library(sources, str(stand_in), FLAGS, tmp_path / "cache")
+    for process in map(int, (tmp_path / "started").read_text().split()):
+        assert not _runs(process)
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there, and not only its status."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 # ---- the folder
 
 
@@ -225,15 +246,46 @@ def test_two_processes_may_compile_at_once(sources: Path, tmp_path: Path) -> Non
     assert sorted((tmp_path / "cache").rglob("*")) == [library.parent, library]
 
 
-def test_the_cache_is_where_the_user_wants_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
-    assert cache_folder().is_relative_to(tmp_path / "elsewhere")
-    for unset in (None, ""):
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        if unset is not None:
-            monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert cache_folder().is_relative_to(tmp_path / "home" / ".cache")
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut off", "altered", "empty", "a pipe", "others may write", "a folder for all"])
+def test_a_library_that_is_not_whole_or_not_ours_is_never_loaded(sources: Path, tmp_path: Path, damage: str) -> None:
+    """Whoever loads one that was cut off dies of SIGBUS; one that others could write does what they like."""
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert is_sound(library)
+    content = library.read_bytes()
+    if damage == "a pipe":
+        library.unlink()
+        os.mkfifo(library)
+    elif damage == "others may write":
+        library.write_bytes(content[::-1])
+        library.chmod(0o775)
+    elif damage == "a folder for all":
+        library.parent.chmod(0o777)
+    else:
+        library.write_bytes({"cut off": content[:5000], "altered": b"\0" + content[1:], "empty": b""}[damage])
+    assert not is_sound(library)
+    assert compile_library(sources, COMPILER, FLAGS, tmp_path / "cache") == library
+    assert is_sound(library)
+    assert answers(library) == (42, 43)
+    assert library.parent.stat().st_mode & 0o777 == 0o755
+
+
+@needs_compiler
+def test_the_folder_of_another_user_is_left_alone(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    own = os.geteuid()
+    if own == 0:  # what is root's, everybody may load
+        os.chown(planted.parent, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    assert not is_sound(planted)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    library = compile_library(sources, COMPILER, FLAGS, tmp_path / "cache")
+    assert library.is_relative_to(tmp_path / "elsewhere")
+    assert answers(library) == (42, 43)
 
 
 # ---- the compiler

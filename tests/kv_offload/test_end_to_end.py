@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from nanoengine import LLM, SamplingParams
 from nanoengine.core.errors import InvalidConfig
+from nanoengine.kv_offload.file_thread import FileThread
+from nanoengine.kv_offload.kv_folder import KVFolder
 from nanoengine.kv_offload.offload import Offload
 
 BLOCK_BYTES = 4 * 2 * 2 * 2 * 32 * 4
@@ -52,6 +56,32 @@ def test_answers_are_the_same_and_later_engines_compute_less(tiny: Path, tmp_pat
         assert list(tmp_path.glob("*/*.kv"))
         assert llm.engine.reset_prefix_cache()
     assert not list(tmp_path.glob("*/*.kv")), "others see a reset at once"
+
+
+def test_the_engine_survives_a_disk_that_is_dead(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a network file system whose server is gone: no call of it returns. What is in files is computed again."""
+    with open_engine(tiny, kv_disk_path=str(tmp_path)) as llm:
+        expected, _ = run(llm, 0)
+    returns, num_calls = threading.Event(), 0
+
+    def never(*_: object) -> list[str]:
+        nonlocal num_calls
+        num_calls += 1
+        returns.wait()
+        return []
+
+    monkeypatch.setattr("nanoengine.kv_offload.capability.FileThread", partial(FileThread, limit=0.2))
+    for name in ("read", "write", "delete", "clear"):
+        monkeypatch.setattr(KVFolder, name, never)
+    llm = open_engine(tiny, kv_disk_path=str(tmp_path))
+    assert run(llm, 0)[0] == expected
+    assert run(llm, 0)[0] == expected, "and goes on"
+    llm.close()
+    assert num_calls == 1, "nobody waits for it a second time"
+    assert "does not answer" in caplog.text
+    returns.set()
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/proc/none", "a\0b"])

@@ -153,6 +153,7 @@ def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
         ("GptOssForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4.*dequantize=True"),
         ("LlamaForCausalLM", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
         ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1 .*from 1.001 to"),
+        ("Qwen2ForCausalLM", {"is_causal": False}, "is_causal is False"),
         ("Phi3ForCausalLM", {"partial_rotary_factor": 1e308}, "partial_rotary_factor is 1e.308"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "dynamic", "factor": 0.5}}, "factor is 0.5.*from 1 to"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "yarn", "factor": 2, "beta_fast": 1e308}}, "beta_fast"),
@@ -170,10 +171,16 @@ def test_qwen3_06b_in_the_schemas_of_transformers_4_and_5() -> None:
     assert read_model_config(QWEN3_06B) == read_model_config(VERSION_5) == support.QWEN3_06B
 
 
+def test_a_model_without_a_head_is_of_its_family() -> None:
+    said = [read_model_config(QWEN3_06B | {"architectures": [name]}) for name in ("Qwen3Model", "Qwen3ForCausalLM")]
+    assert said[0] == said[1]
+
+
 @pytest.mark.parametrize(
     ("stated", "why"),
     [
         (["MambaForCausalLM"], "none of them is supported"),
+        (["LlamaBidirectionalModel"], "none of them is supported"),
         ("LlamaForCausalLM", "it must be a list"),
         (None, "must be a list"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +92,26 @@ def test_a_file_too_large_to_be_sound_is_never_read(copy: Path) -> None:
     with open(copy / "added_tokens.json", "wb") as file:
         file.truncate(2**40)
     with pytest.raises(ModelNotFound, match=f"no tokenizer that can be read: added_tokens.json has {2**40} bytes"):
+        HFTokenizer(copy)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a link to a device"])
+def test_what_is_no_file_is_never_read(copy: Path, name: str, kind: str) -> None:
+    """A pipe is waited for, and /dev/zero fills the memory."""
+    (copy / name).unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(copy / name)
+    else:
+        (copy / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelNotFound, match=rf"{re.escape(name)} is neither a file nor a folder"):
+        HFTokenizer(copy)
+
+
+def test_nor_among_further_templates(copy: Path) -> None:
+    (copy / "additional_chat_templates").mkdir()
+    os.mkfifo(copy / "additional_chat_templates" / "tool_use.jinja")
+    with pytest.raises(ModelNotFound, match="neither a file nor a folder"):
         HFTokenizer(copy)
 
 

@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant
 CORE = "nanoengine/core/kernels.py"
 TORCH = "nanoengine/kernels/torch_kernels.py"
 TEST_TORCH = "tests/kernels/test_torch_kernels.py"
+COMPILER = "nanoengine/kernels/compiler.py"
 CPP = "nanoengine/kernels/cpp/"
 TEST_NATIVE = "tests/attention/test_contract.py"
 
@@ -106,5 +107,21 @@ MUTANTS = (
         "numbers[i] |= (from[i / 16] >> i % 8 & 1) << 4;",
         "The native kernel takes the fifth bits of a block from the wrong bytes.",
         ("tests/kernels/test_native_weights.py", "tests/kernels/test_contract.py"),
+    ),
+    Mutant(
+        "library-is-not-verified",
+        COMPILER,
+        "_checksum(content[:-CHECKSUM_BYTES]) == content[-CHECKSUM_BYTES:]",
+        "bool(content)",
+        "A library that was cut off is loaded, and kills the process.",
+        ("tests/kernels/test_compiler.py",),
+    ),
+    Mutant(
+        "library-of-others-is-loaded",
+        COMPILER,
+        "if facts.st_uid not in (os.geteuid(), 0) or facts.st_mode & OTHERS_MAY_WRITE:",
+        "if facts.st_uid not in (os.geteuid(), 0):",
+        "A library that others could write is loaded.",
+        ("tests/kernels/test_compiler.py",),
     ),
 )

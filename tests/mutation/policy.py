@@ -7,6 +7,7 @@ from tests.mutation.mutant import Mutant
 SCHEDULER = "nanoengine/core/scheduler.py"
 SEQUENCE = "nanoengine/core/sequence.py"
 SHARES = "nanoengine/fairness/fair_share.py"
+BLOCK_SHARE = "nanoengine/fairness/block_share.py"
 COMMON = "nanoengine/kv_groups/common_prefix.py"
 EVERY_WAY = "tests/core/test_policy_every_way.py"
 WITH_DRAFTS = "tests/speculation/test_every_way.py"
@@ -15,6 +16,7 @@ TEST_FAILURES = "tests/core/test_failures.py"
 TEST_ENGINE = "tests/core/test_llm_engine.py"
 TEST_SAMPLING = "tests/sampling/test_in_an_engine.py"
 TEST_SHARES = "tests/fairness/test_fair_share.py"
+TEST_BLOCK_SHARE = "tests/fairness/test_block_share.py"
 TEST_COMMON = "tests/kv_groups/test_common_prefix.py"
 
 MUTANTS = (
@@ -313,5 +315,29 @@ MUTANTS = (
         "self.max_num_tokens = self.num_tokens + (params.max_tokens or max_model_len)",
         "A request with a large max_tokens goes on beyond max_model_len.",
         ("tests/kv_groups/test_layouts.py",),
+    ),
+    Mutant(
+        "newcomers-find-no-blocks",
+        BLOCK_SHARE,
+        "if was_tight and (newcomers",
+        "if False and (newcomers",
+        "A client waits for its first token until another, which holds the whole pool, has ended.",
+        (TEST_BLOCK_SHARE,),
+    ),
+    Mutant(
+        "who-grows-takes-blocks-of-the-poor",
+        BLOCK_SHARE,
+        "        if victims:\n",
+        "        if victims := []:\n",
+        "When running sequences grow, the last in order gives way, although its client has less than its part.",
+        (TEST_BLOCK_SHARE,),
+    ),
+    Mutant(
+        "victims-start-again-at-once",
+        BLOCK_SHARE,
+        "self._starting = set()  # what they give back is not for them",
+        "self._starting = None",
+        "Who gave way to others that grow starts again in the same step, for ever.",
+        (TEST_BLOCK_SHARE,),
     ),
 )

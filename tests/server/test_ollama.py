@@ -110,12 +110,21 @@ def test_who_says_nothing_loads_the_model(hermes: Server, path: str, said: str) 
     assert hermes.post(path, {"model": "other"}).status == 404
 
 
+def test_clients_are_told_how_they_are_sampled_if_they_say_nothing(
+    hermes: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hermes.serving, "defaults", {"temperature": 0.8, "repetition_penalty": 1.1, "top_k": 40})
+    shown = hermes.post("/api/show", {"model": "hermes"}).json
+    assert shown["parameters"].split("\n") == ["temperature 0.8", "top_k 40", "repeat_penalty 1.1"]
+
+
 def test_what_clients_ask_before(hermes: Server) -> None:
     for path in ("/api/tags", "/api/ps"):
         assert [own["model"] for own in hermes.get(path).json["models"]] == ["hermes"]
     shown = hermes.post("/api/show", {"model": "hermes", "verbose": True}).json
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert shown["model_info"]["nanoengine.context_length"] == 4096
+    assert shown["parameters"] == ""
     assert hermes.post("/api/show", {"name": "hermes"}).json == shown
     assert set(hermes.get("/api/version").json) == {"version"}
 

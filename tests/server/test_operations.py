@@ -47,7 +47,7 @@ def test_the_model_has_each_of_its_names(make_server: MakeServer) -> None:
 @pytest.mark.parametrize(
     ("status", "method", "path"),
     [
-        *((404, "GET", "/nowhere"), (404, "POST", "/v1/embeddings"), (405, "GET", "/v1/completions")),
+        *((404, "GET", "/nowhere"), (404, "POST", "/v1/audio/speech"), (405, "GET", "/v1/completions")),
         *((405, "DELETE", "/v1/models"), (405, "POST", "/health"), (405, "PUT", "/tokenize")),
     ],
 )

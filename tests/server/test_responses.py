@@ -121,6 +121,16 @@ def test_what_the_model_says(hermes: Server, request_body: dict[str, Any], said:
     assert (essence(response), response["status"]) == (said, "completed")
 
 
+def test_what_others_have_added_is_taken(hermes: Server, demo: Server) -> None:
+    """As vLLM has it."""
+    fields: dict[str, Any] = {"input": "def f(", "max_output_tokens": 12}
+    greedy = essence(both(demo, **fields, temperature=0))
+    assert essence(both(demo, **fields, temperature=1.5, top_k=1)) == greedy
+    assert essence(both(demo, **fields, temperature=1.5, seed=3)) != greedy
+    thinks = both(hermes, input="Hm.", chat_template_kwargs={"begun": True})
+    assert essence(thinks) != essence(both(hermes, input="Hm."))
+
+
 def test_an_answer_that_is_cut_off_is_incomplete(hermes: Server) -> None:
     response = both(hermes, input="Hello.", max_output_tokens=3)
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
@@ -251,6 +261,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"input": "x", "conversation": "c"}, "conversation", "conversation"),
         ({"input": "x", "include": ["message.output_text.logprobs"]}, "include", "logprobs"),
         ({"input": "x", "temperature": -1}, "temperature", "temperature"),
+        ({"input": "x", "top_k": -2}, "top_k", "top_k"),
+        ({"input": "x", "repetition_penalty": 9}, "repetition_penalty", "repetition_penalty"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "input_image"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", "item_reference"),

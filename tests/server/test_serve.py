@@ -33,8 +33,9 @@ SMALL = ["--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "600"]
 class Process:
     """A server that was started by its command."""
 
-    def __init__(self, *arguments: str):
-        command = [sys.executable, "-m", "nanoengine", "serve", "demo", *SMALL, *arguments]
+    def __init__(self, *arguments: str, change: str = "pass"):
+        program = f"import sys; {change}; from nanoengine.cli import main; sys.exit(main(sys.argv[1:]))"
+        command = [sys.executable, "-c", program, "serve", "demo", *SMALL, *arguments]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         self.where = self._address()
 
@@ -156,6 +157,21 @@ def test_nohup_keeps_the_server_when_the_terminal_is_closed(processes: list[Proc
     server.check_gone()
 
 
+HANGS = "import time; from nanoengine.core.llm_engine import LLMEngine; LLMEngine.step = lambda self: time.sleep(1e6)"
+SOON = "import nanoengine.server.serve as serve; serve.HARD_END_SECONDS = 0.1"
+
+
+def test_a_step_that_never_ends_does_not_keep_the_process(processes: list[Process]) -> None:
+    processes.append(server := Process("--port", "0", "--shutdown-timeout", "0", change=f"{HANGS}; {SOON}"))
+    connection = server.connect()
+    connection.request("POST", "/v1/completions", json.dumps({"prompt": "a"}), JSON)
+    until(lambda: json.loads(server.open("GET", "/load").read())["server_load"] == 1)
+    server.tell(signal.SIGTERM)
+    assert server.process.wait(PATIENCE) == 1
+    assert server.process.stderr is not None
+    assert "the process ends as it stands" in server.process.stderr.read()
+
+
 # ---- where it cannot listen
 
 
@@ -206,6 +222,22 @@ def test_a_socket_file_of_a_server_that_runs_is_left_alone(capsys: pytest.Captur
     file.write_text("mine")
     refusal(capsys, "--uds", str(file))
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_lock_that_is_not_ours_is_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, is_link: bool
+) -> None:
+    """In a folder where all may write, somebody may have put anything in its place."""
+    precious, lock = tmp_path / "precious", tmp_path / "socket.lock"
+    precious.write_text("mine")
+    if is_link:
+        lock.symlink_to(precious)
+    else:
+        lock.mkdir()
+    assert "whose lock" in refusal(capsys, "--uds", str(tmp_path / "socket"))
+    assert precious.read_text() == "mine"
+    assert lock.exists()
 
 
 @pytest.mark.parametrize(

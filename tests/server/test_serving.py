@@ -88,6 +88,41 @@ def test_who_has_little_in_a_full_queue_is_let_in(make_server: MakeServer) -> No
     server.check_idle()
 
 
+def test_the_tokens_that_wait_have_a_limit_of_which_others_have_their_part(make_server: MakeServer) -> None:
+    """A request counts for its prompts and what it may get."""
+    server = make_server({"max_num_seqs": 1}, max_waiting_tokens=800, api_key=("a", "b"))
+
+    def ask(key: str, *prompts: str, **fields: Any) -> Answer:
+        return server.post("/v1/completions", {"prompt": [*prompts], **fields}, {"authorization": f"Bearer {key}"})
+
+    def waiting() -> Any:
+        return server.serving.jobs.waiting_tokens(server.serving.max_model_len)
+
+    server.gate.shut()
+    never = ask("a", "a" * 300, "b" * 300, max_tokens=101)
+    assert never.status == 400
+    assert "may take 802 tokens" in never.error["message"]
+    assert "800 may wait (max_waiting_tokens)" in never.error["message"]
+    later = [server.later(ask, "a", "x" * 10, max_tokens=5)]
+    server.gate.let()
+    until(lambda: server.serving.engine.num_waiting == 0)
+    later.append(server.later(ask, "a", "abc", max_tokens=97, n=2))
+    until(lambda: waiting() == {"key-0": 200})
+    later.append(server.later(ask, "a", "a" * 300, max_tokens=200))
+    until(lambda: waiting() == {"key-0": 700})
+    refused = ask("a", "abc", max_tokens=98)
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    for said in ("may take 101 tokens", "700 are waiting, 700 of them yours, and 800 may (max_waiting_tokens)"):
+        assert said in refused.error["message"]
+    assert ask("b", "abc", max_tokens=98).status == 503, "it is more than an eighth of all"
+    later.append(server.later(ask, "b", "abc", max_tokens=97))
+    until(lambda: waiting() == {"key-0": 700, "key-1": 100})
+    assert server.serving.num_rejected == {"max_num_queued_tokens": 2}
+    server.gate.open()
+    assert [answer.result().status for answer in later] == [200] * 4
+    server.check_idle()
+
+
 def test_what_was_refused_leaves_nothing_behind(make_server: MakeServer) -> None:
     server = make_server(max_waiting=1)
     for prompt in ("", "x" * 5000, [10**6]):
@@ -130,6 +165,21 @@ def test_an_engine_that_dies_is_told_to_all_and_keeps_nobody_waiting(make_server
     assert server.get("/v1/models").status == 200
     assert server.post("/tokenize", {"prompt": "a"}).json["count"] == 1
     assert server.post("/abort_requests", {}).json["aborted"] == 0
+
+
+def test_a_step_that_hangs_is_told_until_it_ends(make_server: MakeServer) -> None:
+    """As on a device that answers no more: whoever watches over the server hears of it."""
+    server = make_server(max_step_seconds=0.05)
+    server.gate.shut()
+    held = server.later(server.complete, "abc", max_tokens=3)
+    server.gate.wait_until_held()
+    until(lambda: server.get("/health").status == 503)
+    assert "max_step_seconds" in server.get("/health").json["status"]
+    refused = server.complete("a")
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    server.gate.open()
+    assert held.result().json["choices"][0]["text"] == "abc"
+    until(lambda: server.get("/health").status == 200)
 
 
 # ---- text

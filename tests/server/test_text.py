@@ -17,7 +17,7 @@ from nanoengine.errors import InvalidPrompt
 from nanoengine.models.description import describe
 from nanoengine.models.names import DEMO
 from nanoengine.models.tokenizer import HFTokenizer, ModelTokenizer
-from nanoengine.server.text import CURRENT_CLIENT, ChatEncoder, TextThreads, TokenTexts, joined
+from nanoengine.server.text import CHARS_OF_A_PIECE, CURRENT_CLIENT, ChatEncoder, TextThreads, TokenTexts, joined
 from tests.aio.toys import PATIENCE
 
 ALPHABET = ["a", "b", "ab", " ", "  ", "\n", "\t", "\u00a0", "Ä", "語", "🦜", "e\u0301", ".", "_", "x1", "AB", "\u2581"]
@@ -142,8 +142,10 @@ def test_a_second_turn_encodes_only_what_is_new(tokenizer_folder: Path) -> None:
 
 def test_what_is_remembered_has_a_limit_and_the_oldest_goes_first(tokenizer_folder: Path) -> None:
     tokenizer = Counted(tokenizer_folder)
-    encoder = ChatEncoder(tokenizer, 100)
-    pieces = [f"<|im_start|>{i:028}" for i in range(3)]  # of 40 characters: two fit
+    pieces = [f"<|im_start|>{i:028}" for i in range(3)]
+    cost = len(pieces[0]) + len(tokenizer.encode(pieces[0], add_special_tokens=False)) + CHARS_OF_A_PIECE
+    tokenizer.encoded.clear()
+    encoder = ChatEncoder(tokenizer, 2 * cost + 1)  # two fit
     for piece in (pieces[0], pieces[1], pieces[0], pieces[2], pieces[0], pieces[2]):
         encoder.encode(piece)
     assert tokenizer.encoded == [pieces[0], pieces[1], pieces[2]]
@@ -155,6 +157,13 @@ def test_what_is_remembered_has_a_limit_and_the_oldest_goes_first(tokenizer_fold
     assert encoder.encode(chat(2), add_special_tokens=True) == tokenizer.encode(chat(2))
     with pytest.raises(InvalidPrompt, match="Unicode"):
         encoder.encode("<|im_start|>\ud83d")
+
+
+def test_short_messages_count_for_the_memory_that_they_take(tokenizer_folder: Path) -> None:
+    """Each is an entry with its key: a client that sends thousands of one character must not fill the memory."""
+    encoder = ChatEncoder(Counted(tokenizer_folder), 10_000)
+    encoder.encode("".join(f"<|im_start|>{i}" for i in range(2000)))
+    assert 0 < len(encoder._pieces) <= 10_000 // CHARS_OF_A_PIECE
 
 
 def test_many_threads_get_the_same(tokenizer_folder: Path) -> None:

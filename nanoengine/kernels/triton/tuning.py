@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from nanoengine.caches import cache_folder
+
 logger = logging.getLogger("nanoengine")
 
 
@@ -55,9 +57,9 @@ DEFAULTS = Tuning()
 
 def file_for(device_name: str) -> Path:
     """Where the choice for a kind of GPU is kept; `NANOENGINE_TUNING` names another folder."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = os.environ.get("NANOENGINE_TUNING") or f"{root}/nanoengine/tuning"
-    return Path(os.path.expanduser(folder)) / (re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-") + ".json")
+    named = os.environ.get("NANOENGINE_TUNING")
+    folder = Path(os.path.expanduser(named)) if named else cache_folder("tuning")
+    return folder / (re.sub(r"[^A-Za-z0-9]+", "-", device_name).strip("-") + ".json")
 
 
 def load_tuning() -> Tuning:

@@ -49,6 +49,13 @@ function noteSequence(sequence, from, at) {
   return Object.assign(request, { sequence, endedAt: at });
 }
 
+/** Note what an answer came to: views do not see the last tokens of a request. */
+export function noteEnd(name, numOutput) {
+  for (const { sequence } of minute.requests.values()) {
+    if (sequence.request_id.includes(name)) sequence.num_output = Math.max(sequence.num_output, numOutput);
+  }
+}
+
 export const ownersOf = (block) => [...minute.requests.values()].filter((request) => owns(request, block));
 export const owns = ({ isLive, sequence }, block) => isLive && sequence.blocks.includes(block);
 

@@ -4,7 +4,7 @@ import { MINUTE } from "./minute.js";
 
 const NAMES = ["line", "ink", "waiting", "prefill", "decode", "preempted", "fetching", "empty", "cached", "open", "full", "shared"];
 const CELLS = { ".": "empty", c: "cached", o: "open", f: "full", s: "shared" };
-const LARGEST_CELL = 40; // pixels
+const CELL = 12; // pixels; it never changes, so that a block stays where it is
 
 let colours = {};
 
@@ -81,42 +81,37 @@ export function drawCurve(canvas, history, name, at) {
 
 /** The first `count` blocks; those of `own`, if it has any, stand out, and `marked` has a frame. Returns the grid. */
 export function drawMap(canvas, cells, count, own, marked) {
-  const [context, width, height] = open(canvas);
-  const { size, columns } = gridOf(width, height, count);
+  const columns = Math.max(1, Math.floor(canvas.clientWidth / CELL));
+  const high = `${Math.ceil(count / columns) * CELL}px`;
+  if (canvas.style.height !== high) canvas.style.height = high;
+  const [context] = open(canvas);
   for (let i = 0; i < count; i += 1) {
-    const [x, y] = [(i % columns) * size, Math.floor(i / columns) * size];
+    const [x, y] = [(i % columns) * CELL, Math.floor(i / columns) * CELL];
     context.globalAlpha = own.size && !own.has(i + 1) ? 0.22 : 1;
-    drawCell(context, cells[i] ?? ".", x, y, size);
+    drawCell(context, cells[i] ?? ".", x, y, CELL);
     if (marked === i + 1) {
       context.strokeStyle = colours.ink;
       context.lineWidth = 2;
-      context.strokeRect(x + 1, y + 1, Math.max(size - 3, 3), Math.max(size - 3, 3));
+      context.strokeRect(x, y, CELL - 2, CELL - 2);
     }
   }
   context.globalAlpha = 1;
-  return { size, columns };
-}
-
-/** The largest cells of which all have room. */
-function gridOf(width, height, count) {
-  let size = Math.min(Math.sqrt((width * height) / count), LARGEST_CELL);
-  while (Math.floor(width / size) * Math.floor(height / size) < count) size *= 0.995;
-  return { size, columns: Math.floor(width / size) };
+  return { size: CELL, columns };
 }
 
 function drawCell(context, kind, x, y, size) {
-  const side = size - (size > 8 ? 2 : 1);
+  const side = size - 2;
   context.fillStyle = context.strokeStyle = colours[CELLS[kind]];
   context.lineWidth = 1;
   if (kind === "." || kind === "o") context.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
   if (kind === "o") context.fillRect(x, y + side / 2, side, side / 2);
   if ("cfs".includes(kind)) context.fillRect(x, y, side, side);
-  if (kind === "s" && side > 5) context.clearRect(x + side * 0.36, y + side * 0.36, side * 0.28, side * 0.28);
+  if (kind === "s") context.clearRect(x + side * 0.36, y + side * 0.36, side * 0.28, side * 0.28);
 }
 
 /** The signs of the legends, drawn as what they explain. */
 export function drawLegend() {
-  for (const sign of document.querySelectorAll(".legend i")) {
+  for (const sign of document.querySelectorAll("#legends i")) {
     if (!sign.firstChild) sign.append(document.createElement("canvas"));
     const [context, width, height] = open(sign.firstChild);
     if (sign.dataset.bar) drawBar(context, sign.dataset.bar, 0, width, height);

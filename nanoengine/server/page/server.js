@@ -2,26 +2,26 @@
 
 const storage = "nanoengine-key";
 
-/** The API key: of this tab only. `onWanted` is called when the server wants one, or another. */
+/** The API key: of this tab only. */
 export const key = {
-  onWanted: () => {},
   get value() { return sessionStorage.getItem(storage) ?? ""; },
   set value(text) { sessionStorage.setItem(storage, text); },
 };
 
-export async function ask(path, options = {}) {
+export function ask(path, options = {}) {
   const headers = { ...options.headers };
   if (key.value) headers.Authorization = `Bearer ${key.value}`;
-  const response = await fetch(path, { ...options, headers });
-  if (response.status === 401) key.onWanted();
-  return response;
+  return fetch(path, { ...options, headers });
 }
 
-/** Ask for a stream of events; an answer that is none is an Error, with the server's words and its `status`. */
+export function post(path, body, signal) {
+  return ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+}
+
+/** Ask for a stream of events; an answer that is none is an Error, with the server's words. */
 export async function stream(path, body, signal) {
-  const headers = { "Content-Type": "application/json" };
-  const response = await ask(path, { method: "POST", headers, body: JSON.stringify({ ...body, stream: true }), signal });
-  if (!response.ok) throw Object.assign(new Error(await problemOf(response)), { status: response.status });
+  const response = await post(path, { ...body, stream: true }, signal);
+  if (!response.ok) throw new Error(await problemOf(response));
   return events(response);
 }
 

@@ -6,41 +6,33 @@ export const number = (count) => count.toLocaleString("en");
 export const plural = (count, word, words = `${word}s`) => `${number(count)} ${count === 1 ? word : words}`;
 export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
 
-const names = new Map(); // id -> what the page calls a request of its own
+const others = new Map(); // id -> number, of requests whose ids nobody can read
 
-export function giveName(id, name) {
-  if (names.size > 64) names.delete(names.keys().next().value);
-  names.set(id, name);
+/** A name that can be read: "chat 3" and "try 2" are of a page; others have the name that their client gave, or a number. */
+export function nameOf({ request_id: id, index }) {
+  const own = id.match(/^(?:chat)?cmpl-(chat|try)-(\d+)-\w+-(\d+)-[0-9a-f]{8}$/);
+  const given = id.replace(/^[a-z]+-/, "").replace(/-\d+-[0-9a-f]{8}$/, "");
+  const name = own ? `${own[1]} ${own[1] === "try" ? Number(own[3]) + 1 : own[2]}` : /[0-9a-f]{16}|[0-9a-f]{8}-/.test(given) ? numbered(id) : given.slice(0, 24);
+  return index ? `${name}.${index + 1}` : name;
 }
 
-/** Requests of one call have its id, and behind it a number, from 0 on, and what makes them unique. */
-export function nameOf({ request_id: id, index }) {
-  const [, begin, place] = id.match(/^(.+?)-(\d+)(?:-[0-9a-f]{8})?$/) ?? [];
-  const own = names.get(begin);
-  const name = own ? own + (own === "try" ? ` ${Number(place) + 1}` : "") : id.replace(/^(chat)?cmpl-/, "").replace(/^(.{10}).{3,}$/, "$1…");
-  return index ? `${name}, ${index + 1}` : name;
+function numbered(id) {
+  if (!others.has(id)) others.set(id, others.size + 1);
+  return `other ${others.get(id)}`;
 }
 
 const DOES = {
   waiting: "waits for room",
-  prefill: "computes its prompt",
   decode: "generates",
   preempted: "was preempted and waits for blocks",
   fetching: "waits for files",
 };
 
-/** The lengths of a request, in short: prompt + output. */
-export function lengthsOf({ sequence: s, isLive }) {
-  const hit = s.num_cached ? ` (${number(s.num_cached)} hit)` : "";
-  if (isLive && s.state === "prefill") return `${number(s.num_computed)} of ${number(s.num_prompt)}${hit}`;
-  return `${number(s.num_prompt)}${hit} + ${number(s.num_output)}`;
-}
-
 export function tellRequest({ sequence: s, isLive }) {
   const hit = s.num_cached ? `, ${number(s.num_cached)} of them found in the cache` : "";
   const preempted = s.num_preemptions ? `, preempted ${plural(s.num_preemptions, "time")}` : "";
   const blocks = isLive ? `, ${plural(s.num_blocks, "block")}` : "";
-  const does = isLive ? DOES[s.state] : "has ended";
+  const does = !isLive ? "has ended" : s.state === "prefill" ? `has computed ${number(s.num_computed)} of its prompt` : DOES[s.state];
   return `${nameOf(s)} ${does}: ${plural(s.num_prompt, "prompt token")}${hit}, ${number(s.num_output)} generated${blocks}${preempted}.`;
 }
 
@@ -79,5 +71,5 @@ export function tellStory(view) {
   if (running) return `${number(running)} requests generate together: each step gives every one of them a token.`;
   if (counted("num_preemptions")) return "All have ended, those that had given way too: nothing that they had said was lost.";
   if (pool.num_cached) return `Nothing runs. ${plural(pool.num_cached, "block still holds", "blocks still hold")} K/V: a prompt that begins alike need not compute it again.`;
-  return "Nothing runs. “Try it” starts six requests that share the beginning of their prompts.";
+  return "Nothing runs. Say something, or try six requests that begin alike.";
 }

@@ -16,7 +16,7 @@ from typing import Any
 import launch
 import pytest
 
-OPENAI_PATHS = ("/chat/completions", "/completions", "/models")
+OPENAI_PATHS = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
 LLAMA_ONLY = ("cache_prompt", "id_slot", "return_tokens")
 """Fields that say how llama.cpp is to keep its cache, or what it tells besides."""
 
@@ -30,7 +30,9 @@ def options_of(process: Any) -> tuple[str, ...]:
     slots = process.n_slots or 1
     options = ["--served-model-name", process.model_alias or "model"]
     # A few more names: their tests ask for models that are not there, and llama.cpp serves what it has.
-    options += ["gpt-3.5-turbo-instruct", "gpt-3.5-turbo", "davinci-002"]
+    options += ["gpt-3.5-turbo-instruct", "gpt-3.5-turbo", "davinci-002", "gpt-4.1", "text-embedding-3-small", "test"]
+    if (pooling := getattr(process, "pooling", None)) in ("last", "mean"):
+        options += ["--pooling", pooling]
     if process.n_ctx:
         most = DEMO_POSITIONS if process.chat_template_file else process.n_ctx
         options += ["--max-model-len", str(min(most, process.n_ctx // slots))]

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import anthropic
 import launch
 import openai
 import pytest
+import vllm_embeddings
 
 
 @functools.cache
@@ -86,6 +88,9 @@ class RemoteOpenAIServer:
     def get_async_client(self, **kwargs: Any) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
 
+    def get_async_client_anthropic(self, **kwargs: Any) -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(base_url=self.url_root, api_key=self.DUMMY_API_KEY, max_retries=0, **kwargs)
+
 
 class NotHere:
     """Something of vLLM's that only excluded tests use."""
@@ -102,6 +107,11 @@ def hf_api() -> Any:
 KNOWN: dict[str, dict[str, Any]] = {
     "vllm": {"__version__": launch.version()},
     "vllm.config": {"ModelConfig": ModelConfig},
+    "vllm.entrypoints.pooling.embed.protocol": {"EmbeddingResponse": vllm_embeddings.EmbeddingResponse},
+    "vllm.entrypoints.pooling.scoring.protocol": {
+        "RerankResponse": vllm_embeddings.RerankResponse,
+        "ScoreResponse": vllm_embeddings.ScoreResponse,
+    },
     "vllm.envs": {"VLLM_USE_RUST_FRONTEND": False},
     "vllm.exceptions": {"VLLMValidationError": ValueError},
     "vllm.platforms": {"current_platform": SimpleNamespace(is_rocm=lambda: False)},
@@ -115,6 +125,15 @@ KNOWN: dict[str, dict[str, Any]] = {
     "vllm.version": {"__version__": launch.version(), "_prev_minor_version": lambda: "0.0"},
     "tests.utils": {"RemoteOpenAIServer": RemoteOpenAIServer, "ROCM_EXTRA_ARGS": []},
     "tests.conftest": {"LocalAssetServer": NotHere},
+    "tests.entrypoints.pooling.scoring.util": {"EncoderScoringHfRunner": vllm_embeddings.Reference},
+    "tests.models.language.pooling.embed_utils": {
+        "float_embeddings": vllm_embeddings.float_embeddings,
+        "run_embedding_correctness_test": vllm_embeddings.run_embedding_correctness_test,
+    },
+    "tests.models": {},
+    "tests.models.language": {},
+    "tests.models.language.pooling": {},
+    "tests.models.utils": {"check_embeddings_close": vllm_embeddings.check_embeddings_close},
 }
 
 
@@ -151,3 +170,8 @@ def local_asset_server() -> None:
 @pytest.fixture(scope="session", name="qwen3_lora_files")
 def _qwen3_lora_files() -> str:
     return "no-adapter"
+
+
+@pytest.fixture(scope="session", name="hf_runner")
+def _hf_runner() -> type:
+    return vllm_embeddings.Reference

@@ -31,7 +31,7 @@ from checks import (
 from click.testing import CliRunner
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai import AsyncOpenAI
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
 from pydantic_ai.messages import (
@@ -158,6 +158,13 @@ def bind_tools() -> None:
         for message in (whole, streamed):
             [call] = message.tool_calls
             assert is_weather(call["name"], json.dumps(call["args"]))
+
+
+@check(LANGCHAIN, "`OpenAIEmbeddings`: documents, a query")
+def langchain_embeddings() -> None:
+    own = OpenAIEmbeddings(model=MODEL, base_url=URL, api_key="none", check_embedding_ctx_length=False)
+    documents = own.embed_documents(["a stack", "a queue"])
+    assert own.embed_query("a queue") == documents[1] != documents[0]
 
 
 @check("langchain", "`create_agent` with a tool: call, result, answer (grammar), whole and streamed")

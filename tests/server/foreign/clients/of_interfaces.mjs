@@ -56,6 +56,15 @@ const checks = {
     assert.ok(["Rome", "Oslo"].includes(JSON.parse(made.response).city));
     assert.equal((await ollama.list()).models[0].model, model);
   },
+  "openai: embeddings": async () => {
+    const own = { model, input: ["a stack", "a queue"] };
+    const floats = await openai.embeddings.create({ ...own, encoding_format: "float" });
+    assert.deepEqual((await openai.embeddings.create(own)).data, floats.data);
+  },
+  "ollama: embed": async () => {
+    const { embeddings } = await ollama.embed({ model, input: ["a stack", "a queue"] });
+    assert.deepEqual((await ollama.embed({ model, input: "a queue" })).embeddings, [embeddings[1]]);
+  },
 };
 
 const installed = (name) => JSON.parse(readFileSync(join("node_modules", name, "package.json"))).version;

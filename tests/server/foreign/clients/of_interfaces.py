@@ -134,3 +134,11 @@ def others() -> None:
     turns: list[Any] = [*MESSAGES, {"role": "assistant", "tool_calls": [made]}, {"role": "tool", "content": "sunny"}]
     assert own.chat(MODEL, turns, tools=[WEATHER], options=OPTIONS).done
     assert refusal(ollama.ResponseError, own.chat, "none", MESSAGES).status_code == 404
+
+
+@check("ollama", "embed, dimensions; embeddings")
+def embed() -> None:
+    one, other = own.embed(MODEL, ["a stack", "a queue"]).embeddings
+    assert own.embed(MODEL, "a stack").embeddings == [one] != [other]
+    assert own.embeddings(MODEL, "a stack").embedding == one
+    assert len(own.embed(MODEL, "a stack", dimensions=8).embeddings[0]) == 8

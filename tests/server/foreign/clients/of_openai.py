@@ -11,6 +11,7 @@ from checks import (
     ASKED,
     CALLS_ONCE,
     MESSAGES,
+    MODEL,
     NOW,
     OPTIONS,
     SAID,
@@ -191,3 +192,18 @@ def loop() -> None:
                 said = made.weather(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
         assert (made.cities, message.content) == (["Rome"], SAID)
+
+
+# ---- embeddings
+
+
+@check("openai", "`embeddings`: base64 as it asks by itself, floats, token ids, dimensions")
+def embeddings() -> None:
+    texts = ["a stack", "a queue"]
+    own = client.embeddings.create(model=MODEL, input=texts)
+    floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+    assert [one.embedding for one in own.data] == [one.embedding for one in floats.data]
+    assert own.usage.prompt_tokens == own.usage.total_tokens > 0
+    [short] = client.embeddings.create(model=MODEL, input=[1, 2, 3], dimensions=8).data
+    assert len(short.embedding) == 8
+    assert abs(sum(number * number for number in short.embedding) - 1) < 1e-6

@@ -135,3 +135,12 @@ def litellm_loop() -> None:
                 said = made.weather(**json.loads(call.function.arguments))
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
         assert (made.cities, message.content) == (["Rome"], SAID)
+
+
+@check("litellm", "`embedding`, by `hosted_vllm/` and `openai/`")
+def litellm_embedding() -> None:
+    found = [
+        litellm.embedding(model=place, input=["a stack", "a queue"], api_base=URL, api_key="none").data
+        for place in PLACES
+    ]
+    assert found[0][1]["embedding"] == found[1][1]["embedding"] != found[0][0]["embedding"]

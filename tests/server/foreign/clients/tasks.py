@@ -1,8 +1,8 @@
 """Agents of others, each of which does one task on this server: a command is run, and its output is in the answer.
 
-Usage: python agents.py FOLDER [NAME...], where FOLDER has node_modules with @anthropic-ai/claude-code, @openai/codex and
-opencode-ai. The model is a script (`Scripted`): it sees in the prompt which tools it has, calls the one that runs commands, and
-answers when it sees what came of it. So what is tested is all between the agent and the model.
+Usage: python tasks.py FOLDER TABLE [NAME...], where FOLDER has node_modules with @anthropic-ai/claude-code, @openai/codex and
+opencode-ai, and rows are added to TABLE. The model is a script (`Scripted`): it sees in the prompt which tools it has, calls the
+one that runs commands, and answers when it sees what came of it. So what is tested is all between the agent and the model.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def opencode(bin: Path, home: Path, url: str) -> tuple[list[str], dict[str, str]
 AGENTS = {"claude": claude, "codex": codex, "opencode": opencode}
 
 
-def main(folder: Path, names: list[str]) -> int:
+def main(folder: Path, table: Path, names: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     failed = 0
     with tempfile.TemporaryDirectory() as place:
@@ -120,16 +120,16 @@ def main(folder: Path, names: list[str]) -> int:
                     )
                     is_ok = done.returncode == 0 and ANSWER in done.stdout
                     failed += not is_ok
-                    print(
-                        name,
-                        "passed"
-                        if is_ok
-                        else f"FAILED {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}",
-                    )
+                    if not is_ok:
+                        print(f"{name}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+                    row = f"| {name} | a task with a tool | {'passed' if is_ok else 'FAILED'} |"
+                    print(row, flush=True)
+                    with table.open("a") as file:
+                        file.write(row + "\n")
         finally:
             server.close()
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))
+    sys.exit(main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]), sys.argv[3:]))

@@ -1,0 +1,1 @@
+"""Embeddings of prompts: the hidden states of the last layer, pooled."""

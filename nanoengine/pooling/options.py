@@ -1,0 +1,27 @@
+"""Options of embeddings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_choice
+from nanoengine.pooling.params import POOLINGS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingOptions:
+    """Options of embeddings; all are keyword arguments of `LLM`.
+
+    Args:
+        pooling: "last" or "mean": of which tokens the embedding of a prompt is made. None: what the model's files say, or the
+            last token, where they say nothing.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    pooling: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)

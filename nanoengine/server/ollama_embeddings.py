@@ -1,0 +1,58 @@
+"""Ollama's POST /api/embed, and /api/embeddings for older clients."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+
+from nanoengine.core.sequence import Request
+from nanoengine.pooling.params import PoolingParams
+from nanoengine.server.answers import encode, json_response
+from nanoengine.server.embeddings import embedded, vector_of
+from nanoengine.server.ollama import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from nanoengine.server.params import prompt_list
+from nanoengine.server.pieces import Pieces
+from nanoengine.server.protocol import Queued
+from nanoengine.server.serving import Serving, new_id
+
+
+async def embed(http: HTTPRequest) -> Response:
+    """Embed texts. What is too long is cut at its end, unless that is refused."""
+    serving: Serving = http.app.state.serving
+    start = time.monotonic_ns()
+    request = await serving.read(http, OllamaEmbedRequest)
+    if not request.input:  # so that a model is loaded: it is
+        return json_response({"model": request.model, "embeddings": []})
+    inputs = prompt_list(request.input, "input", serving.config.max_prompts)  # type: ignore[arg-type]
+    queued = Queued(truncation_side="right", truncate_prompt_tokens=None if request.truncate is False else -1)
+    params = PoolingParams(dimensions=request.dimensions)
+    requests = await embedded(http, queued, new_id("ollama-", http, None), inputs, params)
+    return Pieces(await serving.text.run(partial(_body, request.model, start, requests)))
+
+
+async def embeddings(http: HTTPRequest) -> Response:
+    """Embed one text."""
+    serving: Serving = http.app.state.serving
+    request = await serving.read(http, OllamaEmbeddingsRequest)
+    if not request.prompt:
+        return json_response({"embedding": []})
+    queued = Queued(truncation_side="right", truncate_prompt_tokens=-1)
+    requests = await embedded(http, queued, new_id("ollama-", http, None), [request.prompt], PoolingParams())
+    return json_response({"embedding": vector_of(requests[0]).tolist()})
+
+
+def _body(model: str, start: int, requests: list[Request]) -> list[bytes]:
+    pieces = [encode({"model": model})[:-1] + b',"embeddings":[']
+    for request in requests:
+        pieces += [encode(vector_of(request).tolist()), b","]
+    rest: dict[str, Any] = {
+        "total_duration": time.monotonic_ns() - start,
+        "load_duration": 0,
+        "prompt_eval_count": sum(len(request.prompt_token_ids) for request in requests),
+    }
+    pieces[-1] = b"]," + encode(rest)[1:]
+    return pieces

@@ -1,0 +1,72 @@
+// One answer: what is asked of the model, and what comes of it, noted in the message that the conversation keeps.
+
+import { noteEnd } from "./minute.js";
+import { model } from "./model.js";
+import { stream } from "./server.js";
+
+let numAnswers = 0; // of this page: the engine's view names them
+
+/** The messages as a model takes them: who was not answered and spoke again has spoken once. */
+export function turnsOf({ settings, messages }) {
+  const turns = settings.system ? [{ role: "system", content: settings.system }] : [];
+  for (const { role, content } of messages) {
+    const last = turns.at(-1);
+    if (!content) continue; // stopped before its first word
+    if (role === "user" && last?.role === "user") last.content += `\n\n${content}`;
+    else turns.push({ role, content });
+  }
+  return turns;
+}
+
+function request(conversation, isContinued) {
+  const { system, noThinking, ...sampling } = conversation.settings;
+  numAnswers += 1;
+  const common = {
+    model: model.name, ...sampling, request_id: `chat-${numAnswers}-${Math.random().toString(36).slice(2, 8)}`,
+    stream_options: { include_usage: true, continuous_usage_stats: true },
+  };
+  if (!model.hasTemplate) {
+    const said = conversation.messages.map(({ content }) => content);
+    common.max_tokens ??= null; // as many as fit; the interface says 16
+    return ["v1/completions", { ...common, prompt: isContinued ? said.slice(-2).join("") : said.at(-1) }];
+  }
+  if (noThinking) common.chat_template_kwargs = { enable_thinking: false };
+  const body = { ...common, messages: turnsOf(conversation) };
+  return ["v1/chat/completions", isContinued ? { ...body, add_generation_prompt: false, continue_final_message: true } : body];
+}
+
+/** Have the model answer a conversation; `message` takes what it says, and is the last of it once it says something. */
+export async function answer(conversation, message, { isContinued, signal, onNews }) {
+  const times = { begun: performance.now(), first: null, last: null };
+  let before = 0; // tokens that had come with the first piece
+  Object.assign(message, { ended: null, error: null, tokens: 0, prompt: null, cached: null, rate: null });
+  const [path, body] = request(conversation, isContinued);
+  try {
+    for await (const event of await stream(path, body, signal)) {
+      const { usage, choices: [choice] } = event;
+      const text = choice?.delta?.content ?? choice?.text;
+      const thought = choice?.delta?.reasoning_content;
+      if (usage?.completion_tokens) {
+        times.last = performance.now();
+        times.first ??= times.last;
+        before ||= usage.completion_tokens;
+        message.tokens = usage.completion_tokens;
+      }
+      if (thought) message.thought = (message.thought ?? "") + thought;
+      if (text && message.thought && !message.content) message.thoughtSeconds = (performance.now() - times.first) / 1000;
+      if (text) message.content += text;
+      for (const call of choice?.delta?.tool_calls ?? []) message.called = call.function.name;
+      if (choice?.finish_reason) message.ended = choice.finish_reason;
+      if (usage) message.prompt = usage.prompt_tokens;
+      if (usage?.prompt_tokens_details) message.cached = usage.prompt_tokens_details.cached_tokens;
+      if (message.tokens > before) message.rate = (1000 * (message.tokens - before)) / (times.last - times.first);
+      onNews();
+    }
+    message.ended ??= "lost";
+  } catch (error) {
+    message.ended = signal.aborted ? "stopped" : "error";
+    if (!signal.aborted) message.error = error.message;
+  }
+  noteEnd(body.request_id, message.tokens);
+  if (times.first) message.wait = (times.first - times.begun) / 1000;
+}

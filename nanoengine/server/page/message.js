@@ -1,0 +1,77 @@
+// A message as it is shown: who speaks, what is said, and below it how it ended and what can be done.
+
+import { make, makeButton, makeCopyButton, setText } from "./elements.js";
+import { showMarkdown } from "./markdown.js";
+import { model } from "./model.js";
+import { number, plural } from "./words.js";
+
+/** An element for a message. `show` shows it as it is by now; `finish` shows what can be done. */
+export function makeMessage(message) {
+  const isUser = message.role === "user";
+  const parts = { name: make("h3", { className: "unseen", textContent: isUser ? "You" : "The model" }), text: make("div", { className: "text" }), foot: make("footer") };
+  const element = make("article", { className: `message ${message.role}` }, ...Object.values(parts));
+  const show = () => {
+    if (isUser) return setText(parts.text, message.content);
+    if (message.thought) showThought(element, message);
+    return showMarkdown(parts.text, message.content);
+  };
+  const finish = (actions, isAnswering) => {
+    element.classList.toggle("answering", isAnswering);
+    const words = isUser ? "" : isAnswering ? (message.tokens ? "" : "Reads …") : tellEnd(message);
+    const end = make("p", { className: message.error ? "error" : "", textContent: words });
+    const copy = message.content ? [makeCopyButton(() => message.content)] : [];
+    parts.foot.replaceChildren(end, ...(isAnswering ? [] : [...copy, ...actions.map(([name, act]) => makeButton(name, act))]));
+  };
+  show();
+  return { element, show, finish };
+}
+
+function showThought(element, { thought, thoughtSeconds, content, ended }) {
+  let fold = element.querySelector("details");
+  if (!fold) {
+    fold = make("details", {}, make("summary"), make("div", { tabIndex: 0, role: "group", ariaLabel: "Thoughts" }));
+    element.querySelector(".text").before(fold);
+  }
+  const seconds = Math.max(1, Math.round(thoughtSeconds ?? 0));
+  setText(fold.firstChild, content ? `Thought for ${seconds} s` : ended ? "Was thinking" : "Thinking …");
+  setText(fold.lastChild, thought.trim());
+}
+
+/** Why an answer ended, and what it took. */
+function tellEnd({ content, ended, error, called, tokens, prompt, cached, rate, wait }) {
+  if (error) return error;
+  const isFull = prompt + tokens >= model.length;
+  const why = {
+    stop: content ? "Complete" : "Ended without a word",
+    length: isFull ? `The context of ${number(model.length)} tokens is full` : `Cut at the limit of ${plural(tokens, "token")}`,
+    stopped: content ? "Stopped" : "Stopped before the first word",
+    tool_calls: `Calls ${called}, which this page does not have`,
+    abort: "Ended by the server",
+    lost: "The stream broke off",
+  }[ended] ?? ended ?? "Broke off";
+  const facts = [why];
+  if (tokens && ended !== "length") facts.push(plural(tokens, "token"));
+  if (rate) facts.push(`${number(Math.round(rate))} tok/s`);
+  if (wait) facts.push(`first after ${wait.toFixed(wait < 1 ? 2 : 1)} s`);
+  if (prompt && cached !== null) facts.push(`${number(cached)} of ${plural(prompt, "prompt token")} were cached`);
+  return facts.join(" · ");
+}
+
+/** A form in the place of a message, to write it anew. */
+export function makeEditor(text, { onSend, onCancel }) {
+  const box = make("textarea", { value: text, ariaLabel: "Your message, anew", rows: 3 });
+  const send = make("button", { className: "primary", textContent: "Send" });
+  const form = make("form", { className: "editor" }, box, make("p", { textContent: "What came after it is replaced." }), makeButton("Cancel", onCancel), send);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (box.value.trim()) onSend(box.value);
+  });
+  box.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") onCancel();
+    if (isEnter(event)) { event.preventDefault(); form.requestSubmit(); }
+  });
+  return { form, box };
+}
+
+/** Enter sends; with Shift, or while an input method composes, it does not. */
+export const isEnter = (event) => event.key === "Enter" && !event.shiftKey && !event.isComposing;
