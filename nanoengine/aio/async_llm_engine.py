@@ -33,9 +33,8 @@ MOST_MESSAGES = 256
 """Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
 
 DELIVERY_SECONDS = 2e-3
-"""How long the next step waits for the loop to hand out what the last one brought. Both at once disturb each other, at their caches,
-cores and interpreter lock, and take longer than one after the other. A loop that has other work to do holds up no more than that.
-"""
+"""How long the next step waits at most for the loop to hand out what the last one brought. Both at once take longer than one
+after the other: they disturb each other's cores, caches and interpreter lock."""
 
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """What a step brought a stream: its deltas, whether it is over, and what went wrong."""

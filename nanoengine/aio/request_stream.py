@@ -12,9 +12,8 @@ from nanoengine.core.errors import StepFailed
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
 
-
 MOST_UNREAD = 64
-"""Lists of deltas that wait for a reader. What comes then stays where it is, in the sequences, until he has taken them."""
+"""Lists of deltas that wait for a reader. What comes then stays in the sequences until these are taken."""
 
 
 @dataclass(slots=True)
@@ -64,7 +63,7 @@ class _Cursor:
 class RequestStream:
     """The deltas of one request, as an asynchronous iterator of lists: each list has all deltas since the one before.
 
-    A slow reader loses nothing and holds nobody up: a few deltas that he has not taken yet wait here, and the next has all the rest.
+    A slow reader loses nothing and holds nobody up: a few lists that were not taken yet wait here, and the next has the rest.
 
     Args:
         request: not submitted yet.

@@ -283,11 +283,14 @@ class EventStream:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
         def write_now(body: bytes) -> bool:
-            is_written: bool = scope[CONNECTION].write_now(body)
-            scope[SENT] += len(body) if is_written else 0
-            return is_written
+            if not scope[CONNECTION].write_now(body):
+                return False
+            scope[SENT] += len(body)
+            self._was_silent = False
+            return True
 
-        self._job.write_now = write_now
+        if CONNECTION in scope:  # of our own server
+            self._job.write_now = write_now
         async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None

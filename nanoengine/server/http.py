@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -88,7 +88,7 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
         self._head_bytes = self._parsed_bytes = 0
         self._is_in_head = True
         if self._clock is None:
@@ -119,7 +119,7 @@ class BoundedHTTP(HttpToolsProtocol):
         super().on_message_complete()
 
     def write_now(self, body: bytes) -> bool:
-        """Write a piece of the stream that is being sent, without a task; False if the client has not taken what was written before."""
+        """Write a piece of the stream that is being sent; False if the client has not taken what was written before."""
         if self.flow.write_paused or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
