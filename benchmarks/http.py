@@ -19,8 +19,9 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
+from benchmarks.counting_client import stream_all
 from benchmarks.figures import Figures
-from benchmarks.http_client import Answer, Client
+from benchmarks.http_client import Client
 from benchmarks.load import ServerGone, serving
 from benchmarks.options import engine_option, positive_int
 from benchmarks.report import Report
@@ -74,13 +75,9 @@ async def _served(args: argparse.Namespace, report: Report) -> None:
                 for engine, client in clients.items():
                     if engine == "other" and "stream_interval" in fields:
                         continue
-                    seconds, answers = await _over_http(client, fields, args, repetition, num_tokens, engine == "other")
-                    figures = _figures(seconds, args.streams, num_tokens) | {"of_offline": offline / seconds}
-                    if fields["stream"]:
-                        figures["ttft_ms"] = 1000 * mean(a.event_times[0] - a.sent for a in answers)
-                        figures["itl_ms"] = 1000 * mean(
-                            (a.event_times[-1] - a.event_times[0]) / (num_tokens - 1) for a in answers
-                        )
+                    bodies = await _bodies(client, fields, args, repetition, num_tokens, engine == "other")
+                    seconds, more = await (_streamed if fields["stream"] else _whole)(client, bodies)
+                    figures = _figures(seconds, args.streams, num_tokens) | {"of_offline": offline / seconds} | more
                     if repetition >= 0:
                         report.add({"work": way}, figures, engine)
         for client in clients.values():
@@ -108,21 +105,30 @@ def _offline(llm: LLM, args: argparse.Namespace, repetition: int, num_tokens: in
     return perf_counter() - start
 
 
-async def _over_http(
+async def _bodies(
     client: Client, fields: dict[str, Any], args: argparse.Namespace, repetition: int, num_tokens: int, is_other: bool
-) -> tuple[float, list[Answer]]:
+) -> list[dict[str, Any]]:
     common = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, **fields}
     if is_other and args.name is not None:
         common["model"] = args.name
     if not is_other:
         await client.request("POST", "/reset_prefix_cache")
-    bodies = [common | {"prompt": prompt} for prompt in _prompts(args, repetition, args.vocab_size)]
+    return [common | {"prompt": prompt} for prompt in _prompts(args, repetition, args.vocab_size)]
+
+
+async def _whole(client: Client, bodies: list[dict[str, Any]]) -> tuple[float, Figures]:
     start = perf_counter()
     answers = await asyncio.gather(*(client.complete(body) for body in bodies))
     seconds = perf_counter() - start
     if bad := [answer for answer in answers if not answer.is_ok]:
         raise ServerGone(f"{len(bad)} of {len(answers)} requests failed, the first with {bad[0].error}")
-    return seconds, list(answers)
+    return seconds, {}
+
+
+async def _streamed(client: Client, bodies: list[dict[str, Any]]) -> tuple[float, Figures]:
+    streams = await asyncio.to_thread(stream_all, client.host, client.port, bodies)
+    times = {"ttft_ms": 1000 * mean(streams.ttft), "itl_ms": 1000 * mean(streams.itl)}
+    return streams.seconds, times | {"client_cpu_s": streams.cpu_seconds}
 
 
 async def _mocked(args: argparse.Namespace, report: Report) -> None:

@@ -31,8 +31,8 @@ class InterruptGuard:
         self._lock.acquire()
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._handle)
             self._is_active, self._is_pending, self._is_deferring = True, False, True
+            signal.signal(signal.SIGINT, self._handle)  # the last: a signal may come at once
         return self
 
     def __exit__(
@@ -41,9 +41,9 @@ class InterruptGuard:
         try:
             if not self._is_active:
                 return
-            signal.signal(signal.SIGINT, signal.default_int_handler)
             self._is_active = False
-            if self._is_pending and error is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._is_pending and not isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt
         finally:
             self._lock.release()

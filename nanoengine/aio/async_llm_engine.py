@@ -32,6 +32,10 @@ T = TypeVar("T")
 MOST_MESSAGES = 256
 """Most messages that are handled between two steps: callers who ask without a pause must not stop the steps."""
 
+DELIVERY_SECONDS = 2e-3
+"""How long the next step waits at most for the loop to hand out what the last one brought. Both at once take longer than one
+after the other: they disturb each other's cores, caches and interpreter lock."""
+
 News = tuple[RequestStream, list[Delta], bool, Exception | None]
 """What a step brought a stream: its deltas, whether it is over, and what went wrong."""
 
@@ -248,7 +252,11 @@ class AsyncLLMEngine:
         """One call for all streams of a loop; there is hardly ever a second loop."""
         for loop in {stream.loop for stream, *_ in news}:
             items = [item for item in news if item[0].loop is loop]
-            if not call_soon(loop, partial(_deliver, items)):
+            is_delivered = threading.Lock()
+            is_delivered.acquire()
+            if call_soon(loop, partial(_deliver, items, is_delivered.release)):
+                is_delivered.acquire(timeout=DELIVERY_SECONDS)
+            else:
                 for stream, *_ in items:  # the loop is closed: nobody is there any more
                     if self._streams.get(stream.request.request_id) is stream:
                         del self._streams[stream.request.request_id]
@@ -287,9 +295,10 @@ class AsyncLLMEngine:
         return reason
 
 
-def _deliver(news: list[News]) -> None:
+def _deliver(news: list[News], done: Callable[[], object]) -> None:
     for stream, deltas, is_over, error in news:
         stream.deliver(deltas, is_over, error)
+    news[0][0].loop.call_soon(done)  # behind the readers who were woken
 
 
 def _settle(answer: asyncio.Future[T], result: T | None, error: Exception | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,9 @@ from typing import Any
 from nanoengine.core.errors import StepFailed
 from nanoengine.core.outputs import FinishReason
 from nanoengine.core.sequence import Request, Sequence
+
+MOST_UNREAD = 64
+"""Lists of deltas that wait for a reader. What comes then stays in the sequences until these are taken."""
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class _Cursor:
 class RequestStream:
     """The deltas of one request, as an asynchronous iterator of lists: each list has all deltas since the one before.
 
-    A slow reader loses nothing and holds nobody up: deltas that it has not taken yet wait here.
+    A slow reader loses nothing and holds nobody up: a few lists that were not taken yet wait here, and the next has the rest.
 
     Args:
         request: not submitted yet.
@@ -75,6 +78,9 @@ class RequestStream:
         self.interval = interval
         self._cursors: list[_Cursor] = []  # the engine's; the rest belongs to the loop
         self._deltas: list[Delta] = []
+        self._num_unread = 0  # lists of them
+        self.take_now: Callable[[list[Delta]], bool] | None = None
+        """What need not wake a reader who waits: takes the deltas of a step at once, unless it answers False."""
         self.is_over = False  # all of it has arrived
         self._error: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -83,7 +89,7 @@ class RequestStream:
 
     def collect(self) -> list[Delta]:
         """What is new since the last call."""
-        if self.interval is None:
+        if self.interval is None or (self._num_unread >= MOST_UNREAD and not self.request.finished):
             return []
         if not self._cursors:
             self._cursors = [_Cursor(seq) for seq in self.request.sequences]
@@ -96,11 +102,15 @@ class RequestStream:
 
     # ---- on the loop
 
-    def deliver(self, deltas: Iterable[Delta], is_over: bool, error: BaseException | None = None) -> None:
+    def deliver(self, deltas: list[Delta], is_over: bool, error: BaseException | None = None) -> None:
         """Take what has come, and wake the reader."""
         if self.is_over:
             return
+        has_reader = self._waiter is not None and not self._waiter.done()
+        if has_reader and not is_over and self.take_now is not None and self.take_now(deltas):
+            return
         self._deltas += deltas
+        self._num_unread += 1
         self.is_over, self._error = is_over, error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -126,7 +136,7 @@ class RequestStream:
                 raise StopAsyncIteration
             self._waiter = self.loop.create_future()
             await self._waiter
-        deltas, self._deltas = self._deltas, []
+        deltas, self._deltas, self._num_unread = self._deltas, [], 0
         return deltas
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 from threading import Lock, get_ident
 from types import SimpleNamespace
@@ -69,13 +69,32 @@ def c_functions() -> SimpleNamespace:
 
 
 @contextmanager
-def recorded_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[None]:
-    """Report every call that this thread makes meanwhile, as one that can be made again while its tensors live.
+def recorded_calls(report: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Report every call that this thread makes meanwhile: the function's name, and its arguments.
 
     One thread at a time; another waits.
     """
     with _recording():
         yield from _reported_calls(report)
+
+
+def words_of(name: str, arguments: Sequence[Any]) -> list[int]:
+    """A call as `run_calls` makes it again while its tensors live (calls.h).
+
+    Raises:
+        LookupError: it is not one of those that can be made again.
+    """
+    again = getattr(load_library().functions, f"{name}_again", None)
+    if again is None:
+        raise LookupError(name)
+    types = signatures()[name][1]
+    words = [_word(kind, argument) for kind, argument in zip(types, arguments, strict=True)]
+    return [len(words), _word(ctypes.c_void_p, ctypes.cast(again, ctypes.c_void_p).value), *words]
+
+
+def _word(kind: Any, argument: Any) -> int:
+    value = kind(argument)
+    return int.from_bytes(bytes(value).ljust(8, b"\0"), sys.byteorder)
 
 
 def _type_of(argument: str) -> Any:
@@ -100,21 +119,19 @@ def _recording() -> Lock:
     return Lock()
 
 
-def _reported_calls(report: Callable[[Callable[[], object]], None]) -> Iterator[None]:
+def _reported_calls(report: Callable[[str, tuple[Any, ...]], None]) -> Iterator[None]:
     functions, thread = c_functions(), get_ident()
     originals = dict(vars(functions))
 
-    def reporting(function: Callable[..., Any]) -> Callable[..., Any]:
-        again = inspect.unwrap(function)
-
+    def reporting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             if get_ident() == thread:
-                report(partial(again, *arguments))
+                report(name, arguments)
             return function(*arguments)
 
         return call
 
-    vars(functions).update({name: reporting(function) for name, function in originals.items()})
+    vars(functions).update({name: reporting(name, function) for name, function in originals.items()})
     try:
         yield
     finally:

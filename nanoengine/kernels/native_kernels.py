@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from nanoengine.core.kernels import Weight
+from nanoengine.core.kernels import PlacedTokens, Weight
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.filters import keep_likeliest
@@ -149,6 +149,26 @@ class NativeKernels(Kernels):
         out = torch.empty(len(token_ids), weight.shape[1], dtype=weight.dtype)
         self.c.embed(DTYPES[out.dtype], token_ids.data_ptr(), weight.address, out.data_ptr(), len(token_ids))
         return out
+
+    def compute_slot_mapping(
+        self,
+        token_ids: Tensor,
+        rows: Tensor,
+        query_start_loc: Tensor,
+        num_computed: Tensor,
+        last_tokens: Tensor,
+        tables: Tensor,
+        block_size: int,
+        max_query_len: int,
+    ) -> PlacedTokens:
+        num_groups, num_rows, _ = tables.shape
+        assert tables.stride(2) == 1
+        tokens = torch.empty(2 + num_groups, len(token_ids), dtype=torch.int64)
+        seq_lens = torch.empty(len(rows), dtype=torch.int32)
+        given = *map(address, (token_ids, rows, query_start_loc, num_computed, last_tokens)), tables.data_ptr()
+        sizes = *tables.stride()[:2], num_groups, num_rows, len(rows), len(token_ids), block_size
+        self.c.compute_slot_mapping(*given, *sizes, *map(address, (*tokens[:2], tokens[2:], seq_lens)))
+        return PlacedTokens(tokens[0], tokens[1], tokens[2:], seq_lens)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._rms_norm(x, None, weight, eps)

@@ -14,9 +14,8 @@ import numpy as np
 from nanoengine.core.inputs import Packed, Rows
 from nanoengine.core.messages import StepPlan
 
-MOST_ON_CPU = 8
-"""Sequences in a recorded step on a CPU, where every size is recorded: in larger steps, what is around the kernels is little, and
-what they make, which is kept, is much."""
+MOST_ON_CPU = 64
+"""Sequences in a recorded step on a CPU, where every size is recorded: in larger steps, what is around the kernels is little."""
 
 PROMPT_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 DRAFTED_SEQS = (1, 2, 4, 8, 16)

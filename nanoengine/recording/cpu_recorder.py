@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nanoengine.kernels.c_functions import recorded_calls
+from nanoengine.kernels.c_functions import c_functions, recorded_calls, words_of
+from nanoengine.recording.step_memory import StepMemory
 
 MAKES_MEMORY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 """Functions of torch that need not be called again: what they made is still there."""
@@ -43,9 +45,12 @@ class CannotRecord(Exception):
 
 
 class CpuRecorder:
-    """Records C functions of the native kernels and functions of torch, in their order. What they made is kept."""
+    """Records C functions of the native kernels and functions of torch, in their order."""
 
     records_ahead = False
+
+    def __init__(self) -> None:
+        self._memory = StepMemory()
 
     def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """As `Recorder.record`.
@@ -54,38 +59,70 @@ class CpuRecorder:
             CannotRecord: the work reads numbers from a tensor.
         """
         work()  # what is worked out once and kept need not be recorded
-        calls: list[Callable[[], object]] = []
-        with recorded_calls(calls.append), _TorchCalls(calls.append) as torch_calls:
+        program = Program()
+        with recorded_calls(program.add_native), _TorchCalls(program.add, self._memory):
             result = work()
-        return partial(_replay, calls, result, torch_calls.made)
+        return partial(_replay, program.parts(), self._memory.later(result))
 
 
-def _replay(calls: list[Callable[[], object]], result: Tensor, _kept: list[Tensor]) -> Tensor:
-    for call in calls:
+class Program:
+    """The calls of a step: those of native kernels that follow one another are one, without Python in between."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object] | list[int]] = []
+
+    def add(self, call: Callable[[], object]) -> None:
+        self._calls.append(call)
+
+    def add_native(self, name: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            words = words_of(name, arguments)
+        except LookupError as error:
+            raise CannotRecord(f"a step that calls {name} cannot be recorded: it is not for steps") from error
+        if self._calls and isinstance(self._calls[-1], list):
+            self._calls[-1] += words
+        else:
+            self._calls.append(words)
+
+    def parts(self) -> list[Callable[[], object]]:
+        return [_native(call) if isinstance(call, list) else call for call in self._calls]
+
+
+def _native(words: list[int]) -> Callable[[], object]:
+    memory = np.array(words, dtype=np.uint64)
+    return partial(_run_native, c_functions().run_calls, memory)
+
+
+def _run_native(run_calls: Callable[[int, int], object], words: np.ndarray[Any, Any]) -> None:
+    run_calls(words.ctypes.data, len(words))
+
+
+def _replay(parts: list[Callable[[], object]], result: Callable[[], Tensor]) -> Tensor:
+    for call in parts:
         call()
-    return result
+    return result()
 
 
 class _TorchCalls(TorchFunctionMode):
     """Reports every call of torch that does something, as one that does it again to the same tensors."""
 
-    def __init__(self, report: Callable[[Callable[[], object]], None]):
+    def __init__(self, report: Callable[[Callable[[], object]], None], memory: StepMemory):
         super().__init__()
-        self._report = report
-        self.made: list[Tensor] = []
+        self._report, self._memory = report, memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
         again = partial(func, *args, **(kwargs or {}))
-        self.made += made
         if name in IN_PLACE or (name.endswith("_") and not name.endswith("__")) or "out" in (kwargs or {}):
             self._report(again)
         elif not made and name not in TELLS_SHAPE:
             raise CannotRecord(
                 f"a step that calls {name} cannot be recorded: what follows from its answer would not change"
             )
-        elif name not in MAKES_MEMORY:
+        elif name in MAKES_MEMORY:
+            return self._memory.take(result)
+        else:
             given = set(map(_memory, _tensors((args, kwargs))))
             if any(_memory(tensor) not in given for tensor in made):  # not views of what is given
                 self._report(partial(_do_again, again, made))

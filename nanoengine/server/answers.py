@@ -20,11 +20,12 @@ from nanoengine.core.sequence import Request
 from nanoengine.sampling.params import SamplingParams
 from nanoengine.server.answer_bytes import answer_bytes
 from nanoengine.server.errors import REASON, Problem, problem_of
+from nanoengine.server.http import CONNECTION
 from nanoengine.server.jobs import Job
 from nanoengine.server.logprobs import LogprobShapes, Progress
 from nanoengine.server.pieces import Pieces, small
 from nanoengine.server.protocol import Generation
-from nanoengine.server.serving import FEW, Serving
+from nanoengine.server.serving import FEW, SENT, Serving
 
 logger = logging.getLogger("nanoengine.server")
 
@@ -147,9 +148,25 @@ class Answer(Generic[G]):
         with_usage = options is not None and bool(options.include_usage)
         each = with_usage and options is not None and bool(options.continuous_usage_stats)
         is_plain = self.params.logprobs is None and not request.return_token_ids and not self.is_parsed
-        start, end = self.plain
         choices = [Progress() for _ in range(n * len(job.requests))]
         has_begun = False
+
+        def plain(number: int, delta: Delta) -> bytes:
+            """The chunk of a delta that brings text and no more."""
+            index = number * n + delta.index
+            num_tokens = choices[index].num_tokens + len(delta.token_ids)
+            usage = usage_json(self.num_prompt_tokens[number], num_tokens) if each else b""
+            start, end = self.plain
+            return chunks.chunk(start % index + encode(delta.text) + end, usage)
+
+        def write_now(deltas: list[Delta]) -> bool:
+            if any(delta.finish_reason is not None for delta in deltas):
+                return False
+            is_written = job.write_now(b"".join([plain(0, delta) for delta in deltas]))
+            for delta in deltas if is_written else ():
+                choices[delta.index].advance(delta.token_ids)
+            return is_written
+
         async for news in job.deltas():
             parts = []
             if not has_begun:
@@ -157,15 +174,18 @@ class Answer(Generic[G]):
                 make_all = partial(self._first_chunks, chunks, usage)
                 parts = await serving.make(make_all, job, slow=self.num_repeated > MANY_CHARS)
                 has_begun = True
+                if is_plain and not self.echoes:
+                    job.take_now(write_now)
             for number, delta in news:
                 index = number * n + delta.index
                 progress = choices[index]
                 is_first = not progress.num_tokens
                 if is_plain and delta.finish_reason is None and not (is_first and self.echoes):
-                    own = [start % index + encode(delta.text) + end]
-                else:
-                    make = partial(self._encoded, job.requests[number], index, delta)
-                    own = await serving.make(make, progress, slow=is_first and bool(request.echo))
+                    parts.append(plain(number, delta))
+                    progress.advance(delta.token_ids)
+                    continue
+                make = partial(self._encoded, job.requests[number], index, delta)
+                own = await serving.make(make, progress, slow=is_first and bool(request.echo))
                 progress.advance(delta.token_ids)
                 if not own:
                     continue
@@ -262,6 +282,15 @@ class EventStream:
             self._was_silent = False
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
+        def write_now(body: bytes) -> bool:
+            if not scope[CONNECTION].write_now(body):
+                return False
+            scope[SENT] += len(body)
+            self._was_silent = False
+            return True
+
+        if CONNECTION in scope:  # of our own server
+            self._job.write_now = write_now
         async with self._serving.jobs.running(self._job, receive, self._serving.config.request_timeout):
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             pinging = asyncio.create_task(self._keep_alive(write)) if self._ping else None

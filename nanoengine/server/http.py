@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -12,6 +12,9 @@ MAX_HEAD_BYTES = 64 << 10
 """Of the request line and all headers: the parser itself would keep as many as come (as in CVE-2025-48956)."""
 
 PART_OF_A_NEWCOMER = 8
+
+CONNECTION = "nanoengine.connection"
+"""Where the scope of a request has its `BoundedHTTP`."""
 
 MAX_HEAD_SECONDS = 60
 """A connection that sends nothing whole is closed."""
@@ -85,6 +88,7 @@ class BoundedHTTP(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CONNECTION] = self
         self._head_bytes = self._parsed_bytes = 0
         self._is_in_head = True
         if self._clock is None:
@@ -113,6 +117,13 @@ class BoundedHTTP(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._has_ended, self._is_in_body = True, False
         super().on_message_complete()
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a piece of the stream that is being sent; False if the client has not taken what was written before."""
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def _watch_head(self) -> None:
         self._clock = self.loop.call_later(MAX_HEAD_SECONDS, self._refuse, b"408 Request Timeout")

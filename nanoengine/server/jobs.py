@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive
@@ -35,9 +35,15 @@ class Job:
     def __init__(self, job_id: str, engine: AsyncLLMEngine, requests: Sequence[Request], interval: int | None):
         self.job_id = job_id
         self.problem: Problem | None = None  # what the client is told in place of the rest
+        self.write_now: Callable[[bytes], bool] = lambda _: False  # to the client, unless it does not read
         self._engine = engine
         self.requests = list(requests)
         self._streams = [engine.submit(request, interval) for request in requests]
+
+    def take_now(self, take: Callable[[list[Delta]], bool]) -> None:
+        """See `RequestStream.take_now`; of one prompt, since those of several wait for each other."""
+        if len(self._streams) == 1:
+            self._streams[0].take_now = take
 
     @property
     def num_cached_tokens(self) -> int:

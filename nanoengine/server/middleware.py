@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nanoengine.server.config import ServerConfig
 from nanoengine.server.errors import REASON, Problem, problem_of
 from nanoengine.server.protocol import MAX_ID_CHARS
-from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID
+from nanoengine.server.serving import ADMIN, CLIENT, HELD, REQUEST_ID, SENT
 from nanoengine.server.text import CURRENT_CLIENT
 
 logger = logging.getLogger("nanoengine.server")
@@ -67,15 +67,15 @@ class Identify:
         peer = scope.get("client")
         scope[CLIENT] = peer[0] if peer else "local"
         scope[REQUEST_ID] = request_id
-        status, size = 0, 0
+        scope[SENT] = status = 0
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, size
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             elif message["type"] == "http.response.body":
-                size += len(message.get("body", b""))
+                scope[SENT] += len(message.get("body", b""))
             await send(message)
 
         try:
@@ -97,7 +97,7 @@ class Identify:
                     scope["method"],
                     _quoted(scope["path"]),
                     status,
-                    size,
+                    scope[SENT],
                     seconds,
                     f' reason="{_quoted(scope[REASON][:MAX_REASON_CHARS])}"' if REASON in scope else "",
                 )

@@ -43,6 +43,9 @@ ADMIN = "admin"
 HELD = "nanoengine.held"
 """And what it holds until its answer is sent."""
 
+SENT = "nanoengine.sent"
+"""And how many bytes of that were."""
+
 A = TypeVar("A")
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nanoengine.aio.request_stream import Delta, RequestStream
+from nanoengine.aio.request_stream import MOST_UNREAD, Delta, RequestStream
 from nanoengine.core.llm_engine import LLMEngine
 
 from .toys import ShowingParams, script_engine
@@ -93,6 +93,67 @@ def test_however_it_is_delivered_and_taken_all_of_it_comes_in_order(seed: int) -
         assert stream.is_over
         await reader
         return "".join(delta.text for delta in taken)
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == TEXT
+
+
+def test_what_nobody_reads_waits_in_the_sequences() -> None:
+    """Only a few lists of deltas pile up; the reader still gets all, once."""
+    engine = script_engine("a" * 500)
+
+    async def main() -> None:
+        stream = open_stream(engine, asyncio.get_running_loop(), max_tokens=400)
+        engine.submit(stream.request)
+        num_lists, text = 0, ""
+        while engine.has_unfinished:
+            engine.step()
+            if piece := stream.collect():
+                num_lists += 1
+                stream.deliver(piece, stream.request.finished)
+        async for deltas in stream:
+            text += "".join(delta.text for delta in deltas)
+        assert num_lists == MOST_UNREAD + 1
+        assert text == stream.request.output().outputs[0].text
+        assert len(text) > MOST_UNREAD + 10
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_some_deltas_are_taken_at_once_and_only_from_a_reader_who_waits(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = script_engine(TEXT)
+
+    async def main() -> str:
+        stream, text, num_at_once = open_stream(engine, asyncio.get_running_loop()), "", 0
+        pieces, is_reading = steps(engine, stream), False
+
+        def take_now(deltas: list[Delta]) -> bool:
+            nonlocal text, num_at_once
+            assert not is_reading
+            if rng.random() < 0.3:
+                return False
+            text += "".join(delta.text for delta in deltas)
+            num_at_once += 1
+            return True
+
+        async def take() -> None:
+            nonlocal text, is_reading
+            async for deltas in stream:
+                is_reading = True
+                for _ in range(rng.randrange(3)):
+                    await asyncio.sleep(0)
+                text += "".join(delta.text for delta in deltas)
+                is_reading = False
+
+        stream.take_now = take_now
+        reader = asyncio.create_task(take())
+        for number, piece in enumerate(pieces, start=1):
+            await asyncio.sleep(0)
+            stream.deliver(piece, number == len(pieces))
+        await reader
+        assert num_at_once > 2
+        return text
 
     assert asyncio.run(asyncio.wait_for(main(), 60)) == TEXT
 

@@ -7,10 +7,12 @@ import os
 import pty
 import re
 import select
+import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -44,14 +46,17 @@ class User:
         }
         self.process, self.terminal = pty.fork()
         if not self.process:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that run in the background may have it ignored
             os.chdir(ROOT)
             os.execve(sys.executable, command, os.environ | variables)
         self.raw, self.num_read = b"", 0
 
     def reads(self, text: str) -> str:
         """What appears until a text is there, codes left out."""
+        end = monotonic() + MOST  # of all: an answer that hangs is drawn again and again
         while text not in (screen := self._screen()):
-            assert select.select([self.terminal], [], [], MOST)[0], f"no {text!r} behind {screen[-2000:]!r}"
+            left = max(end - monotonic(), 0)
+            assert select.select([self.terminal], [], [], left)[0], f"no {text!r} behind {screen[-2000:]!r}"
             try:
                 self.raw += os.read(self.terminal, 1 << 16)
             except OSError:  # Linux' way of saying that it is closed

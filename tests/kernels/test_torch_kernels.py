@@ -11,7 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nanoengine.kernels.interface import Kernels
+from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.kernels.torch_kernels import TorchKernels
+from tests.kernels.marks import needs_kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -43,10 +46,11 @@ def ints(values: list[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+@pytest.mark.parametrize("kernels", [TorchKernels, pytest.param(NativeKernels, marks=needs_kernels)])
 @settings(max_examples=150, deadline=None)
 @given(batch=BATCHES, block_size=st.sampled_from([1, 4, 16, 256]), is_decode=st.booleans(), seed=st.integers(0, 99))
 def test_tokens_stand_where_the_formula_says(
-    batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int
+    kernels: type[Kernels], batch: list[tuple[int, int, bool]], block_size: int, is_decode: bool, seed: int
 ) -> None:
     """Kernels.compute_slot_mapping against a loop, over tables of two groups, of block ids beyond 32 bits of slots."""
     rng = random.Random(seed)
@@ -70,7 +74,7 @@ def test_tokens_stand_where_the_formula_says(
         seq_lens.append(0 if is_padding else before + count)
     computed = [before for before, _, _ in batch]
     longest = max(end - start for start, end in pairwise(starts))
-    placed = TorchKernels().compute_slot_mapping(
+    placed = kernels().compute_slot_mapping(
         ints(tokens),
         ints(rows),
         ints(starts),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from nanoengine.kernels.c_functions import c_functions, recorded_calls
+from nanoengine.kernels.interface import Weight
+from nanoengine.kernels.native_kernels import NativeKernels
 from nanoengine.recording.cpu_recorder import CannotRecord, CpuRecorder
+from tests.kernels.formulas import random, weight_of
 from tests.kernels.marks import needs_kernels
 
 pytestmark = needs_kernels
@@ -45,9 +50,52 @@ def test_a_number_that_is_read_cannot_be_recorded(read: Callable[[Tensor], objec
         CpuRecorder().record(work)
 
 
+def floats(*shape: int, seed: int = 0) -> Tensor:
+    return random(*shape, dtype=torch.float32, seed=seed)
+
+
+def layers(kernels: NativeKernels, weight: Weight, x: Tensor, residual: Tensor) -> Tensor:
+    """Native calls, and one of torch between them."""
+    norm = torch.ones(x.shape[1])
+    for _ in range(3):
+        x, residual = kernels.norm_linear(x, residual, norm, 1e-5, weight, None)
+    x = kernels.linear(x * 2, weight, None)
+    return kernels.logits(kernels.gate(torch.cat((x, x), 1), "silu"), weight)
+
+
+def test_native_calls_that_follow_one_another_are_one_call() -> None:
+    kernels, x, residual = NativeKernels(), floats(3, 64), floats(3, 64, seed=1)
+    weight = weight_of(kernels, floats(64, 64, seed=2))
+    replay = CpuRecorder().record(lambda: layers(kernels, weight, x, residual))
+    assert isinstance(replay, partial)
+    assert [call.func.__name__ for call in replay.args[0]] == [
+        "_do_again",  # of ones
+        "_run_native",
+        "_do_again",  # of a product with 2
+        "_run_native",
+        "_do_again",  # of a concatenation
+        "_run_native",
+    ]
+    for seed in range(3):
+        given = floats(3, 64, seed=seed), floats(3, 64, seed=seed + 5)
+        expected = layers(kernels, weight, given[0], given[1].clone())
+        x.copy_(given[0])
+        residual.copy_(given[1])
+        assert torch.equal(replay(), expected)
+
+
+def test_a_call_that_is_not_for_steps_is_refused() -> None:
+    def work() -> Tensor:
+        c_functions().panels_size(32, 32, 32)
+        return GIVEN
+
+    with pytest.raises(CannotRecord, match="panels_size"):
+        CpuRecorder().record(work)
+
+
 def test_calls_are_reported_while_they_are_recorded_and_not_after() -> None:
-    reported: list[object] = []
-    with recorded_calls(reported.append):
+    reported: list[tuple[str, tuple[Any, ...]]] = []
+    with recorded_calls(lambda *call: reported.append(call)):
         c_functions().panels_size(32, 32, 32)
     c_functions().panels_size(32, 32, 32)
-    assert len(reported) == 1
+    assert reported == [("panels_size", (32, 32, 32))]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nanoengine.server.http import BoundedHTTP
 from tests.drawn import FAST
 from tests.server.events import choices_of, reasons_of, text_of
 from tests.server.running import Server
@@ -172,3 +173,23 @@ def test_usage_comes_with_every_chunk_or_with_none_unless_it_is_asked_for(parrot
         chunks = events(**options)
         assert not any("usage" in event for event in chunks)
         assert reasons_of(chunks) == ["length"]
+
+
+def test_most_of_a_stream_is_written_without_waking_its_task(demo: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with log probabilities, which take more to write, nothing is."""
+    num_written, write_now = 0, BoundedHTTP.write_now
+
+    def counted(own: BoundedHTTP, body: bytes) -> bool:
+        nonlocal num_written
+        is_written = write_now(own, body)
+        num_written += is_written
+        return is_written
+
+    monkeypatch.setattr(BoundedHTTP, "write_now", counted)
+    fields: Fields = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
+    whole = demo.complete(PROMPT, **fields).json["choices"][0]["text"]
+    assert text_of(demo.complete(PROMPT, **fields, stream=True).events, 0) == whole
+    assert num_written > 20
+    num_written = 0
+    assert text_of(demo.complete(PROMPT, **fields, stream=True, logprobs=1).events, 0) == whole
+    assert num_written == 0

@@ -6,6 +6,7 @@
 // so do all sequences the parts that they share: read once, with the query heads of all those tokens beside each other. What one of them
 // sees and another does not is added to each alone.
 #include <vector>
+#include "calls.h"
 #include "attention_parts.h"
 #include "team.h"
 
@@ -312,3 +313,4 @@ extern "C" void attention_decode(int dtype, int cache_dtype, const void* q, cons
                      (T*)out, sequences, q_heads, kv, spec}.run();
     });
 }
+RECORDABLE(attention_decode)

@@ -4,6 +4,7 @@
 // ("flash attention", Dao et al., 2022): scores, weights and the weighted values of a part stay in the second-level cache. The query heads
 // that share a K/V head are rows of the same product. Tiles that no query of a block sees are left out.
 #include <vector>
+#include "calls.h"
 #include "attention_parts.h"
 #include "team.h"
 
@@ -151,3 +152,4 @@ extern "C" void attention_prefill(int dtype, int cache_dtype, const void* q, con
                 sequences, q_heads, kv, spec);
     });
 }
+RECORDABLE(attention_prefill)

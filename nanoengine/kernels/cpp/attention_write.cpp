@@ -2,6 +2,7 @@
 // the write of K and V into the cache. Norms, rotation and q may each be missing.
 #include <algorithm>
 #include <cmath>
+#include "calls.h"
 #include "kv_int8.h"
 #include "team.h"
 
@@ -105,3 +106,4 @@ extern "C" void attention_write(int dtype, int cache_dtype, const void* q, size_
                     eps, cosines, sines, angle_stride, slots, (T*)q_out, (S*)k_cache, (S*)v_cache, tokens, q_heads, kv);
     });
 }
+RECORDABLE(attention_write)

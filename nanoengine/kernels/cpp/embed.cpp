@@ -1,4 +1,5 @@
 // Rows of a weight in panels, back as numbers: some, for embeddings, or all.
+#include "calls.h"
 #include "dequantized_rows.h"
 #include "team.h"
 
@@ -43,7 +44,7 @@ template <class T> void read_numbers(const Panel& panel, size_t output, size_t i
         std::memcpy(out + i, dwords, std::min<size_t>(Dot<T>::PER_DWORD, inputs - i) * sizeof(T));
 }
 
-template <class T> void embed(const int64_t* ids, const Weight& weight, T* out, size_t rows) {
+template <class T> void embed_rows(const int64_t* ids, const Weight& weight, T* out, size_t rows) {
     const size_t inputs = weight.inputs;
     for_each(rows, rows <= 4, [&](size_t m) {
         size_t i = ids[m] / PANEL;  // or a later one: panels have at most so many outputs
@@ -74,7 +75,7 @@ extern "C" {
 
 // out [rows][inputs] = the rows of W at `ids`.
 void embed(int dtype, const int64_t* ids, const Weight* weight, void* out, size_t rows) {
-    with_type(dtype, [&]<class T>(T*) { embed(ids, *weight, (T*)out, rows); });
+    with_type(dtype, [&]<class T>(T*) { embed_rows(ids, *weight, (T*)out, rows); });
 }
 
 // out [outputs][inputs] = W, all of whose panels are quantized.
@@ -87,3 +88,4 @@ void unpack(int dtype, const Weight* weight, void* out) {
     });
 }
 }
+RECORDABLE(embed)

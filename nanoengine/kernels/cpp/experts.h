@@ -87,7 +87,7 @@ template <class T> static void round_floats(const float* from, size_t count, T* 
     for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
 }
 
-template <class T> static void experts(Activation activation, const Choices& all, const T* x, const Experts& weights, T* out) {
+template <class T> static void mix_experts(Activation activation, const Choices& all, const T* x, const Experts& weights, T* out) {
     const ExpertBiases& biases = weights.biases;
     const size_t size = weights.down.inputs, hidden = weights.gate.inputs;
     const size_t size_panels = round_up(size, PANEL) / PANEL, hidden_panels = round_up(hidden, PANEL) / PANEL;

@@ -1,10 +1,11 @@
 // Linear layers (with a norm before them and a gate behind them, if asked for) and mixtures of experts, over weights in panels.
+#include "calls.h"
 #include "experts.h"
 #include "linear.h"
 
 namespace {
 
-template <Activation ACTIVATION, class T> void gate(const T* x, T* out, size_t rows, size_t size) {
+template <Activation ACTIVATION, class T> void gate_pairs(const T* x, T* out, size_t rows, size_t size) {
     const size_t whole = size / LANES * LANES;
     for_each(rows, rows <= 4, [&](size_t row) {
         const T *gates = x + 2 * row * size, *ups = gates + size;
@@ -29,8 +30,8 @@ void linear(int dtype, int out_dtype, const void* x, void* residual, const float
             void* out, size_t rows) {
     with_type(dtype, [&]<class T>(T*) {
         const Input<T> input{(const T*)x, (T*)residual, norm, eps, rows, (size_t)weight->inputs};
-        if (out_dtype == FLOAT32) linear(input, *weight, (const T*)bias, (f32*)out);
-        else linear(input, *weight, (const T*)bias, (T*)out);
+        if (out_dtype == FLOAT32) product_of(input, *weight, (const T*)bias, (f32*)out);
+        else product_of(input, *weight, (const T*)bias, (T*)out);
     });
 }
 
@@ -39,14 +40,14 @@ void gated_linear(int dtype, int activation, const void* x, void* residual, cons
                   size_t rows) {
     with_type(dtype, [&]<class T>(T*) {
         const Input<T> input{(const T*)x, (T*)residual, norm, eps, rows, (size_t)weight->inputs};
-        gated_linear((Activation)activation, input, *weight, (T*)out);
+        gated_product_of((Activation)activation, input, *weight, (T*)out);
     });
 }
 
 // out [rows][size] = what the gates, the first half of each row of x [rows][2 * size], make of the values in the second.
 void gate(int dtype, int activation, const void* x, void* out, size_t rows, size_t size) {
     with_type(dtype, [&]<class T>(T*) {
-        const auto function = activation == SILU ? gate<SILU, T> : activation == GELU_TANH ? gate<GELU_TANH, T> : gate<CLAMPED, T>;
+        const auto function = activation == SILU ? gate_pairs<SILU, T> : activation == GELU_TANH ? gate_pairs<GELU_TANH, T> : gate_pairs<CLAMPED, T>;
         function((const T*)x, (T*)out, rows, size);
     });
 }
@@ -61,7 +62,7 @@ int experts(int dtype, int activation, const void* x, const Weight* gate, const 
     const Choices choices{chosen, factors, rows, per_row, count};
     if (!choices.are_experts()) return 0;
     with_type(dtype, [&]<class T>(T*) {
-        experts((Activation)activation, choices, (const T*)x, Experts{*gate, *up, *down, {gate_bias, up_bias, down_bias}}, (T*)out);
+        mix_experts((Activation)activation, choices, (const T*)x, Experts{*gate, *up, *down, {gate_bias, up_bias, down_bias}}, (T*)out);
     });
     return 1;
 }
@@ -69,3 +70,7 @@ int experts(int dtype, int activation, const void* x, const Weight* gate, const 
 // What whole numbers are multiplied with, for people.
 const char* quantized_instruction() { return DOT_OF_BYTES; }
 }
+RECORDABLE(linear)
+RECORDABLE(gated_linear)
+RECORDABLE(gate)
+RECORDABLE(experts)

@@ -22,7 +22,7 @@ template <class T, class Use> static void for_panels(const Input<T>& input, int6
     });
 }
 
-template <class T, class Out> static void linear(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
+template <class T, class Out> static void product_of(const Input<T>& input, const Weight& weight, const T* bias, Out* out) {
     for_panels(input, weight.kinds, weight.panels, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);
         alignas(64) float sums[ROW_BLOCK][PANEL], biases[PANEL] = {};
@@ -34,7 +34,7 @@ template <class T, class Out> static void linear(const Input<T>& input, const We
 }
 
 // The first half of W makes gates, the second, in as many panels with as many outputs each, the values that they gate.
-template <class T> static void gated_linear(Activation activation, const Input<T>& input, const Weight& weight, T* out) {
+template <class T> static void gated_product_of(Activation activation, const Input<T>& input, const Weight& weight, T* out) {
     const size_t size = weight.outputs / 2, half = weight.panels / 2;
     for_panels(input, weight.kinds, half, [&](size_t i, Rows<T>& block, size_t first, size_t count) {
         const Panel& panel = weight.panel(i);

@@ -1,4 +1,5 @@
 // RMSNorm, alone or with the residual addition before it.
+#include "calls.h"
 #include "norm.h"
 #include "team.h"
 
@@ -23,3 +24,4 @@ extern "C" void rms_norm(int dtype, const void* x, void* residual, const float* 
     if (dtype == FLOAT32) norm((const f32*)x, (f32*)residual, weight, (f32*)out, rows, size, eps);
     else norm((const bf16*)x, (bf16*)residual, weight, (bf16*)out, rows, size, eps);
 }
+RECORDABLE(rms_norm)
