@@ -52,7 +52,7 @@ class Step:
         self.runs.num_shared = num_shared
         start = perf_counter()
         for k_cache, v_cache in self.layers:
-            self.backend.decode(self.q, k_cache, v_cache, self.runs, self.spec)
+            self.backend.decode(self.q, (k_cache, v_cache), self.runs, self.spec)
         return perf_counter() - start
 
     def both(self, repeat: int) -> tuple[float, float]:

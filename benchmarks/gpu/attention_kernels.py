@@ -60,7 +60,7 @@ def _decode(bench: Bench, case: dict[str, Any], lens: list[int], window: int | N
             cache = caches(bench, backend, memory)
             metadata = step(bench, cache, [1] * len(lens), lens)
             q = bench.random(len(lens), bench.model.num_heads, bench.model.head_dim)
-            work = partial(backend.attend, q, *cache, metadata, spec)
+            work = partial(backend.attend, q, cache, metadata, spec)
             bench.add(case | {"backend": backend.name}, work, bench.decode_bytes([min(n, window or n) for n in lens]))
 
 
@@ -77,7 +77,7 @@ def prefill_attention(bench: Bench) -> None:
                 num_bytes = 2 * length * (model.num_kv_heads + model.num_heads) * model.head_dim * bench.dtype.itemsize
                 flop = 4 * model.num_heads * model.head_dim * length * (length + 1) / 2
                 case = {"kernel": "prefill attention", "backend": backend.name, "prompt": length}
-                bench.add(case, partial(backend.attend, q, *cache, metadata, spec), num_bytes, flop)
+                bench.add(case, partial(backend.attend, q, cache, metadata, spec), num_bytes, flop)
 
 
 def rotate_and_write(bench: Bench) -> None:
@@ -99,7 +99,7 @@ def rotate_and_write(bench: Bench) -> None:
                 slots = torch.randperm(num_slots, device=bench.device)[:rows]
                 case = {"kernel": "rotate_and_write", "backend": backend.name, "rows": rows}
                 num_bytes = 2 * qkv.nbytes + 2 * angles[0].nbytes + slots.nbytes
-                bench.add_small(case, [partial(layer.write, qkv, angles, *cache, slots)], num_bytes)
+                bench.add_small(case, [partial(layer.write, qkv, angles, cache, slots)], num_bytes)
 
 
 def _norm(bench: Bench, size: int) -> RMSNorm:

@@ -116,7 +116,7 @@ def _time_decode(bench: Bench, tuning: Tuning, lens: list[int], memory: torch.Te
     cache = caches(bench, backend, memory)
     metadata = step(bench, cache, [1] * len(lens), lens)
     q = bench.random(len(lens), bench.model.num_heads, bench.model.head_dim)
-    arguments = q, *cache, metadata, AttentionSpec(bench.model.head_dim**-0.5)
+    arguments = q, cache, metadata, AttentionSpec(bench.model.head_dim**-0.5)
     try:
         found, expected = (b.attend(*arguments) for b in (backend, TritonAttention(bench.args.block_size, DEFAULTS)))
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)

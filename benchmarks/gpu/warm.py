@@ -91,13 +91,13 @@ class Works:
         self.kernels.gated_linear(self.random(MANY, 16), weight)
 
     def rotation(self) -> None:
-        model, (k_cache, v_cache) = self.model, self._caches()
+        model = self.model
         angles = torch.rand(MANY, 2, model.head_dim // 2, device=self.device)
         cos, sin = angles.split(1, dim=1)
         q_norm, k_norm = torch.randn(2, model.head_dim, device=self.device)
         slots = torch.arange(MANY, device=self.device)
         qkv = self.random(MANY, self.qkv_width)
-        self.backend.rotate_and_write(qkv, q_norm, k_norm, 1e-6, cos, sin, k_cache, v_cache, slots)
+        self.backend.rotate_and_write(qkv, (q_norm, k_norm, 1e-6, cos, sin), self._caches(), slots)
 
     def places(self) -> None:
         last_tokens = torch.zeros(MANY, dtype=torch.int64, device=self.device)
@@ -124,7 +124,7 @@ class Works:
             seq_lens_list=lens,
         )
         q = self.random(num_new, self.model.num_heads, self.model.head_dim)
-        self.backend.attend(q, *metadata.kv_cache[0], metadata, AttentionSpec(self.model.head_dim**-0.5))
+        self.backend.attend(q, metadata.kv_cache[0], metadata, AttentionSpec(self.model.head_dim**-0.5))
 
     def _caches(self) -> tuple[Tensor, Tensor]:
         shape = self.backend.kv_shape(4, self.model.num_kv_heads, self.model.head_dim)

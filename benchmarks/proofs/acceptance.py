@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nanoengine import SamplingParams
+from nanoengine.errors import InvalidSamplingParams
 from nanoengine.models.description import describe
 from nanoengine.models.names import find_model
 from nanoengine.structured.constraint import Constraint
@@ -55,6 +58,17 @@ class Acceptance:
         self.structured.grammars.matcher(outputs)
         return outputs
 
+    def counted_outputs(self, schema: Any, counts: Counter[str], reasons: Counter[str]) -> StructuredOutputs | None:
+        """Of a schema, counted; None if it is refused, for a reason that is counted too."""
+        try:
+            outputs = self.outputs(schema)
+        except InvalidSamplingParams as error:
+            counts["schemas refused"] += 1
+            reasons[reason(str(error))] += 1
+            return None
+        counts["schemas compiled"] += 1
+        return outputs
+
     def refused_at(self, outputs: StructuredOutputs, text: str) -> int | None:
         """The first character that could not be written; None: all of the text, and then its end, can.
 
@@ -96,6 +110,15 @@ class Acceptance:
 
 def _holds(mask: np.ndarray, token: int) -> bool:
     return bool(mask[token // 32] >> (token % 32) & 1)
+
+
+def reason(message: str) -> str:
+    """Without what differs from schema to schema."""
+    message = message.removeprefix("structured_outputs.json: ")
+    if keys := re.search(r"Unimplemented keys: (\[.*?\])", message):
+        return f"Unimplemented keys: {keys[1]}"
+    message = re.sub(r"(`|'|\").*?\1|[/#]\S+|\{.*\}", "...", message)
+    return message[:70]
 
 
 def written(value: Any) -> str:

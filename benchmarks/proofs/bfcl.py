@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proofs.acceptance import Acceptance
-from benchmarks.proofs.maskbench import reason
+from benchmarks.proofs.acceptance import Acceptance, reason
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidSamplingParams
 

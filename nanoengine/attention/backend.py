@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from nanoengine.core import attention as core
-from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.attention import AttentionSpec, KVLayer
 from nanoengine.core.model_config import ModelConfig
 from nanoengine.errors import InvalidConfig, shown
 
-RotateAndWrite = Callable[
-    [Tensor, Tensor | None, Tensor | None, float, Tensor | None, Tensor | None, Tensor, Tensor, Tensor], Tensor
-]
-"""(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and
-rotation (half-split layout) of all heads of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 *
-num_kv_heads) * head_dim]: all heads of q, then of k, then of v. The weights of the norms are [head_dim] float32, cos and sin
-[num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
+"""What happens to the heads of q and k: (q_weight, k_weight, eps, cos, sin). The weights of the norms are [head_dim] float32, cos
+and sin [num_tokens, 1, head_dim / 2] float32; None for both of a pair leaves the norm, or the rotation, out."""
+
+RotateAndWrite = Callable[[Tensor, Changes, KVLayer, Tensor], Tensor]
+"""(qkv, changes, kv, slot_mapping) -> q [num_tokens, num_heads, head_dim]: RMSNorm and rotation (half-split layout) of all heads
+of q and k, and the write of k and v, in one go. qkv is [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]: all heads of q,
+then of k, then of v."""
 
 
 class AttentionBackend(core.AttentionBackend):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import flash_attention as core
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.flash_attention import capability
 from nanoengine.kernels.triton.launch import unsupported_reason as triton_unsupported_reason
 
@@ -42,7 +43,7 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
     def __init__(self, block_size: int):
         super().__init__(block_size)
         self._version: int | None = None
-        self._write = super().write_kv
+        self._write: Callable[..., None] | None = None
         if triton_unsupported_reason(torch.device("cuda")) is None:
             from nanoengine.kernels.triton.rotate_and_write import rotate_and_write, write_kv
 
@@ -66,18 +67,18 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
         assert not quantized
         return super().kv_shape(num_blocks, num_kv_heads, head_dim)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        self._write(k, v, k_cache, v_cache, slot_mapping)
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
+        if self._write is None:
+            super().write_kv(k, v, kv, slot_mapping)
+        else:
+            self._write(k, v, kv, slot_mapping)
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         if self._on(q.device) == 2:
-            return super().prefill(q, k_cache, v_cache, runs, spec, sinks)
+            return super().prefill(q, kv, runs, spec, sinks)
         return importlib.import_module(self.module).flash_attn_with_kvcache(
             q,
-            k_cache,
-            v_cache,
+            *kv,
             cache_seqlens=runs.seq_lens,
             page_table=runs.block_tables,
             cu_seqlens_q=runs.query_start_loc,
@@ -85,11 +86,9 @@ class FlashAttention(core.FlashAttention, AttentionBackend):
             **self.options(spec),
         )
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         self._on(q.device)
-        return super().decode(q, k_cache, v_cache, runs, spec, sinks)
+        return super().decode(q, kv, runs, spec, sinks)
 
     def options(self, spec: AttentionSpec) -> dict[str, Any]:
         """A window of the package is counted without the query's own token."""

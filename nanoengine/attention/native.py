@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.attention.backend import AttentionBackend, Changes
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
@@ -61,18 +61,8 @@ class NativeAttention(AttentionBackend):
     ) -> tuple[int, ...]:
         return (num_blocks, self.block_size // TILE, num_kv_heads, TILE * (head_dim + SCALE_BYTES * quantized))
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
+    def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        (q_weight, k_weight, eps, cos, sin), (k_cache, _) = changes, kv
         qkv, dim, kv_heads = qkv.contiguous(), head_dim_of(k_cache), k_cache.shape[2]
         norms = address_of_floats(q_weight), address_of_floats(k_weight)
         angles: tuple[int | None, int | None, int] = (None, None, 0)
@@ -85,50 +75,39 @@ class NativeAttention(AttentionBackend):
         q_at, head_bytes = qkv.data_ptr(), dim * qkv.itemsize
         k_at = q_at + q.shape[1] * head_bytes
         projected = q_at, width, k_at, width, k_at + kv_heads * head_bytes, width
-        self._write(qkv.dtype, (*projected, *norms, eps, *angles), slot_mapping, q, k_cache, v_cache)
+        self._write(qkv.dtype, (*projected, *norms, eps, *angles), slot_mapping, q, kv)
         return q
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
         k, v = _heads_in_one_piece(k), _heads_in_one_piece(v)
         projected = None, 0, k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         unchanged = None, None, 0.0, None, None, 0
-        self._write(k.dtype, (*projected, *unchanged), slot_mapping, None, k_cache, v_cache)
+        self._write(k.dtype, (*projected, *unchanged), slot_mapping, None, kv)
 
-    def _write(
-        self,
-        dtype: torch.dtype,
-        inputs: Sequence[Any],
-        slots: Tensor,
-        q: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-    ) -> None:
+    def _write(self, dtype: torch.dtype, inputs: Sequence[Any], slots: Tensor, q: Tensor | None, kv: KVLayer) -> None:
+        k_cache, v_cache = kv
         slots, q_heads = slots.contiguous(), 0 if q is None else q.shape[1]
         outputs = slots.data_ptr(), address(q), k_cache.data_ptr(), v_cache.data_ptr()
         dtypes = DTYPES[dtype], CACHE_DTYPES[k_cache.dtype]
         self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(k_cache))
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
-        return self._attend(self.c.attention_decode, q, k_cache, v_cache, runs, spec, sinks, num_shared(runs, spec))
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, num_shared(runs, spec))
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
-        return self._attend(self.c.attention_prefill, q, k_cache, v_cache, runs, spec, sinks)
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        return self._attend(self.c.attention_prefill, q, kv, runs, spec, sinks)
 
     def _attend(
         self,
         function: Callable[..., None],
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        kv: KVLayer,
         runs: Runs,
         spec: AttentionSpec,
         sinks: Tensor | None,
         *shared: int,
     ) -> Tensor:
+        k_cache, v_cache = kv
         q, tables = q.contiguous(), runs.block_tables.contiguous()
         starts, lens = runs.query_start_loc.contiguous(), runs.seq_lens.contiguous()
         out = torch.empty_like(q)

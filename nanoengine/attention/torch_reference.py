@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import torch_attention as core
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES, dequantize, quantize
 
 MAX_GATHERED_TOKENS = 1 << 17
@@ -38,14 +38,12 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
     ) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim + SCALE_BYTES * quantized)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        if k_cache.dtype is torch.int8:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
+        if kv[0].dtype is torch.int8:
             k, v = (_with_scales(*quantize(rows)) for rows in (k, v))
-        super().write_kv(k, v, k_cache, v_cache, slot_mapping)
+        super().write_kv(k, v, kv, slot_mapping)
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """Those sequences at once that see about as much, padded to the one that sees most. Each of several tokens of a run is
         decoded as a sequence that ends with it.
         """
@@ -57,7 +55,7 @@ class TorchAttention(core.TorchAttention, AttentionBackend):
             runs.plan = self._plan_decode(runs, spec)
         out = torch.empty_like(q)
         for rows, slots, visible in runs.plan:
-            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
+            k, v = (self.gather(cache, slots, q.dtype) for cache in kv)
             # The query heads that share a K/V head stand where queries stand: each K/V is read once for all of them.
             grouped = q[rows].unflatten(1, (k.shape[1], -1))  # [num_seqs, num_kv_heads, group, head_dim]
             out[rows] = self.attention(grouped, k, v, visible, spec, sinks).flatten(1, 2)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanoengine.attention.backend import AttentionBackend
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.attention.backend import AttentionBackend, Changes
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.kernels.kv_int8 import SCALE_BYTES
 from nanoengine.kernels.triton.launch import unsupported_reason
 from nanoengine.kernels.triton.tuning import Tuning, load_tuning
@@ -72,30 +72,17 @@ class TritonAttention(AttentionBackend):
             return (num_blocks, num_kv_heads, self.block_size * (head_dim + SCALE_BYTES))
         return (num_blocks, num_kv_heads, self.block_size, head_dim)
 
-    def rotate_and_write(
-        self,
-        qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        slot_mapping: Tensor,
-    ) -> Tensor:
-        (k, v), scales = self._views(k_cache, v_cache)
+    def rotate_and_write(self, qkv: Tensor, changes: Changes, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
+        views, scales = self._views(kv)
         options = {**scales, "dependent": self.tuning.dependent_launch}
-        return self._rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k, v, slot_mapping, **options)
+        return self._rotate_and_write(qkv, changes, views, slot_mapping, **options)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-        caches, scales = self._views(k_cache, v_cache)
-        self._write(k, v, *caches, slot_mapping, **scales)
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
+        caches, scales = self._views(kv)
+        self._write(k, v, caches, slot_mapping, **scales)
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
-        caches, scales = self._views(k_cache, v_cache)
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
+        caches, scales = self._views(kv)
         return self._decode(
             q,
             *caches,
@@ -109,19 +96,18 @@ class TritonAttention(AttentionBackend):
             **{**scales, **_asked(spec), "sinks": sinks},
         )
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         tables, starts, lens = runs.block_tables, runs.query_start_loc, runs.seq_lens
-        (caches, scales), longest = self._views(k_cache, v_cache), runs.longest
+        (caches, scales), longest = self._views(kv), runs.longest
         asked = {**scales, **_asked(spec), "sinks": sinks}
         return self._prefill(q, *caches, tables, starts, lens, longest, spec.scale, **asked)
 
-    def _views(self, k_cache: Tensor, v_cache: Tensor) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+    def _views(self, kv: KVLayer) -> tuple[KVLayer, dict[str, Any]]:
         """K and V as kernels take them, [num_blocks, block_size, num_kv_heads, head_dim], and the scales of an int8 cache."""
+        k_cache, v_cache = kv
         if k_cache.dtype is not torch.int8:
             return (k_cache.transpose(1, 2), v_cache.transpose(1, 2)), {}
-        (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in (k_cache, v_cache))
+        (k, k_scales), (v, v_scales) = (self._int8_views(cache, self.block_size) for cache in kv)
         return (k, v), {"k_scales": k_scales, "v_scales": v_scales}
 
 

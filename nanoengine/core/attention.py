@@ -102,29 +102,19 @@ class AttentionBackend(ABC):
         """Shape of the K cache (and of the V cache) of one layer; its first dimension is blocks."""
 
     @abstractmethod
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
         """Write K and V of new tokens, each [num_tokens, num_kv_heads, head_dim]. Between two tokens there may be a gap."""
 
     @abstractmethod
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
-    ) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Attention of runs of a few tokens each, most often one. A padding row may get anything."""
 
     @abstractmethod
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None
-    ) -> Tensor:
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None) -> Tensor:
         """Attention of runs of any length."""
 
     def attend(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        spec: AttentionSpec,
-        sinks: Tensor | None = None,
+        self, q: Tensor, kv: KVLayer, metadata: AttentionMetadata, spec: AttentionSpec, sinks: Tensor | None = None
     ) -> Tensor:
         """What each new token sees: q and the result are [num_tokens, num_heads, head_dim].
 
@@ -134,9 +124,9 @@ class AttentionBackend(ABC):
         decodes, chunks = metadata.decodes, metadata.chunks
         if decodes is None:
             assert chunks is not None, "a step without tokens"
-            return self.prefill(q, k_cache, v_cache, chunks, spec, sinks)
+            return self.prefill(q, kv, chunks, spec, sinks)
         if chunks is None:
-            return self.decode(q, k_cache, v_cache, decodes, spec, sinks)
+            return self.decode(q, kv, decodes, spec, sinks)
         count = metadata.num_decode_tokens
-        decoded = self.decode(q[:count], k_cache, v_cache, decodes, spec, sinks)
-        return torch.cat((decoded, self.prefill(q[count:], k_cache, v_cache, chunks, spec, sinks)))
+        decoded = self.decode(q[:count], kv, decodes, spec, sinks)
+        return torch.cat((decoded, self.prefill(q[count:], kv, chunks, spec, sinks)))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionSpec, Runs
+from nanoengine.core.attention import AttentionSpec, KVLayer, Runs
 from nanoengine.core.torch_attention import TorchAttention
 
 PAGE = 256  # version 2 reads K/V in pages of a multiple of so many tokens
@@ -35,16 +35,13 @@ class FlashAttention(TorchAttention):
             return f"the package flash-attn is not installed, or for another torch ({error})"
         return gpu_unsupported_reason(device, dtype, head_dim) or page_unsupported_reason(block_size)
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         assert sinks is None
         if runs.plan is None:  # where the keys of each sequence would start if all stood in one row
             runs.plan = F.pad(runs.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
         return importlib.import_module(self.module).flash_attn_varlen_func(
             q,
-            k_cache,
-            v_cache,
+            *kv,
             cu_seqlens_q=runs.query_start_loc,
             cu_seqlens_k=runs.plan,
             max_seqlen_q=runs.longest,
@@ -53,15 +50,12 @@ class FlashAttention(TorchAttention):
             **self.options(spec),
         )
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         if len(q) != runs.longest * len(runs.query_lens_list):  # of several lengths
-            return self.prefill(q, k_cache, v_cache, runs, spec, sinks)
+            return self.prefill(q, kv, runs, spec, sinks)
         attended = importlib.import_module(self.module).flash_attn_with_kvcache(
             q.unflatten(0, (-1, runs.longest)),
-            k_cache,
-            v_cache,
+            *kv,
             cache_seqlens=runs.seq_lens,
             **{self.table: runs.block_tables},
             **self.options(spec),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionBackend, AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.kernels import Kernels, Weight, WeightSlot
 from nanoengine.core.model_config import ModelConfig
 
@@ -124,18 +124,16 @@ class Attention:
 
     def __call__(self, qkv: Tensor, angles: Angles | None, metadata: AttentionMetadata) -> Tensor:
         """[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads, head_dim]."""
-        k_cache, v_cache = metadata.kv_cache[self.layer]
-        q = self.write(qkv, angles, k_cache, v_cache, metadata.slot_mapping)
-        return self.backend.attend(q, k_cache, v_cache, metadata, self.spec, self.sinks)
+        kv = metadata.kv_cache[self.layer]
+        q = self.write(qkv, angles, kv, metadata.slot_mapping)
+        return self.backend.attend(q, kv, metadata, self.spec, self.sinks)
 
-    def write(
-        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> Tensor:
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         """Norm and rotate q and k, write K and V, and return q; without angles nothing is rotated."""
         heads = qkv.unflatten(-1, (-1, self.head_dim))
         q, k, v = heads.split((heads.shape[1] - 2 * self.num_kv_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         q, k = (norm(x) for norm, x in zip(self.norms, (q, k), strict=True)) if self.norms else (q, k)
         if angles is not None:
             q, k = apply_rotary(q, angles), apply_rotary(k, angles)
-        self.backend.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        self.backend.write_kv(k, v, kv, slot_mapping)
         return q

@@ -250,9 +250,8 @@ class Scheduler:
             known = seq.token_ids
             length = len(known)
             if not length % size and seq.block_tables and token >= 0:
-                self.blocks.publish(
-                    seq, length
-                )  # this step has written the K/V of the token before, and filled a block
+                # This step has written the K/V of the token before, and filled a block.
+                self.blocks.publish(seq, length)
             known.append(token)
             if length + 1 == seq.max_num_tokens or token < 0 or token in seq.stop_token_ids:
                 self._end(seq, token)
@@ -285,9 +284,8 @@ class Scheduler:
             self.blocks.publish(seq, num_written)
         for place, token in enumerate(sampled[: num_accepted + 1]):
             if is_current and token >= 0:
-                self.blocks.publish(
-                    seq, num_written + place
-                )  # the K/V of an accepted draft are those of the token that was sampled before it
+                # The K/V of an accepted draft are those of the token that was sampled before it.
+                self.blocks.publish(seq, num_written + place)
             seq.token_ids.append(token)
             if token < 0 or token in seq.stop_token_ids or len(seq.token_ids) == seq.max_num_tokens:
                 self._end(seq, token)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanoengine.core.attention import AttentionBackend, AttentionSpec, Runs
+from nanoengine.core.attention import AttentionBackend, AttentionSpec, KVLayer, Runs
 
 MAX_SCORES = 1 << 24
 """Most scores of a head that a prefill computes at once."""
@@ -25,23 +25,21 @@ class TorchAttention(AttentionBackend):
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int) -> tuple[int, ...]:
         return (num_blocks, self.block_size, num_kv_heads, head_dim)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
         if slot_mapping.numel() and slot_mapping.min() < 0:
             written = slot_mapping >= 0
             slot_mapping, k, v = slot_mapping[written], k[written], v[written]
-        for cache, rows in ((k_cache, k), (v_cache, v)):
+        for cache, rows in zip(kv, (k, v), strict=True):
             cache.flatten(0, 1).index_copy_(0, slot_mapping, rows)
 
-    def prefill(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """Each sequence by itself, in slices of its queries: its new tokens against what they see of the cache."""
         out, start = torch.empty_like(q), 0
         for table, query_len, seq_len in zip(runs.block_tables, runs.query_lens_list, runs.seq_lens_list, strict=True):
             history = max(0, seq_len - query_len)  # of a padding row, too, which sees nothing
             origin = self.first_seen(history, spec)  # position of the first key that is gathered
             slots = self.slots(table, torch.arange(origin, seq_len, device=q.device))[None]
-            k, v = (self.gather(cache, slots, q.dtype) for cache in (k_cache, v_cache))
+            k, v = (self.gather(cache, slots, q.dtype) for cache in kv)
             size = self.slice_size(seq_len - origin, q.shape[1], spec)
             for first in range(history, seq_len, size):
                 last, seen = min(first + size, seq_len), self.first_seen(first, spec)
@@ -56,12 +54,10 @@ class TorchAttention(AttentionBackend):
             start += query_len
         return out
 
-    def decode(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None
-    ) -> Tensor:
+    def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         """As a prefill, with the lengths on the device: the host may know upper bounds alone."""
         exact = replace(runs, seq_lens_list=runs.seq_lens.tolist())
-        return self.prefill(q, k_cache, v_cache, exact, spec, sinks)
+        return self.prefill(q, kv, exact, spec, sinks)
 
     def slots(self, block_tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of token positions, for one block table or one per row."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import layers as core
-from nanoengine.core.attention import AttentionSpec
+from nanoengine.core.attention import AttentionSpec, KVLayer
 from nanoengine.core.layers import Angles, RMSNorm
 from nanoengine.core.model_config import ModelConfig
 
@@ -16,15 +16,13 @@ class Attention(core.Attention):
 
     backend: AttentionBackend
 
-    def write(
-        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> Tensor:
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         if self.backend.rotate_and_write is None:
-            return super().write(qkv, angles, k_cache, v_cache, slot_mapping)
+            return super().write(qkv, angles, kv, slot_mapping)
         q_weight, k_weight = (norm.weight for norm in self.norms) if self.norms else (None, None)
         eps = self.norms[0].eps if self.norms else 0.0
         cos, sin = (None, None) if angles is None else angles
-        return self.backend.rotate_and_write(qkv, q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slot_mapping)
+        return self.backend.rotate_and_write(qkv, (q_weight, k_weight, eps, cos, sin), kv, slot_mapping)
 
 
 class WideNormAttention(Attention):
@@ -36,12 +34,10 @@ class WideNormAttention(Attention):
         super().__init__(layer, config, spec, backend)
         self.wide_norms = norms
 
-    def write(
-        self, qkv: Tensor, angles: Angles | None, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-    ) -> Tensor:
+    def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
         first = 0
         for norm in self.wide_norms:
             part = qkv[:, first : first + norm.weight.shape[0]]
             part.copy_(norm(part.contiguous()))
             first += norm.weight.shape[0]
-        return super().write(qkv, angles, k_cache, v_cache, slot_mapping)
+        return super().write(qkv, angles, kv, slot_mapping)

@@ -31,7 +31,7 @@ MAX_TABLE_ENTRIES = 8192
 State = Literal["prefill", "decode", "waiting", "preempted", "fetching"]
 """A sequence computes its prompt, or generates; or it waits: it has not begun, was preempted, or its K/V are read from files."""
 
-FREE, CACHED, OPEN, FULL, SHARED = CELLS = ".cofs"
+FREE, CACHED, OPEN, FULL, SHARED = ".cofs"
 """A block in the map: empty; of no sequence, but with K/V that can be hit; of one sequence, and cannot be hit (it is being
 filled); of one sequence, and can be hit; of several.
 """
@@ -66,7 +66,7 @@ class PoolView:
     num_free: int  # empty
     num_cached: int  # of no sequence, but with K/V that can be hit
     num_used: int  # the others
-    cells: str  # one of CELLS for each of the first blocks; empty ones at its end are left out
+    cells: str  # one of these five for each of the first blocks; empty ones at its end are left out
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,6 @@ class Structured(PolicyPart):
         self._executor: LLExecutor | None = None
         self._num_threads = num_threads
         self._in_flight: dict[int, StepMasks] = {}  # by the number of the step
-        self.num_masks = 0
 
     def made(self, request: Request) -> None:
         """Compile its grammar, in the thread of whoever asks."""
@@ -145,7 +144,6 @@ class Structured(PolicyPart):
         for own, first, drafts in placed:
             if own.error:  # beyond a limit; otherwise it would allow an end
                 bits[first : first + 1 + len(drafts)] = 0
-        self.num_masks += len(bits)
         return bits
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -52,25 +53,27 @@ class Marked(Reading):
         return True
 
     def _read_thought(self, is_last: bool) -> bool:
-        mark, free = self._end_of_thought.find(self._text, self._at, is_last)
-        self._say(self._read(free))
-        if mark is None:
-            return False
-        self._at = mark.end()
-        return self._switch(Text, self._read_text)
+        mark = self._read_to(self._end_of_thought, is_last)
+        return mark is not None and self._switch(Text, self._read_text)
 
     def _read_text(self, is_last: bool) -> bool:
-        mark, free = self._marks.find(self._text, self._at, is_last)
-        self._say(self._read(free))
+        mark = self._read_to(self._marks, is_last)
         if mark is None:
             return False
-        self._at = mark.end()
         if mark[0] in self._begins:
             self._mark, self._held, self._reader = mark[0], [], self._new_reader()
             if mark[0] == "{":  # no mark, but the call itself
                 self._mark, self._at = "", mark.start()
             self._state = self._read_call
         return True
+
+    def _read_to(self, marks: Marks, is_last: bool) -> re.Match[str] | None:
+        """Say what stands before the next mark, and go behind it; None if there is no mark yet."""
+        mark, free = marks.find(self._text, self._at, is_last)
+        self._say(self._read(free))
+        if mark is not None:
+            self._at = mark.end()
+        return mark
 
     def _new_reader(self) -> CallReader:
         assert self.format is not None

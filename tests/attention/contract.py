@@ -104,7 +104,7 @@ def attend_somehow(
     if rng.random() < 0.3 and backend.name != "flash_attn":  # a package may ask for tensors in one piece
         q = rng.choice([strided(q), q.transpose(0, 1).contiguous().transpose(0, 1)])
         metadata = replace(metadata, block_tables=F.pad(metadata.block_tables, (0, 5))[:, :-5])
-    out = backend.attend(q, pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
+    out = backend.attend(q, pool.kv, metadata, pool.spec, pool.sinks)
     return torch.cat((out[:count], out[count + padding :]))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nanoengine.attention import flash_attn
 from nanoengine.attention.backend import AttentionBackend, choose_backend
+from nanoengine.core.attention import KVLayer
 from nanoengine.errors import InvalidConfig
 from nanoengine.kernels.kv_int8 import quantize
 from tests.attention.stand_ins import PACKAGES, installed
@@ -94,14 +95,12 @@ def written_in_torch(backend: AttentionBackend) -> AttentionBackend:
     return backend
 
 
-def write_in_torch(
-    block_size: int, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor
-) -> None:
+def write_in_torch(block_size: int, k: Tensor, v: Tensor, kv: KVLayer, slot_mapping: Tensor) -> None:
     """`TritonAttention.write_kv`."""
     from nanoengine.kernels.triton.kv_int8 import views
 
     there = slot_mapping >= 0
-    for cache, new in ((k_cache, k), (v_cache, v)):
+    for cache, new in zip(kv, (k, v), strict=True):
         numbers, scales = cache.transpose(1, 2), None
         if cache.dtype is torch.int8:
             (numbers, scales), (new, of_new) = views(cache, block_size), quantize(new)

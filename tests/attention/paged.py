@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core import layers as core
-from nanoengine.core.attention import AttentionMetadata, AttentionSpec
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.layers import RMSNorm
 from nanoengine.kernels.kv_int8 import dequantize, quantize
 from nanoengine.kernels.torch_kernels import TorchKernels
@@ -135,9 +135,13 @@ class Pool:
         config: Any = SimpleNamespace(num_kv_heads=heads.num, head_dim=heads.dim)
         self.layer = layer(0, config, AttentionSpec(1.0), backend, *self.norms)
 
+    @property
+    def kv(self) -> KVLayer:
+        return self.k_cache, self.v_cache
+
     def write(self, qkv: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         angles = angles_at(positions, self.sequences.heads.dim, THETA) if self.rotated else None
-        return self.layer.write(qkv, angles, self.k_cache, self.v_cache, slots)
+        return self.layer.write(qkv, angles, self.kv, slots)
 
     def write_span(self, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> Tensor:
         """Write tokens starts[j] to ends[j] of sequence rows[j], for every j; returns their queries."""
@@ -168,7 +172,7 @@ class Pool:
             table[:unseen] = [NOBODYS] * unseen
         width = max(map(len, tables))
         return AttentionMetadata(
-            kv_cache=[(self.k_cache, self.v_cache)],
+            kv_cache=[self.kv],
             slot_mapping=torch.empty(0, dtype=torch.int64),
             num_decodes=num_decodes,
             query_start_loc=torch.tensor([0, *torch.tensor(lens).cumsum(0).tolist()], dtype=torch.int32),
@@ -184,7 +188,7 @@ class Pool:
         self, num_decodes: int, q: Tensor, rows: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> Tensor:
         metadata = self.metadata(num_decodes, rows, starts, ends)
-        return self.backend.attend(q, self.k_cache, self.v_cache, metadata, self.spec, self.sinks)
+        return self.backend.attend(q, self.kv, metadata, self.spec, self.sinks)
 
     def step(
         self, num_decodes: int, starts: Sequence[int], ends: Sequence[int], rows: Sequence[int] | None = None

@@ -79,12 +79,12 @@ def test_steps_of_nothing(kind: Kind) -> None:
         pool = two_sequences(kind, backend_of, quantized=False)
         before = pool.memory.clone()
         none = torch.zeros(0, 1, 32)
-        pool.backend.write_kv(none, none, pool.k_cache, pool.v_cache, torch.zeros(0, dtype=torch.int64))
+        pool.backend.write_kv(none, none, pool.kv, torch.zeros(0, dtype=torch.int64))
         assert torch.equal(pool.memory.nan_to_num(9.0), before.nan_to_num(9.0))
         metadata = pool.metadata(1, [0], [4], [5])
         metadata = replace(metadata, seq_lens=torch.zeros_like(metadata.seq_lens), seq_lens_list=[0])
         q = torch.randn(1, 2, 32)
-        assert pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, AttentionSpec(0.2)).shape == q.shape
+        assert pool.backend.attend(q, pool.kv, metadata, AttentionSpec(0.2)).shape == q.shape
 
 
 @every_backend

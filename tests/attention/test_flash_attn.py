@@ -90,7 +90,7 @@ def test_version_3_is_preferred_where_it_runs(
         q, lens, starts = torch.zeros(9, 4, 64), torch.zeros(3).int(), torch.zeros(4).int()
     how: dict[str, Any] = {"kv_cache": [], "slot_mapping": lens, "num_decodes": 2}
     metadata = AttentionMetadata(starts, lens, lens[:, None], [3, 3, 3], [9] * 3, **how)
-    assert FlashAttention(block_size).attend(q, q, q, metadata, AttentionSpec(0.1)).shape == q.shape
+    assert FlashAttention(block_size).attend(q, (q, q), metadata, AttentionSpec(0.1)).shape == q.shape
     assert asked == [(expected, (2, 3, 4, 64)), (expected, (3, 4, 64))], "decodes of one length are rows"
 
 
@@ -113,11 +113,11 @@ def test_kv_are_written_by_the_kernel_where_triton_runs(monkeypatch: pytest.Monk
     sequences = Sequences(Heads(1, 1, 8), 256, [3])
     pool = Pool(sequences, FlashAttention(256))
     pool.fill([3])
-    ((q_weight, k_weight, eps, cos, sin, k_cache, v_cache, slots),) = written
+    (((q_weight, k_weight, eps, cos, sin), kv, slots),) = written
     assert (q_weight, k_weight, eps) == (pool.norms[0].weight, pool.norms[1].weight, pool.norms[0].eps)
     assert cos.shape == sin.shape == (3, 1, 4)
     assert slots.tolist() == sequences.slots(0, 0, 3)
-    assert (k_cache, v_cache) == (pool.k_cache, pool.v_cache)
+    assert kv == pool.kv
 
 
 # ---- installed, but of no use

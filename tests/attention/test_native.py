@@ -110,11 +110,11 @@ def test_what_is_shared_is_read_from_the_blocks_of_the_first(streams: int) -> No
     pool.fill(lens)
     metadata = pool.metadata(streams, range(streams), [n - 1 for n in lens], lens)
     q = torch.randn(streams, 4, 64).bfloat16()
-    apart = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, PLAIN)
+    apart = pool.backend.attend(q, pool.kv, metadata, PLAIN)
     tables = metadata.block_tables.clone()
     tables[1:, :64] = 0
     at_once = replace(metadata, num_shared=1024, block_tables=tables)
-    assert torch.equal(pool.backend.attend(q, pool.k_cache, pool.v_cache, at_once, PLAIN), apart)
+    assert torch.equal(pool.backend.attend(q, pool.kv, at_once, PLAIN), apart)
 
 
 # ---- tensors

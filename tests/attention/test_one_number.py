@@ -67,7 +67,7 @@ def compute(pool: Pool, queries: list[Tensor], decodes: list[Run], chunks: list[
     where = [run.row for run in runs], [run.start for run in runs], [run.end for run in runs]
     q = torch.cat([queries[run.row][run.start : run.end] for run in runs])
     metadata = replace(pool.metadata(len(decodes), *where), num_shared=num_shared)
-    return pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
+    return pool.backend.attend(q, pool.kv, metadata, pool.spec, pool.sinks)
 
 
 def check_one_number(

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.http_client import Answer
 from benchmarks.load import ServerProcess
-from benchmarks.soak import Case, Note, Soak, choices_of, fault, memory_fault
+from benchmarks.soak import Soak
+from benchmarks.soak_answers import Case, Note, choices_of, fault, memory_fault
 
 CASE = Case({"prompt": [1]}, "abc", [7, 8, 9], "length")
 CHAT = Case({"messages": []}, "abc", [7, 8, 9], "length")

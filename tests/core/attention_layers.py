@@ -71,5 +71,5 @@ def check_attended(backend: Recorder, out: Tensor, q: Tensor, metadata: Attentio
     assert name == "attend"
     torch.testing.assert_close(given, q)
     assert torch.equal(out, given + 2)
-    for got, expected in zip(rest, (*metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
+    for got, expected in zip(rest, (metadata.kv_cache[1], metadata, SPEC, SINKS), strict=True):
         assert got is expected

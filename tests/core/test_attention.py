@@ -36,7 +36,7 @@ def batch(num_decodes: int) -> AttentionMetadata:
 def test_where_all_runs_are_of_a_kind_nothing_is_copied(num_decodes: int) -> None:
     metadata, cache = batch(num_decodes), torch.zeros(1)
     q = torch.randn(len(metadata.slot_mapping), 2, 8)
-    assert AttentionBackend.attend(SAME, q, cache, cache, metadata, AttentionSpec(1.0)) is q
+    assert AttentionBackend.attend(SAME, q, (cache, cache), metadata, AttentionSpec(1.0)) is q
     runs, other = (metadata.decodes, metadata.chunks)[:: 1 if num_decodes else -1]
     assert other is None
     for field in ("query_start_loc", "seq_lens", "block_tables"):

@@ -33,7 +33,7 @@ def test_where_keys_start_is_worked_out_once() -> None:
         metadata, chunks = pool.metadata(0, range(3), [0, 0, 0], [3, 5, 300]), []
         q = pool.write_span(range(3), [0, 0, 0], [3, 5, 300])
         for _ in range(2):
-            pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, AttentionSpec(0.3))
+            pool.backend.attend(q, pool.kv, metadata, AttentionSpec(0.3))
             assert metadata.chunks is not None
             chunks.append(metadata.chunks.plan)
     assert chunks[0].tolist() == [0, 3, 8, 308]

@@ -15,236 +15,39 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
-from torch import Tensor
 
-from benchmarks import block_encoder, determinism
-from nanoengine import LLM, BeamSearchParams, RequestOutput, SamplingParams
-from nanoengine.attention import flash_attn
-from nanoengine.beam_search.search import beam_search
+from benchmarks import determinism
+from nanoengine import LLM, RequestOutput, SamplingParams
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.sequence import Request
 from nanoengine.errors import NotFiniteLogits
 from nanoengine.interrupts import Interruptible
-from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kv_groups.layouts import Need, group_layers
 from nanoengine.models import capability as models
-from nanoengine.models.description import Description
 from nanoengine.observability.metrics import EngineMetrics
-from nanoengine.quantization.at_load import quantizer
-from nanoengine.quantization.tensor import QuantizedTensor
-from nanoengine.sampling.token_logprobs import TokenLogprobs
-from tests.attention.stand_ins import PACKAGES, installed
+from tests.e2e.drawn_models import MAX_LEN, Model, checkpoint, draw_model, opened
+from tests.e2e.drawn_requests import (
+    Asked,
+    assert_close,
+    assert_same,
+    draw_request,
+    is_close,
+    looks_back,
+    make_requests,
+    run,
+)
 from tests.e2e.faults import CTRL_C, POINTS, Saboteur
 from tests.e2e.late import late_device
-from tests.e2e.small_engine import assert_idle, finish, step
-from tests.models.families import SHAPES, family_checkpoint
+from tests.e2e.small_engine import assert_idle, step
 from tests.speculation.scripted import HARM, Scripted
 from tests.speculation.test_every_way import Free, knowing
-from tests.support import backend_of, fill_kv_with_nan, model_runner, threads
-
-MAX_LEN = 700
-SHARED = [(3 * i + 1) % 200 for i in range(530)]
-BEGINNINGS = [0, 0, 0, 16, 33, 250, 272, 530]
-"""How many tokens prompts have in common: around blocks, and around the parts of 256 into which attention cuts sequences."""
-BEAMS = BeamSearchParams(beam_width=3, max_tokens=5)
-FEW = [*range(64, 70)]  # "a" to "f"
-
-Asked = tuple[list[int], SamplingParams]
-
-WISHES: dict[str, list[dict[str, Any]]] = {
-    "temperature": [{"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.3}, {"temperature": 1.0}, {"temperature": 2.0}],
-    "filters": [{}, {}, {"top_k": 12}, {"top_p": 0.8}, {"min_p": 0.05, "top_k": 40}],
-    "bias": [{}, {"logit_bias": {7: 4.0, 30: -4.0, 90: 2.5}}, {"allowed_token_ids": FEW}, {"allowed_token_ids": FEW}],
-    "prompt logprobs": [{}, {}, {}, {"prompt_logprobs": 2}],
-    "speculate": [{}, {}, {}, {}, {"speculate": False}],
-}  # fmt: skip
-LOOKING_BACK: dict[str, list[dict[str, Any]]] = {
-    "penalties": [
-        {},
-        {},
-        {"repetition_penalty": 1.5},
-        {"presence_penalty": 1.5, "frequency_penalty": 0.7},
-        {"frequency_penalty": -1.0, "repetition_penalty": 0.8},
-    ],
-    "bad words": [{}, {}, {"bad_words": ["a", "bc", "bbb", "fed"]}, {"bad_words": [chr(i) for i in range(48, 97)]}],
-    "stop": [{}, {"stop": ["ba", "fed", "cc"]}, {"stop": ["G", "e"], "min_tokens": 4}, {"stop": ["ab", "dd", "f"]}],
-    "end": [{"ignore_eos": True}, {}, {"stop_token_ids": list(range(0, 300, 5)), "min_tokens": 7}],
-    "completions": [{}, {}, {}, {"n": 2}, {"n": 3}, {"n": 1, "best_of": 2}],
-    "grammar": [{}, {}, {}, {"structured_outputs": {"regex": "[a-f]{9}(bad|[a-f]{30})"}}],
-}
-"""Of some it matters which of the tokens so far are the prompt's."""
-
-
-# ---- models
-
-
-@dataclass(frozen=True)
-class Model:
-    """What is computed: a shape, how its numbers are kept, and who computes."""
-
-    shape: str
-    overrides: dict[str, Any]
-    seed: int
-    options: dict[str, Any]  # of the engine
-    q4_k: bool = False
-    package: str = ""  # of attention, for GPUs
-
-    @property
-    def is_exact(self) -> bool:
-        return self.options["kernels"] == "native"
-
-    @property
-    def within(self) -> float:
-        """Largest difference between log probabilities: sums that are added in another order are rounded otherwise."""
-        return 0.0 if self.is_exact else 1e-4 if self.options["kv_cache_dtype"] == "auto" else 1e-2
-
-
-THREE_GROUPS = "Llama with two windows and none"
-WITHOUT = ("Phi3, partial, long factors", "Phi3, partial, short factors")
-"""Shapes whose factors fit one size of a head alone, which native attention does not compute."""
-REASON = unsupported_reason(torch.device("cpu"), torch.float32)
-"""Why there are no native kernels."""
-
-
-def draw_model(rng: random.Random) -> Model:
-    """Heads that native attention computes, and rows that blocks of every format fill."""
-    shape = rng.choice([*(shape for shape in SHAPES if shape not in WITHOUT), *[THREE_GROUPS] * 3])
-    own = {} if shape == THREE_GROUPS else SHAPES[shape][1]
-    overrides: dict[str, Any] = {"head_dim": rng.choice([32, 64]), "max_position_embeddings": MAX_LEN}
-    if own.get("sliding_window"):
-        overrides["sliding_window"] = rng.choice([1, 13, 40, 200, 300])
-    kv_cache_dtype, seed = rng.choice(["auto", "auto", "int8"]), rng.randrange(1000)
-    if rng.random() < 0.2 or REASON is not None:
-        options = {"dtype": "float32", "kernels": "torch", "kv_cache_dtype": kv_cache_dtype, "quantization": None}
-        if rng.random() < 0.5:
-            return Model(shape, overrides, seed, options)
-        options |= {"attention_backend": "flash_attn", "kv_cache_dtype": "auto"}
-        shape, overrides = rng.choice([THREE_GROUPS, "Mistral, a window"]), overrides | {"sliding_window": 40}
-        return Model(shape, overrides, seed, options, package=rng.choice(PACKAGES))
-    q4_k = rng.random() < 0.2 and 256 % own.get("num_attention_heads", 4) == 0
-    if q4_k:  # blocks of 256
-        overrides |= {"hidden_size": 256, "intermediate_size": 256}
-    options = {
-        "dtype": rng.choice(["float32", "bfloat16", "bfloat16"]),
-        "kernels": "native",
-        "kv_cache_dtype": kv_cache_dtype,
-        "quantization": "int8" if q4_k else rng.choice([None, None, "int8", "int4", "int4-128"]),
-        "activation_dtype": rng.choice(["auto", "auto", "float32"]),
-    }
-    return Model(shape, overrides, seed, options, q4_k)
-
-
-@contextmanager
-def checkpoint(folder: Path, model: Model) -> Iterator[Path]:
-    """A folder with the model; inside, its config is what the shape says."""
-    if model.shape != THREE_GROUPS:
-        yield family_checkpoint(folder, model.shape, seed=model.seed, **model.overrides)
-        return
-    describe = models.describe
-
-    def described(*where: Path) -> Description:
-        """Six layers: two see all, two a window that is smaller than a block of 16, two a longer one."""
-        found = describe(*where)
-        layer = found.config.layer(0)
-        layers = (replace(layer, window=9), layer, replace(layer, window=14))
-        return replace(found, config=replace(found.config, layers=layers))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "describe", described)
-        yield family_checkpoint(folder, "Llama", seed=model.seed, num_hidden_layers=6, **model.overrides)
-
-
-def in_q4_k(values: Tensor) -> QuantizedTensor:
-    """Rows that no blocks fill have 8 bits."""
-    return block_encoder.encode(values, "Q4_K") if values.shape[1] % 32 == 0 else quantizer("int8")(values)
-
-
-@contextmanager
-def opened(model: Model, folder: Path, **options: Any) -> Iterator[LLM]:
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        if model.q4_k:
-            patch.setattr(models, "quantizer", lambda *_: in_q4_k)
-        if model.package:
-            stack.enter_context(installed(model.package, exact=True))
-            patch.setattr(flash_attn, "triton_unsupported_reason", lambda _: "the interpreter is slow")
-        options = {"max_model_len": MAX_LEN, "device": "cpu", **model.options, **options}
-        llm = stack.enter_context(LLM(str(folder), use_tqdm=False, **options))
-        assert backend_of(llm).name == model.options.get("attention_backend", model.options["kernels"])
-        fill_kv_with_nan(llm)
-        yield llm
-
-
-# ---- requests, and what is said
-
-
-def draw_request(rng: random.Random, model: Model) -> Asked:
-    prompt = SHARED[: rng.choice(BEGINNINGS if model.is_exact else BEGINNINGS[:5])]
-    prompt += [rng.randrange(256) for _ in range(rng.randint(1, rng.choice([10, 40, 120])))]
-    asked: dict[str, Any] = {"seed": rng.randrange(100), "max_tokens": rng.randint(7, 24)}
-    wishes = WISHES | (LOOKING_BACK if rng.random() < 0.6 else {})
-    for choices in wishes.values():
-        asked |= rng.choice(choices)
-    return prompt, SamplingParams(**asked | {"logprobs": rng.choice([0, 2])})
-
-
-def looks_back(params: SamplingParams) -> bool:
-    plain, names = SamplingParams(), {name for own in LOOKING_BACK.values() for wish in own for name in wish}
-    return any(getattr(params, name) != getattr(plain, name) for name in names - {"ignore_eos", "stop_token_ids"})
-
-
-def make_requests(llm: LLM, requests: Sequence[Asked], rng: random.Random | None = None) -> list[Request]:
-    """With an rng they are those of two clients, some before others."""
-    places = [{} if rng is None else {"priority": rng.choice([0, 0, -1]), "client": rng.choice("ab")} for _ in requests]
-    return [llm.engine.make_request(*asked, **place) for asked, place in zip(requests, places, strict=True)]
-
-
-def run(llm: LLM, made: Sequence[Request], beams: Sequence[list[int]] = ()) -> list[RequestOutput]:
-    """All requests at once, and beam searches for some prompts beside them."""
-    for request in made:
-        llm.engine.submit(request)
-    searched = beam_search(llm.engine, beams, BEAMS, SamplingParams) if beams else []
-    finish(llm)
-    assert [request.error for request in made] == [None] * len(made)
-    return [*(request.output() for request in made), *searched]
-
-
-def assert_same(found: RequestOutput, right: RequestOutput, within: float) -> None:
-    for own, other in zip(found.outputs, right.outputs, strict=True):
-        assert (own.token_ids, own.text, own.index) == (other.token_ids, other.text, other.index)
-        assert (own.finish_reason, own.stop_reason) == (other.finish_reason, other.stop_reason)
-        assert is_close(own.cumulative_logprob, other.cumulative_logprob, 20 * within)
-        assert_close(own.logprobs, other.logprobs, within)
-    assert_close(found.prompt_logprobs, right.prompt_logprobs, within)
-
-
-Entries = Sequence[TokenLogprobs | None] | None
-
-
-def assert_close(found: Entries, right: Entries, within: float) -> None:
-    """The same tokens; where values are the same to the bit, so are ranks, and nearly tied tokens may change theirs otherwise."""
-    assert (found is None) == (right is None)
-    for own, other in zip(found or (), right or (), strict=True):
-        assert (own or {}).keys() == (other or {}).keys()
-        for token, entry in (own or {}).items():
-            assert other is not None
-            assert is_close(entry.logprob, other[token].logprob, within)
-            assert within or entry.rank == other[token].rank
-
-
-def is_close(own: float | None, other: float | None, within: float) -> bool:
-    return own == other or (own is not None and other is not None and abs(own - other) <= within)
-
-
-# ---- ways
+from tests.support import model_runner, threads
 
 
 class Case(NamedTuple):

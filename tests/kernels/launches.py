@@ -128,6 +128,11 @@ def caches(dtype: torch.dtype, heads: int, head_dim: int, block_size: int, *, in
     return {"k_cache": k, "v_cache": v, "k_scales": k_scales, "v_scales": v_scales}
 
 
+def written(caches: dict[str, Tensor]) -> dict[str, Any]:
+    """K and V as those take them who write both."""
+    return {"kv": (caches.pop("k_cache"), caches.pop("v_cache")), **caches}
+
+
 def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, dependent: bool = False) -> None:
     tokens, heads = 5, 4
     qkv, slots = some(tokens, 3 * heads * head_dim, dtype=dtype), some(tokens, dtype=torch.int64)
@@ -136,9 +141,9 @@ def launch_writes(dtype: torch.dtype, head_dim: int, block_size: int, *, depende
     for (norm, rotate), int8 in product(parts, (False, True)):
         around = (*(norms if norm else (None, None)), 1e-6, *(angles if rotate else (None, None)))
         into = caches(dtype, heads, head_dim, block_size, int8=int8)
-        rotate_and_write(qkv, *around, slot_mapping=slots, **into, dependent=dependent)
+        rotate_and_write(qkv, around, slot_mapping=slots, **written(into), dependent=dependent)
     k = qkv[:, : heads * head_dim].unflatten(1, (heads, head_dim))
-    write_kv(k, k, slot_mapping=slots, **caches(dtype, heads, head_dim, block_size, int8=True))
+    write_kv(k, k, slot_mapping=slots, **written(caches(dtype, heads, head_dim, block_size, int8=True)))
 
 
 def attend(

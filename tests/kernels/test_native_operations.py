@@ -26,13 +26,13 @@ def test_what_c_reads_as_floats_must_be_floats_in_one_piece(wrong: Tensor) -> No
     kernels, attention, x, q = NativeKernels(), NativeAttention(16), torch.randn(1, 16), torch.randn(1, HEADS, DIM)
     matrices = [experts_of(kernels, torch.randn(1, 16, 16)) for _ in range(3)]
     choices, right = (torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)), torch.ones(1, 16)
-    caches, one = torch.zeros(2, 2, 1, HEADS, 16 * DIM), torch.ones(1, dtype=torch.int32)
+    cache, one = torch.zeros(2, 1, HEADS, 16 * DIM), torch.ones(1, dtype=torch.int32)
     runs, spec = Runs(torch.tensor([0, 1], dtype=torch.int32), one, one[None], [1], [1]), AttentionSpec(0.2, sinks=True)
     calls: list[Callable[[Tensor], object]] = [
         lambda floats: kernels.rms_norm(x, floats, 1e-6),
         lambda floats: kernels.experts(x, matrices, *choices, "silu", ExpertBiases(right, right, floats[None])),
-        lambda floats: attention.decode(q, *caches, runs, spec, floats),
-        lambda floats: attention.prefill(q, *caches, runs, spec, floats),
+        lambda floats: attention.decode(q, (cache, cache), runs, spec, floats),
+        lambda floats: attention.prefill(q, (cache, cache), runs, spec, floats),
     ]
     for call in calls:
         call(torch.ones(16))

@@ -1,6 +1,6 @@
 """The files of a model folder: all of their tensors, nothing from elsewhere, and nothing that runs code.
 
-Files that are damaged or missing are in tests/test_builder.py.
+Files that are damaged or missing are in tests/models/test_damaged_folders.py.
 """
 
 from __future__ import annotations

@@ -295,8 +295,8 @@ MUTANTS = (
     Mutant(
         "last-known-token-counts-as-written",
         SCHEDULER,
-        "                    seq, num_written + place\n",
-        "                    seq, num_written + place + 1\n",
+        "self.blocks.publish(seq, num_written + place)",
+        "self.blocks.publish(seq, num_written + place + 1)",
         "A block is published before the step that writes its last token has ended.",
         (EVERY_WAY,),
     ),

@@ -8,6 +8,7 @@ from tests.mutation import (
     gguf,
     kernels,
     kv,
+    kv_offload,
     models,
     policy,
     pooling,
@@ -24,6 +25,7 @@ from tests.mutation.mutant import Mutant
 ROOMS: dict[str, tuple[Mutant, ...]] = {
     "policy": policy.MUTANTS,
     "kv": kv.MUTANTS,
+    "kv_offload": kv_offload.MUTANTS,
     "speculation": speculation.MUTANTS,
     "request": request.MUTANTS,
     "runner": runner.MUTANTS,

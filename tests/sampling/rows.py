@@ -69,14 +69,6 @@ def begin(row: int, own: RowSampling, token_ids: Sequence[int] | None = None) ->
     return Started(row, list([0] * own.num_prompt_tokens if token_ids is None else token_ids), [[]], own)
 
 
-def words_of(allowed: set[int], vocab_size: int) -> bytes:
-    """A mask, as xgrammar writes it."""
-    words = np.zeros(-(-vocab_size // 32), dtype="<u4")
-    for token in allowed:
-        words[token // 32] |= np.uint32(1 << (token % 32))
-    return words.tobytes()
-
-
 def reference(
     logits: Sequence[float], own: RowSampling, token_ids: Sequence[int], mask: set[int] | None = None
 ) -> list[float]:

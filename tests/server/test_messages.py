@@ -11,14 +11,12 @@ from nanoengine.server.messages import MessagesRequest
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.streams import typed_events
+from tests.server.weather import PLACE, ROME, TIME
 
-PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-WEATHER = {"name": "weather", "input_schema": {**PLACE, "additionalProperties": False}}
+WEATHER = {"name": "weather", "input_schema": PLACE}
 NOW: dict[str, Any] = {"name": "now", "description": "The time.", "type": "custom"}
 NOW["input_schema"] = {"type": "object", "additionalProperties": False}
 TOOLS = [WEATHER, NOW]
-ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-TIME = '<tool_call>{"name": "now"}</tool_call>'
 PATH = "/v1/messages"
 
 

@@ -10,16 +10,8 @@ import pytest
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.streams import lines
+from tests.server.weather import PLACE, ROME, TIME, WEATHER
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PLACE}}
-TIME = '<tool_call>{"name": "now"}</tool_call>'
-ROME = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 TOOLS = [WEATHER, {"type": "function", "function": {"name": "now"}}]
 
 

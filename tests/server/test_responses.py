@@ -13,18 +13,16 @@ from nanoengine.server.response_store import ResponseStore, Stored
 from tests.server.conftest import MakeServer
 from tests.server.running import Server
 from tests.server.streams import typed_events
+from tests.server.weather import PLACE, ROME, TIME
 
-PLACE = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 WEATHER = {
     "type": "function",
     "name": "weather",
-    "parameters": {**PLACE, "additionalProperties": False},
+    "parameters": PLACE,
     "strict": False,
 }
 NOW = {"type": "function", "name": "now", "description": "The time.", "parameters": None}
 TOOLS = [WEATHER, NOW]
-ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-TIME = '<tool_call>{"name": "now"}</tool_call>'
 PATH = "/v1/responses"
 
 

@@ -13,18 +13,10 @@ import pytest
 from nanoengine.depth import MAX_DEPTH
 from tests.server.parrot import build, save_tokenizer
 from tests.server.running import Server
+from tests.server.weather import ROME, TIME, WEATHER
 
-PLACE = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PLACE}}
 NOW: dict[str, Any] = {"type": "function", "function": {"name": "now", "description": "The time."}}
 TOOLS = [WEATHER, NOW]
-ROME = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-TIME = '<tool_call>{"name": "now"}</tool_call>'
 USER = {"role": "user", "content": "How is it in Rome?"}
 
 

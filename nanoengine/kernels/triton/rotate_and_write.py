@@ -10,13 +10,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import cuda
 
+from nanoengine.attention.backend import Changes
+from nanoengine.core.attention import KVLayer
 from nanoengine.kernels.triton.kv_int8 import NUMBERS_IN_SCALE, check_scales, quantized, scale_of
-
-Changes = tuple[Tensor | None, Tensor | None, float, Tensor | None, Tensor | None]
-"""Weights of the norms of q and k, their eps, cosines and sines: as `rotate_and_write` has them."""
-
-Caches = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-"""K and V, and the scales of an int8 cache."""
 
 ELEMENTS = 1024
 """Of a group of heads: enough for wide reads, and few enough that one token still is work for several programs."""
@@ -143,13 +139,8 @@ def _rotate_and_write_kernel(
 
 def rotate_and_write(
     qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    changes: Changes,
+    kv: KVLayer,
     slot_mapping: Tensor,
     *,
     k_scales: Tensor | None = None,
@@ -163,10 +154,8 @@ def rotate_and_write(
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], the heads of q, then of k, then of v; rows may have gaps.
-        q_weight, k_weight: [head_dim] float32, of the norms; without both there are no norms.
-        eps: of both norms.
-        cos, sin: [num_tokens, 1, head_dim / 2] float32, of each token's angles; without both there is no rotation.
-        k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
+        changes: norms and rotation, see `attention.backend`.
+        kv: each [num_blocks, block_size, num_kv_heads, head_dim], with any strides but for the last dimension's, 1.
         slot_mapping: [num_tokens] int64: where each token is written, in slots of the cache; -1 is nowhere.
         k_scales, v_scales: those of an int8 cache: see `kv_int8.views`.
         dependent: launch it while the kernel before it ends (compute capability 9.0 and later).
@@ -175,21 +164,19 @@ def rotate_and_write(
         q, [num_tokens, num_heads, head_dim], of the dtype of qkv.
     """
     width = qkv.shape[1]
-    num_kv_heads, head_dim = k_cache.shape[2:]
+    num_kv_heads, head_dim = kv[0].shape[2:]
     num_heads = width // head_dim - 2 * num_kv_heads
     assert qkv.stride(1) == 1
     q, k, v = qkv.unflatten(1, (-1, head_dim)).split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     q_out = q.new_empty(q.shape)
-    caches, changes = (k_cache, v_cache, k_scales, v_scales), (q_weight, k_weight, eps, cos, sin)
-    _launch(q, k, v, changes, slot_mapping, q_out, caches, dependent)
+    _launch(q, k, v, changes, slot_mapping, q_out, kv, k_scales, v_scales, dependent)
     return q_out
 
 
 def write_kv(
     k: Tensor,
     v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: KVLayer,
     slot_mapping: Tensor,
     *,
     k_scales: Tensor | None = None,
@@ -199,10 +186,10 @@ def write_kv(
 
     Args:
         k, v: [num_tokens, num_kv_heads, head_dim] of the cache's dtype, unless that is int8; rows may have gaps, heads may not.
-        k_cache, v_cache, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
+        kv, slot_mapping, k_scales, v_scales: as for `rotate_and_write`.
     """
     no_q, unchanged = k[:, :0], (None, None, 0.0, None, None)
-    _launch(no_q, k, v, unchanged, slot_mapping, no_q, (k_cache, v_cache, k_scales, v_scales), False)
+    _launch(no_q, k, v, unchanged, slot_mapping, no_q, kv, k_scales, v_scales, False)
 
 
 def _launch(
@@ -212,11 +199,13 @@ def _launch(
     changes: Changes,
     slot_mapping: Tensor,
     q_out: Tensor,
-    caches: Caches,
+    kv: KVLayer,
+    k_scales: Tensor | None,
+    v_scales: Tensor | None,
     dependent: bool,
 ) -> None:
     """q, k and v are [num_tokens, heads, head_dim]; rows may have gaps, heads may not."""
-    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache, k_scales, v_scales) = changes, caches
+    (q_weight, k_weight, _, cos, sin), (k_cache, v_cache) = changes, kv
     num_tokens, num_kv_heads, head_dim = k.shape
     num_heads = q.shape[1]
     assert head_dim == triton.next_power_of_2(head_dim), "head_dim must be a power of two"
@@ -242,7 +231,9 @@ def _launch(
         *changes,
         slot_mapping,
         q_out,
-        *caches,
+        *kv,
+        k_scales,
+        v_scales,
         num_heads,
         num_kv_heads,
         q.stride(0),

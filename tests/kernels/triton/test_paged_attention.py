@@ -75,7 +75,7 @@ def last(pool: Pool, counts: Sequence[int]) -> tuple[Tensor, AttentionMetadata]:
 
 def attend(pool: Pool, q: Tensor, metadata: AttentionMetadata) -> Tensor:
     """The workspace is left as it was found."""
-    out = pool.backend.attend(q, pool.k_cache, pool.v_cache, metadata, pool.spec, pool.sinks)
+    out = pool.backend.attend(q, pool.kv, metadata, pool.spec, pool.sinks)
     assert isinstance(pool.backend, TritonAttention)
     assert not pool.backend._workspace.counters(1, DEVICE).any()
     return out

@@ -96,10 +96,10 @@ def test_rotation_and_write_move_nothing_twice() -> None:
     heads, kv_heads, dim, block_size = 4, 2, 64, 16
     qkv, weight = half(ROWS, (heads + 2 * kv_heads) * dim), torch.randn(dim)
     cos, sin = torch.rand(2, ROWS, 1, dim // 2)
-    k_cache, v_cache = (half(2, block_size, kv_heads, dim) for _ in range(2))
+    caches = half(2, block_size, kv_heads, dim), half(2, block_size, kv_heads, dim)
     slots = torch.tensor([3, -1, 20])
     with counting() as traffic:
-        rotate_and_write(qkv, weight, weight, 1e-6, cos, sin, k_cache, v_cache, slots)
+        rotate_and_write(qkv, (weight, weight, 1e-6, cos, sin), caches, slots)
     assert traffic.stored == qkv.nbytes - 2 * kv_heads * dim * HALF.itemsize, "a token without a slot has no K and V"
     programs = 3  # of a token: the heads of q, of k, of v
     constants = ROWS * (programs * slots.itemsize + 2 * (weight.nbytes + 2 * cos[0].nbytes))
@@ -110,6 +110,6 @@ def test_writing_moves_nothing_twice() -> None:
     k, v = half(ROWS, 2, 64), half(ROWS, 2, 64)
     caches, slots = (half(2, 16, 2, 64), half(2, 16, 2, 64)), torch.tensor([3, -1, 20])
     with counting() as traffic:
-        write_kv(k, v, *caches, slots)
+        write_kv(k, v, caches, slots)
     assert traffic.loaded == k.nbytes + v.nbytes + 2 * slots.nbytes, "K and V have a program each"
     assert traffic.stored == k[:2].nbytes + v[:2].nbytes
