@@ -75,5 +75,5 @@ def test_what_cannot_work_is_named(fields: Any, match: str) -> None:
 
 def test_without_the_library_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_params, "find_spec", lambda name: None if name == "llguidance" else 1)
-    with pytest.raises(InvalidSamplingParams, match=r"pip install 'nanoengine\[structured\]'"):
+    with pytest.raises(InvalidSamplingParams, match="pip install llguidance"):
         SamplingParams(structured_outputs={"regex": "a"})
