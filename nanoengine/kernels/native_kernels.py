@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.core.kernels import PlacedTokens, Weight
+from nanoengine.core.sampling import LEAST_TEMPERATURE, SamplingTable
 from nanoengine.kernels.addresses import DTYPES, address, address_of_floats
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.filters import keep_likeliest
@@ -182,6 +183,18 @@ class NativeKernels(Kernels):
         inputs = x.data_ptr(), address(residual), address_of_floats(weight)
         self.c.rms_norm(DTYPES[x.dtype], *inputs, out.data_ptr(), x.numel() // size, size, eps)
         return out
+
+    def choose_tokens(
+        self, logits: Tensor, table: SamplingTable, rows: Tensor, positions: Tensor, last_tokens: Tensor | None = None
+    ) -> Tensor:
+        logits, places = logits.contiguous(), positions.to(torch.int32)
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        columns = table.temperature, table.top_k, table.top_p, table.min_p, table.seeds
+        given = map(address, (logits, rows, places, *columns))
+        outputs = LEAST_TEMPERATURE, tokens.data_ptr(), address(last_tokens)
+        if self.c.choose_tokens(*given, *outputs, *logits.shape):
+            return tokens
+        return super().choose_tokens(logits, table, rows, positions, last_tokens)
 
     def draw_tokens(self, logits: Tensor, keys: Tensor, temperature: Tensor) -> Tensor:
         logits, keys, temperature = logits.contiguous(), keys.contiguous(), temperature.contiguous()

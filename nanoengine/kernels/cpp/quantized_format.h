@@ -106,9 +106,9 @@ static INLINE Floats load_signed_bytes(const uint8_t* from) {
     return value < 128.0f ? value : value - 256.0f;
 }
 
-// The scales of a chunk as floats, and what is added to the scaled numbers: [cell, or half of one][output].
+// The scales of a chunk as floats, [cell, or half of one][output], and what is added to the scaled numbers, [cell][output].
 struct Scales {
-    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[2 * CHUNK_CELLS][COLUMNS];
+    alignas(64) float scales[2 * CHUNK_CELLS][COLUMNS], offsets[CHUNK_CELLS][COLUMNS];
 
     // Of the cells [first, first + count) of a panel.
     void read(const Format& format, const uint8_t* panel, size_t first, size_t count) {
@@ -119,13 +119,6 @@ struct Scales {
             case CELL_FACTORS: return read_as<CELL_FACTORS>(format, panel, first, count);
             case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, panel, first, count);
         }
-    }
-
-    // Let the offsets of the first `count` stand for a zero that all numbers have.
-    NOINLINE void center(int zero, size_t count) {
-        for (size_t i = 0; i < count; i++)
-#pragma GCC unroll 4
-            for (int v = 0; v < WIDE; v++) store(offsets[i] + v * LANES, load<Floats>(scales[i] + v * LANES) * -(float)zero);
     }
 
 private:

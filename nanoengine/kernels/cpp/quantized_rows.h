@@ -3,11 +3,12 @@
 // Activations are rounded to 8 bits; 16 of them, half a cell, share a scale (absmax / 127): with 32 they would lose twice as much. A
 // half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
 //
-//   sum w x = scale * s * sum number * q + (minimum - scale * zero) * s * sum q
+//   sum w x = scale * s * (sum number * q - zero * sum q) + minimum * s * sum q
 //
 // Sums over halves are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
 #pragma once
+#include <limits>
 #include "quantized_format.h"
 
 #if defined(__AVX512VNNI__)
@@ -89,39 +90,41 @@ template <int BITS> struct Products {
 
 constexpr int MOST_ROWS = LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers; for more, numbers are unpacked first
 
-// A chunk of a row: bytes, the scale of each half of a cell, and what the bytes of a cell, and of each half, stand for in sum.
+// A chunk of a row: bytes; of each half of a cell their scale and what they add up to; what the bytes of a cell stand for in sum.
 struct alignas(64) RowChunk {
     uint32_t bytes[CHUNK / 4];
-    float scales[2 * CHUNK_CELLS], half_sums[2 * CHUNK_CELLS], sums[CHUNK_CELLS];
+    float scales[2 * CHUNK_CELLS];
+    int32_t totals[2 * CHUNK_CELLS];
+    float sums[CHUNK_CELLS];
 };
 
-constexpr float NOTHING = 0x1p-100f;  // a cell of no more than that is rounded to zeros: 127 / high could be infinite
+constexpr float NOTHING = 0x1p-100f;       // a cell of no more than that is rounded to zeros: 127 / high could be infinite
+constexpr int32_t INFINITE = 0x7f800000;   // its bits: magnitudes that are no numbers have higher ones
 
 // Half a cell of x as bytes. One with a number that is not finite has the scale NaN, so that all sums that it is part of are.
 static INLINE void round_half(const float* x, RowChunk& chunk, size_t half) {
-    Floats highs{}, not_finite{}, total{};
-    for (size_t i = 0; i < HALF; i += LANES) {
-        const Floats value = load<Floats>(x + i);
-        highs = max(highs, max(value, -value));
-        not_finite += value * 0.0f;
-    }
-    const float high = largest(highs), doubt = sum(not_finite), scale = high / 127.0f + doubt;
-    const bool sound = doubt == 0.0f && high > NOTHING;
+    Ints highest{}, total{};
+    for (size_t i = 0; i < HALF; i += LANES) highest = max(highest, (Ints)(as_bits(load<Floats>(x + i)) & 0x7fffffff));
+    const int32_t bits = largest(highest);
+    const float high = load<float>(&bits);
+    const bool sound = bits < INFINITE && high > NOTHING;
     const float inverse = sound ? 127.0f / high : 0.0f;
     int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + half * HALF;
     for (size_t i = 0; i < HALF; i += LANES) {
         const Floats shifted = (sound ? load<Floats>(x + i) * inverse : Floats{}) + 12582912.0f;  // 1.5 * 2^23: rounds
-        total += shifted - 12582912.0f;
-        store(bytes + i, __builtin_convertvector((Ints)as_bits(shifted) - 0x4b400000, SignedBytes));
+        const Ints rounded = (Ints)as_bits(shifted) - 0x4b400000;
+        total += rounded;
+        store(bytes + i, __builtin_convertvector(rounded, SignedBytes));
     }
-    chunk.scales[half] = scale;
-    chunk.half_sums[half] = scale * sum(total);
+    chunk.scales[half] = bits < INFINITE ? high / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    chunk.totals[half] = sum(total);
 }
 
 // x [CELL] as bytes.
 static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
     for (size_t half = 2 * cell; half < 2 * cell + 2; half++) round_half(x + half % 2 * HALF, chunk, half);
-    chunk.sums[cell] = chunk.half_sums[2 * cell] + chunk.half_sums[2 * cell + 1];
+const auto sum_of = [&](size_t half) { return chunk.scales[half] * chunk.totals[half]; };
+    chunk.sums[cell] = sum_of(2 * cell) + sum_of(2 * cell + 1);
 }
 
 constexpr size_t AHEAD = 8192;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
@@ -152,7 +155,8 @@ template <int BITS, bool PACKED> struct Task {
     Cells<BITS, PACKED> cells;
     size_t count;
     const Scales& scales;
-    bool has_offsets;
+    int zero;
+    bool has_minimums;
     float* out;
     bool add;
 };
@@ -196,7 +200,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    Floats total = __builtin_convertvector(products[m][v].total, Floats);
+                    Floats total = __builtin_convertvector(products[m][v].total - task.zero * x[m].totals[2 * cell + half], Floats);
                     if (OWN_SCALES) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);
                     both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
@@ -218,8 +222,8 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
             Floats sum = HELD ? held[m][v] : load<Floats>(row(m, v));
-            for (size_t i = 0; task.has_offsets && i < (OWN_SCALES ? 2 : 1) * count; i++)
-                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(OWN_SCALES ? x[m].half_sums[i] : x[m].sums[i]), sum);
+            for (size_t i = 0; task.has_minimums && i < count; i++)
+                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(x[m].sums[i]), sum);
             store(row(m, v), sum);
         }
 }
@@ -273,16 +277,14 @@ template <class T> struct RoundedRows {
 private:
     template <int BITS>
     void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* panel, float (*sums)[PANEL]) {
-        const bool has_offsets = format.has_minimums() || format.zero();
         Scales scales;
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
             scales.read(format, panel, cell, cells);
             const Cells<BITS, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
             const RowChunk* x = &data[chunk * rows + first];
-            if (const int zero = format.zero()) scales.center(zero, cells * format.scales_per_cell());
             auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
-                return Task<BITS, PACKED>{x + row, from, cells, scales, has_offsets, sums[row], chunk > 0};
+                return Task<BITS, PACKED>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
             };
             if (count <= MOST_ROWS) {
                 multiply_rows((int)count, task(packed, 0));

@@ -11,7 +11,9 @@ namespace {
 
 typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));
 
-INLINE Longs mix(Longs x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
+constexpr uint64_t GAMMA = 0x9e3779b97f4a7c15u;
+
+template <class L> INLINE L mix(L x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
@@ -19,10 +21,9 @@ INLINE Longs mix(Longs x) {  // of SplitMix64 (Steele, Lea, Flood, 2014)
 
 // Numbers in (0, 1) of 40 bits, for token ids first, first + 1, ...
 INLINE Floats uniform(uint64_t key, uint64_t first) {
-    const uint64_t gamma = 0x9e3779b97f4a7c15u;
     const Longs number = (Longs)(Ints)count_from(0);  // a lane of 64 bits holds the numbers of two lanes of 32
     const Longs even = (number & 0xffffffffu) + (first + 1), odd = (number >> 32) + (first + 1);
-    const Longs left = mix(even * gamma + key) >> 24, right = mix(odd * gamma + key) >> 24;
+    const Longs left = mix(even * GAMMA + key) >> 24, right = mix(odd * GAMMA + key) >> 24;
     // Both together again, 20 bits at a time: these are exact as floats, and their sum is rounded once.
     const Ints high = (Ints)(left >> 20 | right >> 20 << 32), low = (Ints)((left & 0xfffff) | (right & 0xfffff) << 32);
     const Floats whole = __builtin_convertvector(high, Floats) * 0x1p20f + __builtin_convertvector(low, Floats);
@@ -134,6 +135,25 @@ void draw_tokens(const float* logits, const int64_t* keys, const float* temperat
         for (size_t i = 0; i < parts; i++) all = all.and_later(bests[row * parts + i]);
         tokens[row] = all.broken ? NOT_FINITE : all.left ? all.token : NONE_LEFT;
     }
+}
+
+// tokens[row] as Kernels.choose_tokens has it, also in last_tokens[entries[row]]; null: last_tokens. The columns of the sampling table
+// are [entries of the table]. Nothing is done, and 0 is the result, if tokens of a row are filtered before one is drawn.
+int choose_tokens(const float* logits, const int32_t* entries, const int32_t* positions, const float* temperature, const int32_t* top_k,
+                  const float* top_p, const float* min_p, const int64_t* seeds, float least_temperature, int64_t* tokens,
+                  int64_t* last_tokens, size_t rows, size_t count) {
+    std::vector<int64_t> keys(rows);
+    std::vector<float> temperatures(rows);
+    for (size_t row = 0; row < rows; row++) {
+        const size_t own = entries[row];
+        const bool is_random = temperature[own] > 0;
+        if (is_random && (top_k[own] > 0 || top_p[own] < 1 || min_p[own] > 0)) return 0;
+        keys[row] = (int64_t)mix((uint64_t)seeds[own] + ((uint64_t)positions[row] + 1) * GAMMA);
+        temperatures[row] = is_random ? std::max(temperature[own], least_temperature) : 0.0f;
+    }
+    draw_tokens(logits, keys.data(), temperatures.data(), tokens, rows, count);
+    for (size_t row = 0; last_tokens && row < rows; row++) last_tokens[entries[row]] = tokens[row];
+    return 1;
 }
 
 // out[row] = ln(sum of exp(logits[row][0..count))). Logits of -inf at the end of a row change nothing.

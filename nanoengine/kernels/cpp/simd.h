@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
@@ -51,6 +52,7 @@ INLINE Dwords splat(uint32_t value) { return Dwords{} + value; }
 INLINE Floats as_float(Dwords bits) { return (Floats)bits; }
 INLINE Dwords as_bits(Floats value) { return (Dwords)value; }
 INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Ints max(Ints a, Ints b) { return a > b ? a : b; }
 
 // a * b + c. Rounded once where the CPU can, and twice elsewhere: never by the compiler's choice, which differs from loop to loop
 // (compiler.py forbids it), so that two loops that add up the same get the same.
@@ -80,21 +82,36 @@ INLINE Ints count_from(int32_t first) {
     return load<Ints>(LANE) + first;
 }
 
-// By halves, always in the same order.
-INLINE float sum(Floats v) {
-    float lanes[LANES];
+// All lanes as one, by halves and always in the same order: lane i and lane i + LANES / 2, and so on.
+template <class V, class Op> INLINE auto by_halves(V v, Op op) {
+    typedef std::remove_cvref_t<decltype(v[0])> E;
+#if defined(__AVX2__)
+    typedef E Eight __attribute__((vector_size(32)));
+    typedef E Four __attribute__((vector_size(16)));
+#if defined(__AVX512F__)
+    const __m512d all = (__m512d)v;
+    const Eight eight = op((Eight)_mm512_castpd512_pd256(all), (Eight)_mm512_extractf64x4_pd(all, 1));
+#else
+    const Eight eight = v;
+#endif
+    const Four four = op((Four)_mm256_castps256_ps128((__m256)eight), (Four)_mm256_extractf128_ps((__m256)eight, 1));
+    const Four two = op(four, (Four)_mm_movehl_ps((__m128)four, (__m128)four));
+    return op(two, (Four)_mm_shuffle_ps((__m128)two, (__m128)two, 1))[0];
+#else
+    E lanes[LANES];
     store(lanes, v);
     for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+        for (int i = 0; i < half; i++) lanes[i] = op(lanes[i], lanes[i + half]);
     return lanes[0];
+#endif
 }
 
-INLINE float largest(Floats v) {
-    float lanes[LANES];
-    store(lanes, v);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+template <class V> INLINE auto sum(V v) {
+    return by_halves(v, [](auto a, auto b) { return a + b; });
+}
+
+template <class V> INLINE auto largest(V v) {
+    return by_halves(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // The first `count` lanes of a, the rest of b.
