@@ -19,6 +19,7 @@ from nanoengine.core.kv_cache import KVCache
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels as PackageKernels
 from nanoengine.kernels.interface import choose_kernels
+from nanoengine.kernels.native_operations import unsupported_reason
 from nanoengine.kernels.options import KernelOptions
 from nanoengine.models.decoder import attention_specs
 from nanoengine.models.placement import choose_dtype
@@ -32,7 +33,15 @@ class NativeAndTriton(Capability):
     """Why faster attention backends cannot run."""
 
     def dtype(self, startup: Startup) -> torch.dtype:
-        return choose_dtype(startup.config.dtype, startup.model_config.dtype, startup.device.torch_device)
+        asked, checkpoint, device = startup.config.dtype, startup.model_config.dtype, startup.device.torch_device
+        is_open = asked == "auto" and startup.config.of(KernelOptions).kernels in ("auto", "native")
+        # On a CPU these kernels multiply 16 bits faster than 32, also where torch does not; of these they know bfloat16.
+        if is_open and checkpoint != "float32" and self._are_native(startup):
+            return torch.bfloat16
+        return choose_dtype(asked, checkpoint, device)
+
+    def _are_native(self, startup: Startup) -> bool:
+        return unsupported_reason(startup.device.torch_device, torch.bfloat16, use_tqdm=startup.use_tqdm) is None
 
     def kernels(self, startup: Startup) -> Kernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
