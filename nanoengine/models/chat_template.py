@@ -82,7 +82,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     if not messages:
         raise InvalidPrompt("the conversation is empty: it must have at least one message")
     for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message or not _has_content(message):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not _has_content(message):
             must = "a chat message must have a role and a content, or tool_calls in its place"
             raise InvalidPrompt(f"{must}, not {shown(message)}")
 

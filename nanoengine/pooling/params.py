@@ -36,7 +36,7 @@ class PoolingParams(SamplingParams):
 
     def __post_init__(self) -> None:
         SamplingParams.__post_init__(self)
-        if self.pooling is not None and self.pooling not in POOLINGS:
+        if self.pooling is not None and not (isinstance(self.pooling, str) and self.pooling in POOLINGS):
             raise InvalidSamplingParams(f"pooling is {shown(self.pooling)}: it must be one of {', '.join(POOLINGS)}")
         if self.normalize is not None:
             self.check_bool("normalize")

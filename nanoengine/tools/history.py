@@ -24,20 +24,24 @@ TOLD_FIRST = TOLD.partition("\n")[0]
 
 def for_template(messages: Sequence[Message]) -> list[Message]:
     """Messages as templates expect them: arguments are tables, a call has a content, and developers are the system."""
-    return [_message(own) if isinstance(own, Mapping) else own for own in messages]
+    return [_message(own) if _has_role(own) else own for own in messages]  # what is no message, others refuse
 
 
 def in_words(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None) -> list[Message]:
     """Messages from `for_template`, with tools, calls and results in their text: for templates that know of none of these."""
-    found = [_in_words(own) if isinstance(own, Mapping) else own for own in messages]
+    found = [_in_words(own) if _has_role(own) else own for own in messages]
     if tools:
         told = TOLD.format(tools="\n".join(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools))
         first = found[0] if found else {}
-        if isinstance(first, Mapping) and first.get("role") == "system" and isinstance(first.get("content"), str):
+        if _has_role(first) and first["role"] == "system" and isinstance(first.get("content"), str):
             found[0] = {**first, "content": f"{first['content']}\n\n{told}"}
         else:
             found.insert(0, {"role": "system", "content": told})
     return found
+
+
+def _has_role(message: Any) -> bool:
+    return isinstance(message, Mapping) and isinstance(message.get("role"), str)
 
 
 def _message(message: Message) -> Message:

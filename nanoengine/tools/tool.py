@@ -83,12 +83,13 @@ def choose(tools: Sequence[Tool], choice: str | Mapping[str, Any] | None, *, par
     """
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         return _allowed(tools, choice.get("allowed_tools"), parallel=parallel)
-    if choice == "none" or (not tools and choice in (None, "auto")):
+    word = choice if isinstance(choice, str) else "auto" if choice is None else ""
+    if word == "none" or (not tools and word == "auto"):
         return Choice(tuple(tools), is_off=True)
     most = None if parallel else 1
-    if choice in (None, "auto"):
+    if word == "auto":
         return Choice(tuple(tools), most=most)
-    if choice == "required":
+    if word == "required":
         if not tools:
             raise InvalidSamplingParams("tool_choice is 'required', but there are no tools: give some")
         return Choice(tuple(tools), is_forced=True, most=most)

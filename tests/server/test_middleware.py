@@ -157,12 +157,14 @@ def test_no_path_writes_more_into_the_log_than_itself(parrot: Server, lines: lis
     [
         ("/v1/completions", {"prompt": "a", "thinks": 1}, "Object contains unknown field `thinks`"),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not supported: leave it out"),
+        ("/v1/completions", b'{"prompt": "a", "guided_json": 1e999}', "guided_json is not supported: leave it out"),
+        ("/v1/completions", b'{"prompt": "a", "suffix": "\xff"}', "suffix is not supported: leave it out"),
         ("/v1/messages", {"max_tokens": 1, "messages": [{}]}, "messages[0]"),
         ("/api/chat", {"model": "x" * 1000}, "The model `xxx"),
     ],
 )
 def test_the_log_says_why_a_request_is_refused(
-    parrot: Server, lines: list[str], path: str, fields: dict[str, object], reason: str
+    parrot: Server, lines: list[str], path: str, fields: dict[str, object] | bytes, reason: str
 ) -> None:
     name = f"why{path}{len(reason)}"
     assert parrot.post(path, fields, {"x-request-id": name}).status in (400, 404)

@@ -1,0 +1,134 @@
+"""Any value, in any place: it is taken, or refused with an error of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nanoengine import LLM, SamplingParams
+from nanoengine.beam_search.params import BeamSearchParams
+from nanoengine.builder import option_types, read_config
+from nanoengine.core.config import EngineConfig
+from nanoengine.errors import NanoEngineError
+from nanoengine.pooling.params import PoolingParams
+
+DEEP: Any = []
+for _ in range(300):
+    DEEP = [DEEP]
+
+VALUES: list[Any] = [
+    *(None, True, -1, 0, 2**31, 2**63, -(2**70), 10**5000, 1.5, math.nan, math.inf, -math.inf, 1e308, 1j),
+    *(
+        "",
+        "x",
+        "\ud800",
+        "\0",
+        "a" * 5000,
+        b"",
+        b"x",
+        [],
+        [None],
+        [[]],
+        [1, 2],
+        ["x"],
+        (),
+        {},
+        {"a": 1},
+        {1: []},
+        {"x"},
+        DEEP,
+    ),
+    *(
+        np.int64(3),
+        np.float32(0.5),
+        np.bool_(True),
+        np.str_("x"),
+        np.array(1),
+        np.array("x"),
+        np.array([1, 2]),
+        np.array([[1.5]]),
+    ),
+    *(
+        torch.tensor(1),
+        torch.tensor(0.5),
+        torch.tensor([1, 2]),
+        object(),
+        print,
+        int,
+        Exception("x"),
+        range(3),
+        iter([1]),
+    ),
+]
+
+CLASSES: dict[type, Callable[..., Any]] = {
+    SamplingParams: SamplingParams,
+    PoolingParams: PoolingParams,
+    BeamSearchParams: lambda **values: BeamSearchParams(**{"beam_width": 2} | values),
+    EngineConfig: lambda **options: read_config("demo", options),
+    **{kind: lambda **options: read_config("demo", options) for kind in option_types()},
+}
+
+
+def _wrong(attempts: dict[str, Callable[[], Any]]) -> list[str]:
+    """What ended otherwise than well or with an error of ours."""
+    found = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except NanoEngineError as error:
+            if not 0 < len(str(error)) < 2000:
+                found.append(f"{name}: {len(str(error))} characters")
+        except Exception as error:
+            found.append(f"{name}: {type(error).__name__}: {str(error)[:80]}")
+    return found
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_any_value_of_a_field_is_taken_or_named(kind: type) -> None:
+    names = [field.name for field in fields(kind) if field.init and field.name not in ("model", "options")]
+    make = CLASSES[kind]
+    attempts = {
+        f"{name} {number}": lambda name=name, value=value: make(**{name: value})
+        for name in names
+        for number, value in enumerate(VALUES)
+    }
+    assert attempts or not names
+    assert _wrong(attempts) == []
+
+
+def test_any_prompt_conversation_or_argument_is_taken_or_named() -> None:
+    one = SamplingParams(max_tokens=1)
+    said = [{"role": "user", "content": "a"}]
+    with LLM("demo", device="cpu", num_kv_blocks=300, max_model_len=512) as llm:
+        calls: dict[str, Callable[[Any], Any]] = {
+            "generate": lambda value: llm.generate(value, one, use_tqdm=False),
+            "generate a list": lambda value: llm.generate([value], one, use_tqdm=False),
+            "generate tokens": lambda value: llm.generate([[1, value]], one, use_tqdm=False),
+            "generate params": lambda value: llm.generate(["a"], value, use_tqdm=False) if value is not None else None,
+            "generate salt": lambda value: llm.generate(["a"], one, use_tqdm=False, cache_salt=value),
+            "stream": lambda value: next(llm.stream(value, one)),
+            "stream params": lambda value: next(llm.stream("a", value)),
+            "chat": lambda value: llm.chat(value, one, use_tqdm=False),
+            "chat a list": lambda value: llm.chat([value], one, use_tqdm=False),
+            "chat role": lambda value: llm.chat([{"role": value, "content": "a"}], one, use_tqdm=False),
+            "chat content": lambda value: llm.chat([{"role": "user", "content": value}], one, use_tqdm=False),
+            "chat tools": lambda value: llm.chat(said, one, use_tqdm=False, tools=value),
+            "chat kwargs": lambda value: llm.chat(said, one, use_tqdm=False, chat_template_kwargs=value),
+            "chat choice": lambda value: llm.chat(said, one, use_tqdm=False, tool_choice=value),
+            "embed": lambda value: llm.embed(value, use_tqdm=False),
+            "embed params": lambda value: llm.embed(["a"], value, use_tqdm=False),
+        }
+        attempts = {
+            f"{name} {number}": lambda call=call, value=value: call(value)
+            for name, call in calls.items()
+            for number, value in enumerate(VALUES)
+        }
+        assert _wrong(attempts) == []
+        assert llm.generate(["a"], one, use_tqdm=False)[0].outputs[0].token_ids
