@@ -10,7 +10,7 @@ import pytest
 
 from tests.aio.toys import PATIENCE
 from tests.server.conftest import LIMITS, MakeServer
-from tests.server.running import Answer, Server, in_thread, until
+from tests.server.running import Answer, Server, in_thread, post_bytes, until
 
 # ---- limits
 
@@ -199,7 +199,38 @@ def test_a_long_prompt_holds_nobody_up(make_server: MakeServer, monkeypatch: pyt
     monkeypatch.setattr(server.serving.tokenizer, "encode", slowly)
     later = in_thread(server.complete, "slow"), in_thread(server.post, "/tokenize", {"prompt": "slow"})
     assert is_held.wait(PATIENCE)
-    assert server.get("/health").status == 200
-    assert server.get("/v1/models").status == 200
+    for path in ("/health", "/metrics", "/view", "/v1/models"):
+        assert server.get(path).status == 200
     may_go_on.set()
     assert [answer.result().status for answer in later] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/tokenize", {}), ("/v1/completions", {"max_tokens": 1}), ("/v1/embeddings", None)]
+)
+def test_who_hangs_up_leaves_the_line_for_text(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch, path: str, field: dict[str, Any] | None
+) -> None:
+    server = make_server(text_threads=1)
+    is_held, may_go_on = Event(), Event()
+    encode, encoded = server.serving.tokenizer.encode, list[str]()
+
+    def slowly(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        is_held.set()
+        may_go_on.wait(PATIENCE)
+        return encode(text, **options)
+
+    monkeypatch.setattr(server.serving.tokenizer, "encode", slowly)
+    turns = server.serving.text._turns
+    first = in_thread(server.post, "/tokenize", {"prompt": "first"})
+    assert is_held.wait(PATIENCE)
+    body = {"input": "gone"} if field is None else {"prompt": "gone", **field}
+    gone = server.connect(post_bytes(path, body))
+    until(lambda: turns._num_pieces.total() == 2)
+    gone.close()
+    until(lambda: turns._num_pieces.total() == 1)
+    may_go_on.set()
+    assert first.result().status == 200
+    assert server.post("/tokenize", {"prompt": "last"}).status == 200
+    assert encoded == ["first", "last"]
