@@ -187,7 +187,7 @@ def _choice(choice: Table) -> str | Table | None:
     kind = choice.get("type")
     if kind == "tool":
         return named(choice.get("name", ""))
-    if kind is not None and kind not in CHOICES:
+    if kind is not None and str(kind) not in CHOICES:
         raise Problem(400, f"tool_choice.type is {str(kind)[:80]!r}: it must be auto, any, tool or none", "tool_choice")
     return None if kind is None else CHOICES[kind]
 

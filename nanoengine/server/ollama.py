@@ -221,6 +221,8 @@ def _message(message: Table, where: str) -> Table:
     if message.get("tool_name"):
         found["name"] = message["tool_name"]
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise Problem(400, f"{where}: tool_calls must be a list", "messages")
         found["tool_calls"] = [_call(own, index, where) for index, own in enumerate(calls)]
     return found
 

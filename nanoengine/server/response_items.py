@@ -30,9 +30,14 @@ class Tools:
 
     def _add(self, table: Table, namespace: str | None = None) -> None:
         kind, name = table.get("type"), table.get("name", "")
+        if not isinstance(name, str):
+            raise Problem(400, f"tools: the name of a tool must be a text, not {str(name)[:80]!r}", "tools")
         if kind == "namespace" and namespace is None:
-            for own in table.get("tools") or ():
-                self._add(own, str(name))
+            given = table.get("tools") or []
+            if not isinstance(given, list) or not all(isinstance(own, dict) for own in given):
+                raise Problem(400, "tools: the tools of a namespace must be a list of objects", "tools")
+            for own in given:
+                self._add(own, name)
         elif kind == "function":
             flat = flat_name(name, namespace)
             self._names[flat] = {"name": name, **({"namespace": namespace} if namespace else {})}
@@ -98,10 +103,10 @@ def _content(content: Any, where: str) -> str:
     texts = []
     for part in content if isinstance(content, list) else [content]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in TEXTS:
+        if str(kind) not in TEXTS:
             message = f"{where}: content of type {str(kind)[:80]!r} is not supported: this model takes text"
             raise Problem(400, message, "input")
-        texts.append(_text(part, TEXTS[kind], where))
+        texts.append(_text(part, TEXTS[str(kind)], where))
     return "\n".join(texts)
 
 
@@ -121,8 +126,8 @@ def carried(thought: str) -> str:
 
 
 def _thought(item: Table, where: str) -> str:
-    parts = item.get("content") or ()
-    if parts:
+    parts = item.get("content")
+    if parts and isinstance(parts, list):
         return "".join(_text(part, "text", where) for part in parts if isinstance(part, dict))
     try:
         return base64.b64decode(item.get("encrypted_content") or "", validate=True).decode()

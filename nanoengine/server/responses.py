@@ -135,14 +135,21 @@ def _choice(choice: str | Table | None) -> str | Table | None:
     if choice.get("type") == "function":
         return named(choice.get("name", ""))
     if choice.get("type") == "allowed_tools":
-        tools = [named(own.get("name", "")) for own in choice.get("tools") or () if isinstance(own, dict)]
+        given = choice.get("tools")
+        tools = [
+            named(own.get("name", "")) for own in (given if isinstance(given, list) else ()) if isinstance(own, dict)
+        ]
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
     message = f"tool_choice.type is {str(choice.get('type'))[:80]!r}: it must be function or allowed_tools"
     raise Problem(400, message, "tool_choice")
 
 
-def _format(table: Table | None) -> Table | None:
-    if not table or table.get("type") != "json_schema":
+def _format(table: Any) -> Table | None:
+    if not table:
+        return None
+    if not isinstance(table, dict):
+        raise Problem(400, f"text.format must be an object, not {str(table)[:80]!r}", "text")
+    if table.get("type") != "json_schema":
         return table
     return {"type": "json_schema", "json_schema": {"schema": table.get("schema")}}
 

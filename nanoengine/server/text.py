@@ -122,7 +122,7 @@ def joined(message: Message) -> Mapping[str, Any]:
         elif isinstance(part, str):
             texts.append(part)
         else:
-            raise InvalidPrompt(f"content holds a part of type {kind!r}: this model takes text")
+            raise InvalidPrompt(f"content holds a part of type {str(kind)[:80]!r}: this model takes text")
     return {**message, "content": "\n".join(texts)}
 
 

@@ -83,7 +83,11 @@ class Server:
         self.gate = StepGate(built.engine)
         self.serving = Serving(lambda: built, ServerConfig(**config), name)
         self.serving.metrics_text.seconds = 0
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._socket = socket.socket(
+            socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+        )  # named: asyncio then sends
+        self._socket.bind(("127.0.0.1", 0))  # small segments at once
+        self._socket.listen(1024)
         self.address: tuple[str, int] = self._socket.getsockname()
         self.url = f"http://127.0.0.1:{self.address[1]}"
         settings = http_settings(self.serving)
