@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: all but fp8)",
     )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], help="(default: float32)")
-    activations = ("float32", "int8", "auto")
+    activations = ("float32", "int16", "int8", "auto")
     parser.add_argument(
-        "--activations", nargs="+", choices=activations, default=["float32", "auto"], help="(default: float32 auto)"
+        "--activations", nargs="+", choices=activations, default=["float32", "int8"], help="(default: float32 int8)"
     )
     parser.add_argument("--texts", nargs="+", choices=TEXTS, help="(default: code of the demo model, both of others)")
     parser.add_argument("--window", type=positive_int, default=512, help="tokens of a window (default: %(default)s)")

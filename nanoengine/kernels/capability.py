@@ -45,11 +45,13 @@ class NativeAndTriton(Capability):
 
     def kernels(self, startup: Startup) -> Kernels:
         own, device = startup.config.of(KernelOptions), startup.device.torch_device
-        exact = own.activation_dtype == "float32"
-        found = choose_kernels(own.kernels, device, startup.dtype, exact=exact, use_tqdm=startup.use_tqdm)
-        if found.name != "native" and own.activation_dtype == "int8":
+        asked = own.activation_dtype
+        if asked == "auto":
+            asked = "float32" if startup.config.dtype == "float32" else "int8"
+        found = choose_kernels(own.kernels, device, startup.dtype, activation_dtype=asked, use_tqdm=startup.use_tqdm)
+        if found.name != "native" and own.activation_dtype in ("int8", "int16"):
             raise InvalidConfig(
-                f"activation_dtype is 'int8', but the {found.name} kernels round none ({found.description}): use "
+                f"activation_dtype is {asked!r}, but the {found.name} kernels round none ({found.description}): use "
                 "activation_dtype='auto', or a device and dtype that the native kernels compute on"
             )
         if own.kernels == "auto" and found.name == "torch":

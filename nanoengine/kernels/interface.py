@@ -165,12 +165,12 @@ class Kernels(core.Kernels, ABC):
 
 
 def choose_kernels(
-    name: str, device: torch.device, dtype: torch.dtype, *, exact: bool = False, use_tqdm: bool = False
+    name: str, device: torch.device, dtype: torch.dtype, *, activation_dtype: str = "int8", use_tqdm: bool = False
 ) -> Kernels:
     """The kernels of that name; for "auto" those made for the device if they can run here, and torch's otherwise.
 
     Args:
-        exact: do not round activations where they meet quantized weights.
+        activation_dtype: what native kernels round activations to where they meet quantized weights.
         use_tqdm: show when they have to be compiled first.
 
     Raises:
@@ -193,7 +193,7 @@ def choose_kernels(
     if wanted == "torch" or reason is not None:
         return TorchKernels(reason and f"no {wanted} ones: {reason}")
     if wanted == "native":
-        return NativeKernels(exact=exact)
+        return NativeKernels(activation_dtype=activation_dtype)
     from nanoengine.kernels.triton_kernels import TritonKernels  # only now: the package triton need not be there
 
     return TritonKernels()

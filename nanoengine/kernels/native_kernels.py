@@ -24,7 +24,7 @@ class NativeKernels(Kernels):
     """The native kernels as functions of tensors. Results are new tensors, except that a residual is overwritten.
 
     Args:
-        exact: do not round activations where they meet quantized weights.
+        activation_dtype: what activations are rounded to where they meet quantized weights: see `KernelOptions`.
         c: functions of a library that was compiled in another way than for this CPU; None: that for this CPU.
 
     Raises:
@@ -34,13 +34,17 @@ class NativeKernels(Kernels):
     name = "native"
     capturable = True
 
-    def __init__(self, *, exact: bool = False, c: SimpleNamespace | None = None) -> None:
-        self.c, self.exact = c_functions() if c is None else c, exact
+    def __init__(self, *, activation_dtype: str = "int8", c: SimpleNamespace | None = None) -> None:
+        self.c, self.activation_dtype = c_functions() if c is None else c, activation_dtype
         self.packer = Packer(self.c)
         _, self.description, self.fingerprint = load_library()
         self.c.set_num_threads(torch.get_num_threads())  # as many as torch has, in a team of their own
         instruction = self.c.quantized_instruction().decode()
-        rounded = f"activations in int8, 16 to a scale, by {instruction}, few rows from packed numbers, more from unpacked panels"
+        rounded = (
+            f"activations in {activation_dtype}, 16 to a scale, by {instruction}, few rows from packed numbers, "
+            "more from unpacked panels"
+        )
+        exact = activation_dtype == "float32"
         self.quantized_products = "dequantized for float32 products" if exact else rounded
         keep_freed_memory()
 
@@ -48,13 +52,13 @@ class NativeKernels(Kernels):
 
     def new_weight(self, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> NativeWeight:
         assert device.type == "cpu"
-        return NativeWeight(self.packer, outputs, inputs, dtype, exact=self.exact)
+        return NativeWeight(self.packer, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
 
     def new_experts(
         self, experts: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device
     ) -> NativeExperts:
         assert device.type == "cpu"
-        return NativeExperts(self.packer, experts, outputs, inputs, dtype, exact=self.exact)
+        return NativeExperts(self.packer, experts, outputs, inputs, dtype, activation_dtype=self.activation_dtype)
 
     # ---- products
 

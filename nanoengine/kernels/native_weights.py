@@ -38,7 +38,8 @@ SPANS = {
 """Formats of ggml, in the order in which pack.cpp numbers them: bits of a number, what scales come with, and inputs that share
 one; all scales are float16."""
 
-OF_NUMBERS, ROUNDED, EXACT = 1, 2, 4
+OF_NUMBERS = 1
+OF_QUANTIZED = {"int8": 2, "float32": 4, "int16": 8}
 """How panels want rows of x, as panels.h numbers it."""
 
 
@@ -115,14 +116,14 @@ class NativeWeight:
     """A matrix [outputs, inputs], filled part by part from a checkpoint; each part keeps its own format.
 
     Args:
-        exact: do not round activations where they meet quantized parts.
+        activation_dtype: what activations are rounded to where they meet quantized parts: see `KernelOptions`.
     """
 
-    def __init__(self, packer: Packer, outputs: int, inputs: int, dtype: torch.dtype, *, exact: bool):
+    def __init__(self, packer: Packer, outputs: int, inputs: int, dtype: torch.dtype, *, activation_dtype: str):
         self.shape = torch.Size((outputs, inputs))
         self.dtype = dtype
         self.segments: dict[int, Segment] = {}
-        self._packer, self._exact = packer, exact
+        self._packer, self._kind = packer, OF_QUANTIZED[activation_dtype]
 
     def rows(self, first: int, count: int) -> WeightRows:
         assert first + count <= self.shape[0]
@@ -179,14 +180,14 @@ class NativeWeight:
         firsts = sorted(self.segments)
         panels = torch.cat([self._packer.panels(self.segments[first], first, self.shape[1]) for first in firsts])
         are_quantized = {segment.is_quantized for segment in self.segments.values()}
-        kinds = OF_NUMBERS * (False in are_quantized) | (EXACT if self._exact else ROUNDED) * (True in are_quantized)
+        kinds = OF_NUMBERS * (False in are_quantized) | self._kind * (True in are_quantized)
         return torch.cat((torch.tensor([[*self.shape, len(panels), kinds]]), panels))
 
 
 def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
     """The numbers of a matrix, by all threads: [outputs, inputs]."""
     outputs, inputs = source.shape
-    weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, exact=True)
+    weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, activation_dtype="float32")
     out = torch.empty(outputs, inputs, dtype=dtype)
     weight.put_quantized(0, source)
     c_functions().unpack(DTYPES[dtype], weight.address, out.data_ptr())
@@ -196,9 +197,11 @@ def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
 class NativeExperts:
     """The matrices of experts, as one weight in which each is a part: it begins with a panel of its own."""
 
-    def __init__(self, packer: Packer, experts: int, outputs: int, inputs: int, dtype: torch.dtype, *, exact: bool):
+    def __init__(
+        self, packer: Packer, experts: int, outputs: int, inputs: int, dtype: torch.dtype, *, activation_dtype: str
+    ):
         self.shape = torch.Size((experts, outputs, inputs))
-        self.weight = NativeWeight(packer, experts * outputs, inputs, dtype, exact=exact)
+        self.weight = NativeWeight(packer, experts * outputs, inputs, dtype, activation_dtype=activation_dtype)
 
     def formats(self) -> Mapping[str, int]:
         return self.weight.formats()

@@ -69,13 +69,13 @@ def compiled(flags: tuple[str, ...], names: Sequence[str] = ()) -> Path:
 class Build(NativeKernels):
     """The kernels of a compiled library."""
 
-    def __init__(self, path: Path, *, exact: bool = False):
-        super().__init__(exact=exact, c=functions_of(path))
+    def __init__(self, path: Path, *, activation_dtype: str = "int8"):
+        super().__init__(activation_dtype=activation_dtype, c=functions_of(path))
         self.path, self.packer.arena = path, Apart()
 
-    def in_both_ways(self) -> tuple[Build, Build]:
-        """It rounds activations where they meet quantized weights, and does not."""
-        return Build(self.path), Build(self.path, exact=True)
+    def in_all_ways(self) -> tuple[Build, ...]:
+        """As activations are rounded where they meet quantized weights."""
+        return tuple(Build(self.path, activation_dtype=name) for name in ("int8", "int16", "float32"))
 
     def attention(self, block_size: int) -> NativeAttention:
         return NativeAttention(block_size, c=self.c)

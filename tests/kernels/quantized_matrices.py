@@ -126,23 +126,29 @@ def len_of(source: QuantizedTensor) -> int:
     return source.shape[0]
 
 
-def rounded(x: Tensor) -> Tensor:
-    """Activations as kernels round them, in float64: blocks of 16 in 255 steps, the largest of a block being 127 of them."""
+def rounded(x: Tensor, parts: int = 1) -> Tensor:
+    """Activations as kernels round them, in float64: blocks of 16 in 255 steps, the largest of a block being 127 of them.
+
+    A second part rounds what the first one leaves, to steps that are 254 times smaller.
+    """
     blocks = F.pad(x.float(), (0, -x.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
     high = blocks.abs().amax(2, keepdim=True)
     inverse = torch.where(high > 0, torch.full_like(high, 127) / high, 0)  # torch divides numbers otherwise
     numbers = (blocks * inverse).double()
     assert numbers.abs().max() < 127.01
-    return (numbers.round() * (high / 127).double()).flatten(1)[:, : x.shape[1]]
+    found = numbers.round()
+    if parts == 2:
+        found += ((numbers - found) * 254).round() / 254
+    return (found * (high / 127).double()).flatten(1)[:, : x.shape[1]]
 
 
-def assert_rounded(result: Tensor, x: Tensor, source: QuantizedTensor) -> None:
+def assert_rounded(result: Tensor, x: Tensor, source: QuantizedTensor, parts: int = 1) -> None:
     """float32 results are products of rounded activations."""
     weight = source.dequantize(torch.float32).double()
     values = 2 * weight.abs().amax(1)  # what numbers may be without their minimums and zeros
     if isinstance(source, Grouped):
         values = source.scales.double().amax(1) * (1 << source.bits)
-    factors = rounded(x)
+    factors = rounded(x, parts)
     allowed = ROUNDED * factors.abs().sum(1, keepdim=True) * values + SMALLEST
     error = ((result.double() - factors @ weight.T).abs() / allowed).nan_to_num(torch.inf).max().item()
     assert error <= 1, f"{error:.3} times the error that is allowed"

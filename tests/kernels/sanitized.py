@@ -22,7 +22,7 @@ SMALL = replace(NATIVE, longest=300, work=30_000)
 def main(vectors: Path, tiles: Path) -> None:
     build, in_tiles = Build(vectors), Build(tiles)
     for make in OF_THE_LIBRARY:
-        check_operation(make, Kind(build.in_both_ways(), SIZES, formats=DIFFERENT), range(10))
+        check_operation(make, Kind(build.in_all_ways(), SIZES, formats=DIFFERENT), range(10))
     for make in (linear, gated_linear, experts):
         check_operation(make, Kind([in_tiles], SIZES, (torch.bfloat16,), formats=()), range(8))
     for each in (build, in_tiles):

@@ -35,7 +35,7 @@ def kind_of(name: str) -> Kind:
     if reason is not None:
         pytest.skip(f"no {name} kernels: {reason}")
     if name == "native":
-        return Kind([NativeKernels(), NativeKernels(), NativeKernels(exact=True)])
+        return Kind([NativeKernels(activation_dtype=name) for name in ("int8", "int8", "int16", "float32")])
     from nanoengine.kernels.triton_kernels import TritonKernels
 
     return Kind([TritonKernels()], (70, 300, 40), ALL_DTYPES, GROUPS, 4, DEVICE, FEW)

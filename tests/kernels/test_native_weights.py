@@ -23,7 +23,7 @@ each_kind = pytest.mark.parametrize("form", DIFFERENT, ids=str)
 
 @pytest.fixture(scope="module")
 def exact() -> NativeKernels:
-    return NativeKernels(exact=True)
+    return NativeKernels(activation_dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         return zeros(arena, size)
 
     monkeypatch.setattr(Arena, "zeros", watched)
-    source, kernels = drawn(form, 64, 1024), NativeKernels(exact=True)
+    source, kernels = drawn(form, 64, 1024), NativeKernels(activation_dtype="float32")
     weight = weight_from(kernels, source, dtype=torch.bfloat16)
     for rows in (1, 9):
         kernels.linear(random(rows, 1024, dtype=torch.bfloat16), weight, None)

@@ -149,7 +149,7 @@ def cpu_flags() -> set[str]:
 
 @pytest.mark.parametrize("make", OF_THE_LIBRARY, ids=id_of)
 def test_operations_of_a_portable_build(portable: Build, make: Make) -> None:
-    check_operation(make, Kind(portable.in_both_ways()), range(1000, 1025))
+    check_operation(make, Kind(portable.in_all_ways()), range(1000, 1025))
 
 
 def test_attention_of_a_portable_build(portable: Build) -> None:

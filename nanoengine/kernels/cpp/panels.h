@@ -25,8 +25,9 @@ struct Panel {
     bool is_quantized() const { return (code & 0xff) < 16; }
 };
 
-// How the panels of a weight want rows of x: as factors for numbers, and for quantized panels in whole numbers or in float32.
-enum Kinds { OF_NUMBERS = 1, ROUNDED = 2, EXACT = 4 };  // as the callers number them
+// How the panels of a weight want rows of x: as factors for numbers, and for quantized panels in whole numbers of 8 bits, in float32, or
+// in whole numbers of 16.
+enum Kinds { OF_NUMBERS = 1, ROUNDED = 2, EXACT = 4, IN_TWO_PARTS = 8 };  // as the callers number them
 
 // A weight as callers pass it; its panels follow it, in the order of their outputs.
 struct Weight {

@@ -1,7 +1,9 @@
 // Rows of an input times quantized panels, in whole numbers.
 //
-// Activations are rounded to 8 bits; 16 of them, half a cell, share a scale (absmax / 127): with 32 they would lose twice as much. A
-// half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) + minimum and x = s * q,
+// Activations are rounded to 8 bits; 16 of them, half a cell, share a scale (absmax / 127): with 32 they would lose twice as much. Or to
+// 16 bits, in two parts of 8: what the first one leaves is between -1/2 and 1/2 of its step, so that steps of the second, LOW times
+// smaller, make bytes of it too. A half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) +
+// minimum and x = s * q, where q of two parts is LOW * first + second,
 //
 //   sum w x = scale * s * (sum number * q - zero * sum q) + minimum * s * sum q
 //
@@ -88,11 +90,13 @@ template <int BITS> struct Products {
 };
 #endif
 
-constexpr int MOST_ROWS = LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2;  // whose sums find registers; for more, numbers are unpacked first
+// Rows whose sums find registers; for more, numbers are unpacked first.
+template <int PARTS> constexpr int MOST_ROWS = (LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2) / PARTS;
+constexpr int LOW = 254;  // 16 numbers of 8 bits * 127 * LOW < 2^31
 
 // A chunk of a row: bytes; of each half of a cell their scale and what they add up to; what the bytes of a cell stand for in sum.
-struct alignas(64) RowChunk {
-    uint32_t bytes[CHUNK / 4];
+template <int PARTS> struct alignas(64) RowChunk {
+    uint32_t bytes[PARTS][CHUNK / 4];
     float scales[2 * CHUNK_CELLS];
     int32_t totals[2 * CHUNK_CELLS];
     float sums[CHUNK_CELLS];
@@ -102,28 +106,33 @@ constexpr float NOTHING = 0x1p-100f;       // a cell of no more than that is rou
 constexpr int32_t INFINITE = 0x7f800000;   // its bits: magnitudes that are no numbers have higher ones
 
 // Half a cell of x as bytes. One with a number that is not finite has the scale NaN, so that all sums that it is part of are.
-static INLINE void round_half(const float* x, RowChunk& chunk, size_t half) {
+template <int PARTS> static INLINE void round_half(const float* x, RowChunk<PARTS>& chunk, size_t half) {
     Ints highest{}, total{};
     for (size_t i = 0; i < HALF; i += LANES) highest = max(highest, (Ints)(as_bits(load<Floats>(x + i)) & 0x7fffffff));
     const int32_t bits = largest(highest);
     const float high = load<float>(&bits);
     const bool sound = bits < INFINITE && high > NOTHING;
     const float inverse = sound ? 127.0f / high : 0.0f;
-    int8_t* bytes = reinterpret_cast<int8_t*>(chunk.bytes) + half * HALF;
     for (size_t i = 0; i < HALF; i += LANES) {
-        const Floats shifted = (sound ? load<Floats>(x + i) * inverse : Floats{}) + 12582912.0f;  // 1.5 * 2^23: rounds
-        const Ints rounded = (Ints)as_bits(shifted) - 0x4b400000;
-        total += rounded;
-        store(bytes + i, __builtin_convertvector(rounded, SignedBytes));
+        Floats rest = sound ? load<Floats>(x + i) * inverse : Floats{};
+        Ints number{};
+        for (int part = 0; part < PARTS; part++) {
+            const Floats shifted = rest + 12582912.0f;  // 1.5 * 2^23: rounds
+            const Ints rounded = (Ints)as_bits(shifted) - 0x4b400000;
+            store(reinterpret_cast<int8_t*>(chunk.bytes[part]) + half * HALF + i, __builtin_convertvector(rounded, SignedBytes));
+            number = number * LOW + rounded;
+            rest = (rest - (shifted - 12582912.0f)) * float(LOW);
+        }
+        total += number;
     }
-    chunk.scales[half] = bits < INFINITE ? high / 127.0f : std::numeric_limits<float>::quiet_NaN();
+    chunk.scales[half] = bits < INFINITE ? high / (PARTS == 1 ? 127.0f : 127.0f * LOW) : std::numeric_limits<float>::quiet_NaN();
     chunk.totals[half] = sum(total);
 }
 
 // x [CELL] as bytes.
-static INLINE void round_cell(const float* x, RowChunk& chunk, size_t cell) {
+template <int PARTS> static INLINE void round_cell(const float* x, RowChunk<PARTS>& chunk, size_t cell) {
     for (size_t half = 2 * cell; half < 2 * cell + 2; half++) round_half(x + half % 2 * HALF, chunk, half);
-const auto sum_of = [&](size_t half) { return chunk.scales[half] * chunk.totals[half]; };
+    const auto sum_of = [&](size_t half) { return chunk.scales[half] * chunk.totals[half]; };
     chunk.sums[cell] = sum_of(2 * cell) + sum_of(2 * cell + 1);
 }
 
@@ -150,8 +159,8 @@ template <int BITS, bool PACKED> struct Cells {
     }
 };
 // A chunk of some rows times `count` cells of a panel: out[m][column] = (add ? out : 0) + their products.
-template <int BITS, bool PACKED> struct Task {
-    const RowChunk* x;
+template <int BITS, bool PACKED, int PARTS> struct Task {
+    const RowChunk<PARTS>* x;
     Cells<BITS, PACKED> cells;
     size_t count;
     const Scales& scales;
@@ -161,15 +170,15 @@ template <int BITS, bool PACKED> struct Task {
     bool add;
 };
 
-template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(const Task<BITS, PACKED>& task) {
-    const RowChunk* x = task.x;
+template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<BITS, PACKED, PARTS>& task) {
+    const RowChunk<PARTS>* x = task.x;
     const Cells<BITS, PACKED> cells = task.cells;
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
     constexpr int DEPTH = CELL_DWORDS / 2;                     // dwords in a half of a cell
     constexpr bool OWN_SCALES = BITS == 6;                     // of the halves' numbers
-    constexpr bool HELD = 3 * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
+    constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
 #pragma GCC unroll 4
@@ -184,7 +193,7 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
         Floats both[M][WIDE];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            Products<BITS> products[M][WIDE];
+            Products<BITS> products[PARTS][M][WIDE];
 #pragma GCC unroll 8
             for (int d = 0; d < DEPTH; d++) {
                 Dwords numbers[WIDE];
@@ -194,13 +203,17 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
                 for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                     for (int v = 0; v < WIDE; v++)
-                        products[m][v].add(d, numbers[v], x[m].bytes[cell * CELL_DWORDS + half * DEPTH + d]);
+#pragma GCC unroll 2
+                        for (int part = 0; part < PARTS; part++)
+                            products[part][m][v].add(d, numbers[v], x[m].bytes[part][cell * CELL_DWORDS + half * DEPTH + d]);
             }
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    Floats total = __builtin_convertvector(products[m][v].total - task.zero * x[m].totals[2 * cell + half], Floats);
+                    Ints numbers = products[0][m][v].total;
+                    if (PARTS == 2) numbers = numbers * LOW + products[PARTS - 1][m][v].total;
+                    Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
                     if (OWN_SCALES) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);
                     both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
@@ -228,10 +241,10 @@ template <int BITS, bool PACKED, int M> static NOINLINE void multiply_cells(cons
         }
 }
 
-template <int BITS, bool PACKED, int M = MOST_ROWS>
-static void multiply_rows(int rows, const Task<BITS, PACKED>& task) {
-    if (M == 1 || rows == M) multiply_cells<BITS, PACKED, M>(task);
-    else if constexpr (M > 1) multiply_rows<BITS, PACKED, M - 1>(rows, task);
+template <int BITS, bool PACKED, int PARTS, int M = MOST_ROWS<PARTS>>
+static void multiply_rows(int rows, const Task<BITS, PACKED, PARTS>& task) {
+    if (M == 1 || rows == M) multiply_cells<BITS, PACKED, PARTS, M>(task);
+    else if constexpr (M > 1) multiply_rows<BITS, PACKED, PARTS, M - 1>(rows, task);
 }
 
 // The numbers of some cells of a panel, as Cells<BITS, false> has them.
@@ -254,10 +267,10 @@ template <class T> static INLINE void take_floats(const Row<T>& row, size_t firs
     std::fill(to + there, to + count, 0.0f);
 }
 
-// Some rows of an input, rounded: [chunk of the inputs][row].
-template <class T> struct RoundedRows {
+// Some rows of an input, rounded to 8 bits, or to 16, in two parts: [chunk of the inputs][row].
+template <class T, int PARTS> struct RoundedRows {
     size_t inputs, rows, chunks = round_up(inputs, CHUNK) / CHUNK;
-    std::unique_ptr<RowChunk[]> data{new RowChunk[chunks * rows]};
+    std::unique_ptr<RowChunk<PARTS>[]> data{new RowChunk<PARTS>[chunks * rows]};
 
     void take(const Row<T>& row, size_t to) {
         for (size_t chunk = 0; chunk < chunks; chunk++) {
@@ -282,17 +295,17 @@ private:
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
             scales.read(format, panel, cell, cells);
             const Cells<BITS, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
-            const RowChunk* x = &data[chunk * rows + first];
+            const RowChunk<PARTS>* x = &data[chunk * rows + first];
             auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
-                return Task<BITS, PACKED>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
+                return Task<BITS, PACKED, PARTS>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
             };
-            if (count <= MOST_ROWS) {
+            if (count <= MOST_ROWS<PARTS>) {
                 multiply_rows((int)count, task(packed, 0));
                 continue;
             }
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
             unpack<BITS>(packed, cells, numbers);
-            const size_t calls = round_up(count, MOST_ROWS) / MOST_ROWS;  // of about as many rows each: few rows are slow ones
+            const size_t calls = round_up(count, MOST_ROWS<PARTS>) / MOST_ROWS<PARTS>;  // of about as many rows each: few rows are slow ones
             // Memory is busy meanwhile: each call asks for its share of the next chunk.
             const size_t share = round_up(STRIPS * BITS, calls) / calls * LINE_BYTES;
             const uint8_t* next = packed.at + cells * STRIPS * BITS * LINE_BYTES;

@@ -5,7 +5,8 @@
 template <class T> class Rows {
     int64_t kinds;
     FactorRows<T> factors;
-    RoundedRows<T> rounded;
+    RoundedRows<T, 1> rounded;
+    RoundedRows<T, 2> in_two_parts;
     FloatRows<T> floats;
 
 public:
@@ -14,6 +15,7 @@ public:
         : kinds(kinds),
           factors{inputs, kinds & OF_NUMBERS ? rows : 0},
           rounded{inputs, kinds & ROUNDED ? rows : 0},
+          in_two_parts{inputs, kinds & IN_TWO_PARTS ? rows : 0},
           floats{inputs, kinds & EXACT ? rows : 0} {}
 
     // Row `from` of the input becomes row `to`.
@@ -21,6 +23,7 @@ public:
         const Row<T> row = row_of(input, from);
         if (kinds & OF_NUMBERS) factors.take(row, to);
         if (kinds & ROUNDED) rounded.take(row, to);
+        if (kinds & IN_TWO_PARTS) in_two_parts.take(row, to);
         if (kinds & EXACT) floats.take(row, to);
     }
 
@@ -28,6 +31,7 @@ public:
     NOINLINE void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
         if (!panel.is_quantized()) factors.multiply(first, count, panel.at, sums);
         else if (kinds & ROUNDED) rounded.multiply(first, count, panel, sums);
+        else if (kinds & IN_TWO_PARTS) in_two_parts.multiply(first, count, panel, sums);
         else floats.multiply(first, count, panel, sums);
     }
 };
