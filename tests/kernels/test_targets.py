@@ -66,7 +66,7 @@ MULTIPLYING = (
 )
 """Parts of the names of functions whose inner loops multiply, one for each source that has such."""
 
-LIMITS = {"multiply_cells<": (1 / 16, 1 / 11), "::gate_pairs<": (0, 1 / 4)}
+LIMITS = {"multiply_cells<": (1 / 16, 1 / 10), "::gate_pairs<": (0, 1 / 4)}
 """Parts of names of functions -> how many of an inner loop's instructions may store to the stack, and load from it.
 
 Quantized numbers are put together in registers that some of the sums then lack. AVX2 has too few for the constants of gates.
