@@ -31,6 +31,9 @@ ROUNDING = {torch.float32: 2e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-
 WEIGHTS = {torch.float32: 1e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-8}
 """Largest relative error of a weight."""
 
+OF_NUMBERS = 2.0**-11
+"""The same, where queries and weights become whole numbers of 16 bits for a cache of bytes; of a weight that is much smaller than
+the largest one, it is the error relative to that."""
 
 PLAIN = AttentionSpec(1.0)
 
@@ -136,6 +139,11 @@ class Pool:
         self.layer = layer(0, config, AttentionSpec(1.0), backend, *self.norms)
 
     @property
+    def multiplies_numbers(self) -> bool:
+        """Whether numbers of the cache are multiplied as they are: no dtype rounds them."""
+        return self.quantized and self.backend.name == "native"
+
+    @property
     def kv(self) -> KVLayer:
         return self.k_cache, self.v_cache
 
@@ -213,14 +221,16 @@ class Pool:
         """What these tokens see, by the definition of attention, in float64; q, K and V are rounded to the dtype before."""
         rows = rows if rows is not None else range(len(starts))
         runs = [self._exact(*run) for run in zip(rows, starts, ends, strict=True)]
-        return Exact(*map(torch.cat, zip(*runs, strict=True)))
+        weights = max(WEIGHTS[self.dtype], OF_NUMBERS if self.multiplies_numbers else 0.0)
+        return Exact(*map(torch.cat, zip(*runs, strict=True)), weights)
 
     def _exact(self, row: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         heads, spec, first = self.sequences.heads, self.spec, first_seen(start, self.spec)
         q, k, v = self._projected(row, end)
         q, k = (self._turned(x, i).to(self.dtype).double() for i, x in enumerate((q, k)))
         if self.quantized:
-            k, v = (dequantize(*quantize(x.to(self.dtype)), self.dtype).double() for x in (k, v))
+            read = torch.float32 if self.multiplies_numbers else self.dtype
+            k, v = (dequantize(*quantize(x.to(self.dtype)), read).double() for x in (k, v))
         k, v = (x[first:].repeat_interleave(heads.group, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q[start:], k) * spec.scale
         if spec.soft_cap is not None:
@@ -231,7 +241,10 @@ class Pool:
         if self.sinks is not None:
             scores = torch.cat((scores, self.sinks.double()[:, None, None].expand(-1, end - start, 1)), 2)
         weights = scores.softmax(2)[..., : len(seen)]
-        return torch.einsum("hqk,khd->qhd", weights, v), torch.einsum("hqk,khd->qhd", weights, v.abs())
+        magnitude = torch.einsum("hqk,khd->qhd", weights, v.abs())
+        if self.multiplies_numbers:
+            magnitude += (weights * v.abs().amax(2).T[:, None]).amax(2).T[:, :, None]
+        return torch.einsum("hqk,khd->qhd", weights, v), magnitude
 
     def exact_queries(self, row: int, end: int) -> Tensor:
         """[end, num_heads, head_dim]: those of the first tokens of a sequence, not rounded."""
@@ -259,17 +272,18 @@ def first_seen(position: int, spec: AttentionSpec) -> int:
 
 
 class Exact(NamedTuple):
-    """The results of attention, and what the magnitudes of V would have made of them."""
+    """The results of attention, what the magnitudes of V would have made of them, and the largest relative error of a weight."""
 
     out: Tensor
     magnitude: Tensor
+    weights: float
 
 
 def assert_attended(out: Tensor, exact: Exact, looser: int = 1) -> None:
     """`out` is exact, up to the rounding of the result and of the weights."""
     assert out.shape == exact.out.shape
     error = (out.double() - exact.out).abs()
-    allowed = looser * (ROUNDING[out.dtype] * exact.out.abs() + WEIGHTS[out.dtype] * exact.magnitude)
+    allowed = looser * (ROUNDING[out.dtype] * exact.out.abs() + exact.weights * exact.magnitude)
     assert (error <= allowed).all(), (
         f"{(error / allowed).nan_to_num(torch.inf).max():.3} times the error that is allowed"
     )

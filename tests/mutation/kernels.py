@@ -69,6 +69,14 @@ MUTANTS = (
         (TEST_NATIVE,),
     ),
     Mutant(
+        "scales-that-nobody-sees-count",
+        CPP + "attention_parts.h",
+        "std::fill(weights, weights + hidden, 0.0f);",
+        "",
+        "Of an int8 cache, the scales of tokens before the window are multiplied with their weights of 0: they may be NaN.",
+        ("tests/attention/test_contract.py",),
+    ),
+    Mutant(
         "native-decode-does-not-see-itself",
         CPP + "attention_decode.cpp",
         "scratch.seen[h] = std::min(position + 1, part.last) - part.first;",

@@ -12,7 +12,7 @@
 
 namespace {
 
-template <class T> constexpr size_t TOGETHER = IN_TILES<T> ? 16 : 4;  // heads that are computed at once: a tile has 16 rows
+template <class S> constexpr size_t TOGETHER = IN_TILES<S> ? 16 : 4 / PARTS<S>;  // heads that are computed at once: a tile has 16 rows
 constexpr size_t SHARING = 32;  // heads that are computed with a shared part by one thread: there may be more threads than parts
 
 constexpr size_t AHEAD = 4 * TILE;  // tokens: how far ahead V is asked for
@@ -38,13 +38,13 @@ struct Own {
     size_t first, step, count;
 };
 
-// scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H heads and TILES tiles; `next` are read after these.
-template <class T, int H, int TILES>
+// scores[h][tile * 16 + i] = q[h] . K of token i of a tile, for H rows and TILES tiles; `next` are read after these.
+template <class S, int H, int TILES>
 NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* const* tiles, const uint32_t* const* next, float* scores) {
     constexpr int W = TILES * LEAST_WIDTH;
     Floats sums[H][W] = {};
     for (size_t d = 0; d < depth; d++) {
-        add_products<T>(sums, q + d * Dot<T>::STEPS, A_STRIDE, [&](int w) {
+        add_products<S>(sums, q + d * Dot<S>::STEPS, A_STRIDE, [&](int w) {
             if (w % LEAST_WIDTH == 0) __builtin_prefetch(next[w / LEAST_WIDTH] + d * TILE, 0, 2);
             return load<Dwords>(tiles[w / LEAST_WIDTH] + d * TILE + w % LEAST_WIDTH * LANES);
         });
@@ -55,23 +55,23 @@ NOINLINE void score(const uint32_t* q, size_t depth, const uint32_t* const* tile
 
 // W vectors of V at a time: out[h][0..head_dim) += weights[h] V, over the first `tokens` tokens of a tile. What follows them may be
 // NaN.
-template <class T, int H, int W>
+template <class S, int H, int W>
 NOINLINE void add_values(const uint32_t* weights, const uint32_t* tile, const uint32_t* next, size_t head_dim, size_t tokens,
                                 float* out) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
+    constexpr size_t n = Dot<S>::PER_DWORD;
     for (size_t d = 0; d < head_dim; d += W * LANES) {
         Floats sums[H][W];
         for (int h = 0; h < H; h++)
             for (int w = 0; w < W; w++) sums[h][w] = load<Floats>(out + h * head_dim + d + w * LANES);
         auto add_row = [&](size_t i, uint32_t kept) {
-            add_products<T>(sums, weights + i * Dot<T>::STEPS, A_STRIDE, [&](int w) {
+            add_products<S>(sums, weights + i * Dot<S>::STEPS, A_STRIDE, [&](int w) {
                 const size_t at = i * head_dim + d + w * LANES;
                 if (w * LANES % TILE == 0) __builtin_prefetch(next + at, 0, 2);
                 return load<Dwords>(tile + at) & kept;
             });
         };
         for (size_t i = 0; i < tokens / n; i++) add_row(i, ~0u);
-        if (tokens % n) add_row(tokens / n, 0xffff);  // of the last dword only its first token
+        if (tokens % n) add_row(tokens / n, PARTS<S> == 1 ? 0xffff : ~0u);  // of the last dword only its first token; bytes are never NaN
         for (int h = 0; h < H; h++)
             for (int w = 0; w < W; w++) store(out + h * head_dim + d + w * LANES, sums[h][w]);
     }
@@ -92,17 +92,24 @@ template <class T> void copy_seen(const T* tile, size_t head_dim, size_t hidden,
             for (size_t d = 0; d < head_dim; d++) to[(t / n * head_dim + d) * n + t % n] = T{};
 }
 
-// What one thread needs for a part, unset.
-template <class T, class S> struct Scratch {
-    Factors<T> queries{TOGETHER<T>}, weights{TOGETHER<T>};
-    alignas(64) float scores[TOGETHER<T>][PART];
-    size_t hidden[TOGETHER<T>], seen[TOGETHER<T>];  // each row sees tokens [hidden, seen) of the part
-    const uint32_t *keys[TILES_ASKED], *values[TILES_ASKED];  // tiles of the part, and its last one where others ask for more
-    alignas(64) T first_values[TILE * MAX_HEAD_DIM];
-    Dequantized<T, S> dequantized;      // K, then V
-    std::unique_ptr<T[]> copied_values;  // for tiles of AMX
+// What a cache of bytes needs besides.
+template <class S> struct Joining {
+    TokenScales scales;
+    Rounded queries[TOGETHER<S>], weights[TOGETHER<S>];
+    alignas(64) float sums[TOGETHER<S> * PARTS<S>][MAX_HEAD_DIM];
+};
 
-    explicit Scratch(size_t dim) : dequantized(2 * PART * dim), copied_values(IN_TILES<T> ? new T[PART * dim] : nullptr) {}
+// What one thread needs for a part, unset.
+template <class S> struct Scratch {
+    Factors<S> queries{TOGETHER<S> * PARTS<S>}, weights{TOGETHER<S> * PARTS<S>};
+    alignas(64) float scores[TOGETHER<S> * PARTS<S>][PART];
+    size_t hidden[TOGETHER<S>], seen[TOGETHER<S>];  // each row sees tokens [hidden, seen) of the part
+    const uint32_t *keys[TILES_ASKED], *values[TILES_ASKED];  // tiles of the part, and its last one where others ask for more
+    alignas(64) S first_values[TILE * MAX_HEAD_DIM];
+    std::unique_ptr<S[]> copied_values;  // for tiles of AMX
+    Joining<S> joining;
+
+    explicit Scratch(size_t dim) : copied_values(IN_TILES<S> ? new S[PART * dim] : nullptr) {}
 };
 
 template <class T> const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
@@ -120,77 +127,98 @@ template <class T, class S> struct Decode {
     KVTiles kv;
     AttentionSpec spec;
 
-    size_t group = q_heads / kv.heads, dim = kv.head_dim, depth = dim / Dot<T>::PER_DWORD;
+    size_t group = q_heads / kv.heads, dim = kv.head_dim, depth = dim / Dot<S>::PER_DWORD;
 
     // One part: sums [count][group][head_dim] of weighted values, and for each head what it makes of the part.
-    void attend(const Part& part, Scratch<T, S>& scratch, float* sums, Softmax* softmax) const {
+    void attend(const Part& part, Scratch<S>& scratch, float* sums, Softmax* softmax) const {
         const size_t rows = part.count * group, whole = (part.last - part.first + TILE - 1) / TILE * TILE;
         find_tiles(part, whole, scratch);
-        for (size_t start = 0; start < rows; start += TOGETHER<T>) {
-            const size_t heads = std::min(TOGETHER<T>, rows - start);
+        for (size_t start = 0; start < rows; start += TOGETHER<S>) {
+            const size_t heads = std::min(TOGETHER<S>, rows - start);
             for (size_t h = 0; h < heads; h++) {
                 const size_t query = (start + h) / group, head = part.head * group + (start + h) % group;
                 const size_t position = part.position + query, first = spec.first_seen(position);
                 scratch.hidden[h] = first > part.first ? first - part.first : 0;
                 scratch.seen[h] = std::min(position + 1, part.last) - part.first;
-                copy_elements(q + ((part.query + query) * q_heads + head) * dim, dim, scratch.queries.row(h));
+                scratch.joining.queries[h] = take_query(q + ((part.query + query) * q_heads + head) * dim, dim, scratch.queries, h);
             }
-            if constexpr (IN_TILES<T>) score_in_tiles(heads, whole, scratch);
+            if constexpr (IN_TILES<S>) score_in_tiles(heads, whole, scratch);
             else score_rows(heads, whole, scratch);
-            for (size_t h = 0; h < heads; h++)
-                softmax[start + h] = weigh(scratch.scores[h], scratch.hidden[h], scratch.seen[h], PART, spec, scratch.weights.row(h));
-            if constexpr (IN_TILES<T>) add_in_tiles(heads, scratch, sums + start * dim);
+            for (size_t h = 0; h < heads; h++) softmax[start + h] = weigh_row(h, whole, scratch);
+            if constexpr (IN_TILES<S>) add_in_tiles(heads, scratch, sums + start * dim);
+            else if constexpr (PARTS<S> == 2) add_bytes(heads, scratch, sums + start * dim);
             else add_rows(heads, scratch, sums + start * dim);
         }
     }
 
-    // Where K and V of a part are; of a cache in 8 bits, when they are dequantized.
-    void find_tiles(const Part& part, size_t whole, Scratch<T, S>& scratch) const {
+    Softmax weigh_row(size_t h, size_t whole, Scratch<S>& scratch) const {
+        const size_t hidden = scratch.hidden[h], seen = scratch.seen[h];
+        if constexpr (PARTS<S> == 1) return weigh(scratch.scores[h], hidden, seen, PART, spec, scratch.weights.row(h));
+        else {
+            Joining<S>& joining = scratch.joining;
+            return weigh_bytes(scratch.scores[2 * h], joining.queries[h], joining.scales, hidden, seen, whole, spec,
+                               {scratch.weights.row(2 * h), scratch.weights.row(2 * h + 1)}, joining.weights[h]);
+        }
+    }
+
+    // Where K and V of a part are.
+    void find_tiles(const Part& part, size_t whole, Scratch<S>& scratch) const {
         const int32_t* table = block_tables + part.sequence * table_stride;
         const size_t seen = spec.first_seen(part.position) / TILE * TILE;
-        const S *keys[TILES_ASKED], *values[TILES_ASKED];
         for (size_t i = 0; i < TILES_ASKED; i++) {  // what is not seen has no blocks: the first tile that is seen stands for those before
-            if (i >= whole / TILE) keys[i] = keys[i - 1], values[i] = values[i - 1];
-            else {
-                const size_t tile = kv.tile(table, std::max(part.first + i * TILE, seen), part.head);
-                keys[i] = k_cache + tile, values[i] = v_cache + tile;
+            if (i >= whole / TILE) {
+                scratch.keys[i] = scratch.keys[i - 1], scratch.values[i] = scratch.values[i - 1];
+                continue;
             }
-        }
-        for (size_t i = 0; i < TILES_ASKED; i++) {
-            if constexpr (std::is_same_v<S, T>) scratch.keys[i] = dwords(keys[i]), scratch.values[i] = dwords(values[i]);
-            else if (i >= whole / TILE) scratch.keys[i] = scratch.keys[i - 1], scratch.values[i] = scratch.values[i - 1];
-            else {
-                for (size_t j = 0; j < TILE * (dim + kv.scale_size); j += 64) {
-                    __builtin_prefetch(keys[i + AHEAD / TILE] + j, 0, 2);
-                    __builtin_prefetch(values[i + AHEAD / TILE] + j, 0, 2);
-                }
-                T *own_keys = scratch.dequantized.get() + i * TILE * dim, *own_values = own_keys + PART * dim;
-                dequantize_keys(keys[i], dim, own_keys);
-                dequantize_values(values[i], dim, own_values);
-                scratch.keys[i] = dwords(own_keys), scratch.values[i] = dwords(own_values);
+            const size_t tile = kv.tile(table, std::max(part.first + i * TILE, seen), part.head);
+            scratch.keys[i] = dwords(k_cache + tile), scratch.values[i] = dwords(v_cache + tile);
+            if constexpr (PARTS<S> == 2) {
+                copy_scales(k_cache + tile, dim, scratch.joining.scales.keys + i * TILE);
+                copy_scales(v_cache + tile, dim, scratch.joining.scales.values + i * TILE);
             }
         }
     }
 
-    void score_rows(size_t heads, size_t whole, Scratch<T, S>& scratch) const {
-        for_heads<TOGETHER<T>>(heads, [&]<size_t H>() {
+    void score_rows(size_t heads, size_t whole, Scratch<S>& scratch) const {
+        for_heads<TOGETHER<S> * PARTS<S>>(heads * PARTS<S>, [&]<size_t H>() {
             constexpr size_t TILES = width_for(H) / LEAST_WIDTH;
             for (size_t i = 0; i < whole / TILE; i += TILES) {  // beyond the last tile it is computed again: nobody looks
                 const uint32_t* const* next = i + TILES < whole / TILE ? scratch.keys + i + TILES : scratch.values;
-                score<T, H, TILES>((const uint32_t*)scratch.queries.row(0), depth, scratch.keys + i, next, scratch.scores[0] + i * TILE);
+                score<S, H, TILES>((const uint32_t*)scratch.queries.row(0), depth, scratch.keys + i, next, scratch.scores[0] + i * TILE);
             }
         });
     }
 
-    void score_in_tiles(size_t heads, size_t whole, Scratch<T, S>& scratch) const {
+    void score_in_tiles(size_t heads, size_t whole, Scratch<S>& scratch) const {
         for (size_t t = 0; t < whole; t += COLUMNS) {
             Columns keys;
             for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = scratch.keys[t / TILE + group];
-            product<T, FROM_CACHE>((int)heads, scratch.queries.row(0), keys, TILE, depth, scratch.scores[0] + t, PART, false);
+            product<S, FROM_CACHE>((int)heads, scratch.queries.row(0), keys, TILE, depth, scratch.scores[0] + t, PART, false);
         }
     }
 
-    void add_rows(size_t heads, Scratch<T, S>& scratch, float* sums) const {
+    // Weights are zeros where a row sees nothing, and bytes times them: so all rows read the same tokens.
+    void add_bytes(size_t heads, Scratch<S>& scratch, float* out) const {
+        const size_t first = scratch.hidden[0] / TILE * TILE, last = scratch.seen[heads - 1];
+        Joining<S>& joining = scratch.joining;
+        for_heads<TOGETHER<S> * PARTS<S>>(heads * PARTS<S>, [&]<size_t H>() {
+            std::fill_n(joining.sums[0], H * dim, 0.0f);
+            for (size_t t = first; t < last; t += TILE) add_tile<H>(scratch, 0, t, last, scratch.values[t / TILE], joining.sums[0]);
+        });
+        for (size_t h = 0; h < heads; h++)
+            join(joining.sums[0] + 2 * h * dim, joining.sums[0] + (2 * h + 1) * dim, dim, joining.weights[h], out + h * dim);
+    }
+
+    // out[0..H) += the weights of H rows from `row` on times V of the tile with tokens [t, min(t + TILE, seen)).
+    template <size_t H>
+    void add_tile(Scratch<S>& scratch, size_t row, size_t t, size_t seen, const uint32_t* values, float* out) const {
+        constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
+        const auto add = dim % (WIDE * LANES) == 0 ? add_values<S, H, WIDE> : add_values<S, H, NARROW>;
+        const uint32_t* weights = (const uint32_t*)scratch.weights.row(row) + t / Dot<S>::PER_DWORD * Dot<S>::STEPS;
+        add(weights, values, scratch.values[(t + AHEAD) / TILE], dim, std::min(TILE, seen - t), out);
+    }
+
+    void add_rows(size_t heads, Scratch<S>& scratch, float* sums) const {
         const size_t *hidden = scratch.hidden, *seen = scratch.seen;
         size_t cleared = 0;
         std::fill_n(sums, heads * dim, 0.0f);
@@ -201,34 +229,29 @@ template <class T, class S> struct Decode {
                 if (t >= seen[h]) continue;
                 const uint32_t* values = scratch.values[t / TILE];
                 if (t < hidden[h]) {
-                    if (hidden[h] != cleared) copy_seen((const T*)values, dim, cleared = hidden[h], TILE, scratch.first_values);
+                    if (hidden[h] != cleared) copy_seen((const S*)values, dim, cleared = hidden[h], TILE, scratch.first_values);
                     values = dwords(scratch.first_values);
                 }
-                for_heads<TOGETHER<T>>(count, [&]<size_t H>() {
-                    constexpr int WIDE = width_for(H), NARROW = std::min<int>(WIDE, 2 * TILE / LANES);  // 32 dimensions divide a head
-                    const auto add = dim % (WIDE * LANES) == 0 ? add_values<T, H, WIDE> : add_values<T, H, NARROW>;
-                    const uint32_t* weights = (const uint32_t*)scratch.weights.row(h) + t / Dot<T>::PER_DWORD * Dot<T>::STEPS;
-                    add(weights, values, scratch.values[(t + AHEAD) / TILE], dim, std::min(TILE, seen[h] - t), sums + h * dim);
-                });
+                for_heads<TOGETHER<S>>(count, [&]<size_t H>() { add_tile<H>(scratch, h, t, seen[h], values, sums + h * dim); });
             }
         }
     }
 
-    void add_in_tiles(size_t heads, Scratch<T, S>& scratch, float* sums) const {
-        T* values = scratch.copied_values.get();
+    void add_in_tiles(size_t heads, Scratch<S>& scratch, float* sums) const {
+        S* values = scratch.copied_values.get();
         for (size_t h = 0, count; h < heads; h += count) {
             count = alike(scratch, h, heads);
             const size_t hidden = scratch.hidden[h], seen = scratch.seen[h], tokens = (seen + COLUMNS - 1) / COLUMNS * COLUMNS;
             for (size_t t = 0; t < tokens; t += TILE)
-                copy_seen((const T*)scratch.values[t / TILE], dim, std::max(hidden, t) - t, std::max(seen, t) - t, values + t * dim);
+                copy_seen((const S*)scratch.values[t / TILE], dim, std::max(hidden, t) - t, std::max(seen, t) - t, values + t * dim);
             for (size_t d = 0; d < dim; d += COLUMNS)
-                product<T, FROM_CACHE>((int)count, scratch.weights.row(h), columns_at(dwords(values) + d), dim,
-                                       tokens / Dot<T>::PER_DWORD, sums + h * dim + d, dim, false);
+                product<S, FROM_CACHE>((int)count, scratch.weights.row(h), columns_at(dwords(values) + d), dim,
+                                       tokens / Dot<S>::PER_DWORD, sums + h * dim + d, dim, false);
         }
     }
 
     // How many rows from h on see the same.
-    static size_t alike(const Scratch<T, S>& scratch, size_t h, size_t heads) {
+    static size_t alike(const Scratch<S>& scratch, size_t h, size_t heads) {
         size_t end = h + 1;
         while (end < heads && scratch.hidden[end] == scratch.hidden[h] && scratch.seen[end] == scratch.seen[h]) end++;
         return end - h;
@@ -247,7 +270,7 @@ template <class T, class S> struct Decode {
         for (size_t sequence = 0; sequence < sequences; sequence++)
             for (size_t head = 0; head < kv.heads && seq_lens[sequence]; head++) {
                 const size_t last = seq_lens[sequence], history = last - (query_start[sequence + 1] - query_start[sequence]);
-                auto first_step = [&](size_t position) { return spec.first_seen(position) / STEP<T> * STEP<T>; };
+                auto first_step = [&](size_t position) { return spec.first_seen(position) / STEP<S> * STEP<S>; };
                 for (size_t begin = history, end; begin < last; begin = end) {  // positions of queries that begin with the same step
                     for (end = begin + 1; end < last && first_step(end) == first_step(begin);) end++;
                     const size_t count = end - begin, start = std::max(shared * PART, first_step(begin));
@@ -268,7 +291,7 @@ template <class T, class S> struct Decode {
         const size_t run = parts.size() < 8 ? 1 : 2;  // parts that follow one another, for a thread, if there are enough for all
         std::atomic<size_t> next{0};
         together([&](Member member) {
-            Scratch<T, S> scratch(dim);
+            Scratch<S> scratch(dim);
             std::vector<Shares> shares(most_parts);
             member.take(next, parts.size(), run, [&](size_t i) {
                 const size_t at = parts[i].result * group;

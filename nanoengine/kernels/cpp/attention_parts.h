@@ -14,6 +14,10 @@
 
 constexpr size_t PART = 256;  // tokens
 
+// Rows of factors for a row of queries or of weights, and what they are to be multiplied with: bytes of a cache want both parts of whole
+// numbers, each a row.
+template <class S> constexpr int PARTS = std::is_same_v<S, int8_t> ? 2 : 1;
+
 // Tokens whose weighted values are added up at once: a product in tiles of AMX adds up what a tile holds before it adds that to a sum.
 template <class T> constexpr size_t STEP = IN_TILES<T> ? AMX_DEPTH * Dot<T>::PER_DWORD : TILE;
 
@@ -46,6 +50,38 @@ static NOINLINE Softmax weigh(float* scores, size_t hidden, size_t seen, size_t 
     std::fill(weights, weights + first, Factor{});
     std::fill(weights + last, weights + count, Factor{});
     return {most, sum(total)};
+}
+
+// A query [dim] as the factors of row `row`.
+template <class T, class S> static INLINE Rounded take_query(const T* query, size_t dim, Factors<S>& queries, size_t row) {
+    if constexpr (PARTS<S> == 1) {
+        copy_elements(query, dim, queries.row(row));
+        return {};
+    } else {
+        alignas(64) float elements[MAX_HEAD_DIM];
+        copy_elements(query, dim, elements);
+        return round_to_bytes<2>(elements, dim, {queries.row(2 * row), queries.row(2 * row + 1)});
+    }
+}
+
+// Scales of some tokens of a part, as a cache of bytes has them.
+struct TokenScales {
+    alignas(64) float keys[PART], values[PART];
+};
+
+// The same as `weigh` for sums of both parts of the query of row `row`, [2][PART] from `scores` on; weights times the scales of V become
+// both parts of factors.
+static NOINLINE Softmax weigh_bytes(float* scores, Rounded query, const TokenScales& scales, size_t hidden, size_t seen, size_t count,
+                                    const AttentionSpec& spec, int8_t* const (&factors)[2], Rounded& rounded) {
+    alignas(64) float weights[PART];
+    join(scores, scores + PART, count, query, scores);
+    for (size_t t = 0; t < count; t += LANES) store(scores + t, load<Floats>(scores + t) * load<Floats>(scales.keys + t));
+    const Softmax softmax = weigh(scores, hidden, seen, count, spec, weights);
+    for (size_t t = 0; t < count; t += LANES) store(weights + t, load<Floats>(weights + t) * load<Floats>(scales.values + t));
+    std::fill(weights, weights + hidden, 0.0f);  // their scales may be NaN
+    std::fill(weights + seen, weights + count, 0.0f);
+    rounded = round_to_bytes<2>(weights, count, factors);
+    return softmax;
 }
 
 // How much counts of the sums so far, and how much of those of a part.

@@ -19,33 +19,36 @@ struct Work {
 static_assert(PART <= MAX_DEPTH && MAX_HEAD_DIM <= MAX_DEPTH, "a row of factors is at most one word for each token or dimension");
 
 // What one piece of work needs, unset.
-template <class T, class S> struct Scratch {
-    Factors<T> queries, weights;
-    std::unique_ptr<T[]> values;
-    Dequantized<T, S> keys;
+template <class S> struct Scratch {
+    Factors<S> queries, weights;
+    std::unique_ptr<S[]> values;
+    TokenScales scales;                                         // of a cache of bytes, like the next
+    std::unique_ptr<Rounded[]> rounded_queries, rounded_weights;
     std::unique_ptr<float[]> scores, part_sums, sums;
     std::unique_ptr<Softmax[]> parts, all;
 
     Scratch(size_t rows, size_t dim)
-        : queries(rows), weights(rows), values(new T[PART * dim]), keys(PART * dim), scores(new float[rows * PART]),
-          part_sums(new float[rows * dim]), sums(new float[rows * dim]), parts(new Softmax[rows]), all(new Softmax[rows]) {}
+        : queries(rows * PARTS<S>), weights(rows * PARTS<S>), values(new S[PART * dim]), rounded_queries(new Rounded[rows]),
+          rounded_weights(new Rounded[rows]), scores(new float[rows * PARTS<S> * PART]), part_sums(new float[rows * PARTS<S> * dim]),
+          sums(new float[rows * PARTS<S> * dim]), parts(new Softmax[rows]), all(new Softmax[rows]) {}
 };
 
 template <class T> const uint32_t* dwords(const T* elements) { return reinterpret_cast<const uint32_t*>(elements); }
 
 template <class T, class S>
 void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block_table, const Work& work, size_t history,
-                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<T, S>& scratch, T* out) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
+                   size_t q_heads, KVTiles kv, const AttentionSpec& spec, Scratch<S>& scratch, T* out) {
+    constexpr size_t n = Dot<S>::PER_DWORD;
     const size_t group = q_heads / kv.heads, dim = kv.head_dim, position = history + work.first, queries = work.last - work.first;
     const size_t begin = spec.first_seen(position), end = position + queries;  // tokens that the queries see
     for (size_t row = 0; row < queries * group; row++) {
         const size_t head = work.head * group + row % group;
-        copy_elements(q + ((work.first + row / group) * q_heads + head) * dim, dim, scratch.queries.row(row));
+        const T* query = q + ((work.first + row / group) * q_heads + head) * dim;
+        scratch.rounded_queries[row] = take_query(query, dim, scratch.queries, row);
         scratch.all[row] = before_parts(spec.sinks ? spec.sinks + head : nullptr);
     }
 
-    for (size_t start = begin / STEP<T> * STEP<T>, next; start < end; start = next) {
+    for (size_t start = begin / STEP<S> * STEP<S>, next; start < end; start = next) {
         next = (start / PART + 1) * PART;
         const size_t tokens = std::min(next, end) - start, tiles = (tokens + TILE - 1) / TILE;
         const size_t count = (tokens + COLUMNS - 1) / COLUMNS * COLUMNS;
@@ -56,40 +59,46 @@ void attend(const T* q, const S* k_cache, const S* v_cache, const int32_t* block
             const size_t at = std::max(start + std::min(i, tiles - 1) * TILE, begin / TILE * TILE);
             return cache + kv.tile(block_table, at, work.head);
         };
-        auto key_tile = [&](size_t i) {
-            if constexpr (std::is_same_v<S, T>) return tile(k_cache, i);
-            else return scratch.keys.get() + std::min(i, tiles - 1) * TILE * dim;
-        };
-        if constexpr (!std::is_same_v<S, T>)
-            for (size_t i = 0; i < tiles; i++) dequantize_keys(tile(k_cache, i), dim, scratch.keys.get() + i * TILE * dim);
         for (size_t i = 0; i < tiles; i += COLUMNS / TILE) {
             Columns keys;
-            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(key_tile(i + group));
-            product<T, FROM_CACHE>((int)rows, scratch.queries.row(first_row), keys, TILE, dim / n, scratch.scores.get() + i * TILE, PART,
-                                   false);
+            for (size_t group = 0; group < COLUMNS / TILE; group++) keys.groups[group] = dwords(tile(k_cache, i + group));
+            product<S, FROM_CACHE>((int)rows * PARTS<S>, scratch.queries.row(first_row * PARTS<S>), keys, TILE, dim / n,
+                                   scratch.scores.get() + i * TILE, PART, false);
         }
-        for (size_t row = 0; row < rows; row++) {
-            const size_t own = position + from + row / group, first = spec.first_seen(own);
-            scratch.parts[row] = weigh(scratch.scores.get() + row * PART, first > start ? first - start : 0,
-                                       std::min(own + 1 - start, tokens), count, spec, scratch.weights.row(row));
-        }
-        // Values in one piece, zero where nothing was written or is seen: a weight of 0 does not make up for NaN.
+        // Values in one piece, zero where nothing was written or is seen: a weight of 0 does not make up for NaN, but for any byte.
         for (size_t i = 0; i < tiles; i++) {
-            T* values = scratch.values.get() + i * TILE * dim;
-            if constexpr (std::is_same_v<S, T>) std::copy_n(tile(v_cache, i), TILE * dim, values);
-            else dequantize_values(tile(v_cache, i), dim, values);
+            std::copy_n(tile(v_cache, i), TILE * dim, scratch.values.get() + i * TILE * dim);
+            if constexpr (PARTS<S> == 2) {
+                copy_scales(tile(k_cache, i), dim, scratch.scales.keys + i * TILE);
+                copy_scales(tile(v_cache, i), dim, scratch.scales.values + i * TILE);
+            }
         }
         auto clear = [&](size_t from, size_t to) {
             for (size_t t = from; t < to; t++)
-                for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = T{};
+                for (size_t d = 0; d < dim; d++) scratch.values[(t / n * dim + d) * n + t % n] = S{};
         };
         clear(0, begin > start ? begin - start : 0);
         clear(tokens, count);
+        for (size_t row = 0; row < rows; row++) {
+            const size_t own = position + from + row / group, first = spec.first_seen(own);
+            const size_t hidden = first > start ? first - start : 0, seen = std::min(own + 1 - start, tokens);
+            float* scores = scratch.scores.get() + row * PARTS<S> * PART;
+            if constexpr (PARTS<S> == 1) scratch.parts[row] = weigh(scores, hidden, seen, count, spec, scratch.weights.row(row));
+            else
+                scratch.parts[row] = weigh_bytes(scores, scratch.rounded_queries[first_row + row], scratch.scales, hidden, seen, count, spec,
+                                                 {scratch.weights.row(2 * row), scratch.weights.row(2 * row + 1)},
+                                                 scratch.rounded_weights[row]);
+        }
         const bool merging = start > begin || spec.sinks;  // the first part is merged with nothing
         float* part_sums = (merging ? scratch.part_sums : scratch.sums).get();
         for (size_t d = 0; d < dim; d += COLUMNS)
-            product<T, FROM_CACHE>((int)rows, scratch.weights.row(0), columns_at(dwords(scratch.values.get()) + d), dim, count / n,
-                                   part_sums + d, dim, false);
+            product<S, FROM_CACHE>((int)rows * PARTS<S>, scratch.weights.row(0), columns_at(dwords(scratch.values.get()) + d), dim,
+                                   count / n, part_sums + d, dim, false);
+        if constexpr (PARTS<S> == 2)
+            for (size_t row = 0; row < rows; row++) {
+                const float* both = part_sums + 2 * row * dim;
+                join(both, both + dim, dim, scratch.rounded_weights[row], part_sums + row * dim);
+            }
         if (start <= begin) {
             const size_t there = merging ? 0 : rows;
             std::fill_n(scratch.sums.get() + there * dim, (queries * group - there) * dim, 0.0f);
@@ -129,7 +138,7 @@ void prefill(const T* q, const S* k_cache, const S* v_cache, const int32_t* bloc
     std::stable_sort(works.begin(), works.end(), [&](const Work& a, const Work& b) { return sees(a) > sees(b); });
     std::atomic<size_t> next{0};
     together([&](Member member) {
-        Scratch<T, S> scratch(queries * group, kv.head_dim);
+        Scratch<S> scratch(queries * group, kv.head_dim);
         member.take(next, works.size(), 1, [&](size_t i) {
             const size_t sequence = works[i].sequence, start = query_start[sequence] * q_heads * kv.head_dim;
             attend(q + start, k_cache, v_cache, block_tables + sequence * table_stride, works[i], history(sequence), q_heads, kv,

@@ -58,7 +58,7 @@ template <class T, class S>
 void write(Projected<T> q, Projected<T> k, Projected<T> v, const float* q_weight, const float* k_weight, float eps,
                   const float* cosines, const float* sines, size_t angle_stride, const int64_t* slots, T* q_out, S* k_cache,
                   S* v_cache, size_t tokens, size_t q_heads, KVTiles kv) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
+    constexpr size_t n = Dot<S>::PER_DWORD;
     const size_t dim = kv.head_dim, group = q_heads / kv.heads;
     const size_t run = tokens < 4 * TILE ? 1 : TILE;  // neighbouring tokens write the same lines of a tile
     for_each((tokens + run - 1) / run * kv.heads, false, [&](size_t item) {

@@ -3,12 +3,9 @@
 //
 // A tile is that of kv_tiles.h with numbers in place of elements; behind them are the scales of its 16 tokens.
 #pragma once
-#include <memory>
 #include <type_traits>
+#include "bytes.h"
 #include "kv_tiles.h"
-
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
 
 enum { INT8 = 2 };  // the Dtype of a cache alone: nothing is computed in it
 
@@ -25,16 +22,9 @@ template <class Body> static void with_types(int dtype, int cache_dtype, Body bo
     else with((bf16*)nullptr);
 }
 
-// In steps that are one instruction each: the compiler would take larger ones lane by lane.
-INLINE Floats numbers_at(const int8_t* from) {
-    const Shorts numbers = __builtin_convertvector(load<Bytes>(from), Shorts);
-    return __builtin_convertvector(__builtin_convertvector(numbers, Ints), Floats);
-}
-
-// The lowest bits of each lane.
+// The lowest bits of each lane, in steps that are one instruction each: the compiler would take larger ones lane by lane.
 INLINE void store_numbers(int8_t* to, Dwords lanes) {
-    const Shorts numbers = __builtin_convertvector((Ints)lanes, Shorts);
-    store(to, __builtin_convertvector(numbers, Bytes));
+    store(to, __builtin_convertvector(__builtin_convertvector(lanes, Halves), SignedBytes));
 }
 
 // A row of a head as numbers; returns their scale. Elements below 1e-30 / 254 become 0.
@@ -52,48 +42,7 @@ template <class T> static float quantize(const T* row, size_t dim, int8_t* numbe
     return scale;
 }
 
-// Scales of a tile from token `first` on, each n times, in lanes.
-template <size_t n> INLINE Floats scales_at(const int8_t* tile, size_t head_dim, size_t first) {
-    const int8_t* scales = tile + TILE * head_dim;
-    if constexpr (n == 1) return load<Floats>(scales + first * sizeof(float));
-    float lanes[LANES];
-    for (int i = 0; i < LANES; i++) lanes[i] = load<float>(scales + (first + i / n) * sizeof(float));
-    return load<Floats>(lanes);
+// The scales of a tile, for its tokens.
+INLINE void copy_scales(const int8_t* tile, size_t head_dim, float* to) {
+    std::memcpy(to, tile + TILE * head_dim, TILE * sizeof(float));
 }
-
-// A tile of K as a cache of T has it.
-template <class T> static NOINLINE void dequantize_keys(const int8_t* tile, size_t head_dim, T* to) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
-    constexpr int VECTORS = TILE * n / LANES;
-    Floats scales[VECTORS];
-    for (int v = 0; v < VECTORS; v++) scales[v] = scales_at<n>(tile, head_dim, v * LANES / n);
-    for (size_t d = 0; d < TILE * head_dim; d += TILE * n)
-        for (int v = 0; v < VECTORS; v++)
-            store_floats(to + d + v * LANES, numbers_at(tile + d + v * LANES) * scales[v]);
-}
-
-// The same of V.
-template <class T> static NOINLINE void dequantize_values(const int8_t* tile, size_t head_dim, T* to) {
-    constexpr size_t n = Dot<T>::PER_DWORD;
-    for (size_t token = 0; token < TILE; token += n) {
-        float scales[LANES];
-        for (int i = 0; i < LANES; i++) scales[i] = load<float>(tile + TILE * head_dim + (token + i % n) * sizeof(float));
-        const Floats scale = load<Floats>(scales);
-        for (size_t d = token * head_dim; d < (token + n) * head_dim; d += LANES)
-            store_floats(to + d, numbers_at(tile + d) * scale);
-    }
-}
-
-// Room for dequantized tiles, unset; it begins a cache line. None is taken for a cache of T.
-template <class T, class S> class Dequantized {
-    struct alignas(64) Line {
-        char bytes[64];
-    };
-    std::unique_ptr<Line[]> lines;
-
-public:
-    explicit Dequantized(size_t elements) {
-        if constexpr (SCALE_SIZE<S> != 0) lines.reset(new Line[(elements * sizeof(T) + 63) / 64]);
-    }
-    T* get() { return reinterpret_cast<T*>(lines.get()); }
-};

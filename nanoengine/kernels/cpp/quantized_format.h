@@ -86,7 +86,6 @@ static INLINE Floats load_scales(ScaleType type, const uint8_t* from, size_t fir
 }
 
 typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-typedef int8_t SignedBytes __attribute__((vector_size(LANES)));
 
 // LANES bytes as floats: with intrinsics, where compilers take the lanes one by one.
 static INLINE Floats load_bytes(const uint8_t* from) {

@@ -1,8 +1,7 @@
 // Rows of an input times quantized panels, in whole numbers.
 //
-// Activations are rounded to 8 bits; 16 of them, half a cell, share a scale (absmax / 127): with 32 they would lose twice as much. Or to
-// 16 bits, in two parts of 8: what the first one leaves is between -1/2 and 1/2 of its step, so that steps of the second, LOW times
-// smaller, make bytes of it too. A half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) +
+// Activations are rounded to 8 bits, or to 16 in two parts (bytes.h); 16 of them, half a cell, share a scale: with 32 they would lose
+// twice as much. A half's dot product is a sum of whole numbers, and no rounding: with w = scale * (number - zero) +
 // minimum and x = s * q, where q of two parts is LOW * first + second,
 //
 //   sum w x = scale * s * (sum number * q - zero * sum q) + minimum * s * sum q
@@ -10,59 +9,16 @@
 // Sums over halves are float32, added in the order of the inputs whatever the number of rows, so a token computes the same alone and in
 // a batch.
 #pragma once
-#include <limits>
+#include "bytes.h"
 #include "quantized_format.h"
 
-#if defined(__AVX512VNNI__)
-static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)numbers, (__m512i)x);
-}
-#define DOT_OF_BYTES "vpdpbusd"
-#elif defined(__AVXVNNI__)
-static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)numbers, (__m256i)x);
-}
-#define DOT_OF_BYTES "vpdpbusd"
-#elif defined(__ARM_FEATURE_DOTPROD)
-static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
-    return (Ints)vdotq_s32((int32x4_t)sum, (int8x16_t)numbers, (int8x16_t)x);
-}
-#define DOT_OF_BYTES "sdot"
-#elif !defined(__AVX2__)
-static INLINE Ints dot_bytes(Ints sum, Dwords numbers, Dwords x) {
-#pragma GCC unroll 4
-    for (int b = 0; b < 32; b += 8) sum += ((Ints)(numbers << (24 - b)) >> 24) * ((Ints)(x << (24 - b)) >> 24);
-    return sum;
-}
-#define DOT_OF_BYTES "products of 32 bits"
-#endif
-
 // A sum of products of numbers of so many bits with bytes of x, of half a cell.
-#if defined(DOT_OF_BYTES)
+#if defined(HAS_DOT_OF_BYTES)
 template <int BITS> struct Products {
     Ints total{};
     INLINE void add(int, Dwords numbers, uint32_t x) { total = dot_bytes(total, numbers, splat(x)); }
 };
 #else
-#define DOT_OF_BYTES "vpmaddubsw"
-// AVX2, and AVX-512 without VNNI, multiply bytes without a sign with bytes that have one, to sums of 16 bits: of as many as cannot
-// overflow.
-typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
-#if defined(__AVX512F__)
-static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
-static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm512_madd_epi16((__m512i)sums, _mm512_set1_epi16(1)); }
-static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm512_abs_epi8((__m512i)bytes); }
-static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
-    return (Dwords)_mm512_mask_sub_epi8((__m512i)x, _mm512_movepi8_mask((__m512i)bytes), __m512i{}, (__m512i)x);
-}
-#else
-static INLINE Shorts multiply_bytes(Dwords a, Dwords b) { return (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
-static INLINE Ints add_pairs(Shorts sums) { return (Ints)_mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)); }
-static INLINE Dwords magnitudes(Dwords bytes) { return (Dwords)_mm256_abs_epi8((__m256i)bytes); }
-static INLINE Dwords negate_where_negative(Dwords x, Dwords bytes) {
-    return (Dwords)_mm256_sign_epi8((__m256i)x, (__m256i)bytes);
-}
-#endif
 // A sum that is known before what comes next: else the compiler makes trees of sums, whose parts find no registers.
 template <class V> static INLINE void in_order(V& sum) { asm volatile("" : "+v"(sum)); }
 
@@ -92,7 +48,6 @@ template <int BITS> struct Products {
 
 // Rows whose sums find registers; for more, numbers are unpacked first.
 template <int PARTS> constexpr int MOST_ROWS = (LANES == 8 ? 3 : REGISTERS == 32 ? 4 : 2) / PARTS;
-constexpr int LOW = 254;  // 16 numbers of 8 bits * 127 * LOW < 2^31
 
 // A chunk of a row: bytes; of each half of a cell their scale and what they add up to; what the bytes of a cell stand for in sum.
 template <int PARTS> struct alignas(64) RowChunk {
@@ -102,31 +57,13 @@ template <int PARTS> struct alignas(64) RowChunk {
     float sums[CHUNK_CELLS];
 };
 
-constexpr float NOTHING = 0x1p-100f;       // a cell of no more than that is rounded to zeros: 127 / high could be infinite
-constexpr int32_t INFINITE = 0x7f800000;   // its bits: magnitudes that are no numbers have higher ones
-
-// Half a cell of x as bytes. One with a number that is not finite has the scale NaN, so that all sums that it is part of are.
+// Half a cell of x as bytes.
 template <int PARTS> static INLINE void round_half(const float* x, RowChunk<PARTS>& chunk, size_t half) {
-    Ints highest{}, total{};
-    for (size_t i = 0; i < HALF; i += LANES) highest = max(highest, (Ints)(as_bits(load<Floats>(x + i)) & 0x7fffffff));
-    const int32_t bits = largest(highest);
-    const float high = load<float>(&bits);
-    const bool sound = bits < INFINITE && high > NOTHING;
-    const float inverse = sound ? 127.0f / high : 0.0f;
-    for (size_t i = 0; i < HALF; i += LANES) {
-        Floats rest = sound ? load<Floats>(x + i) * inverse : Floats{};
-        Ints number{};
-        for (int part = 0; part < PARTS; part++) {
-            const Floats shifted = rest + 12582912.0f;  // 1.5 * 2^23: rounds
-            const Ints rounded = (Ints)as_bits(shifted) - 0x4b400000;
-            store(reinterpret_cast<int8_t*>(chunk.bytes[part]) + half * HALF + i, __builtin_convertvector(rounded, SignedBytes));
-            number = number * LOW + rounded;
-            rest = (rest - (shifted - 12582912.0f)) * float(LOW);
-        }
-        total += number;
-    }
-    chunk.scales[half] = bits < INFINITE ? high / (PARTS == 1 ? 127.0f : 127.0f * LOW) : std::numeric_limits<float>::quiet_NaN();
-    chunk.totals[half] = sum(total);
+    int8_t* parts[PARTS];
+    for (int part = 0; part < PARTS; part++) parts[part] = reinterpret_cast<int8_t*>(chunk.bytes[part]) + half * HALF;
+    const Rounded rounded = round_to_bytes<PARTS>(x, HALF, parts);
+    chunk.scales[half] = rounded.scale;
+    chunk.totals[half] = rounded.total;
 }
 
 // x [CELL] as bytes.
@@ -260,7 +197,7 @@ template <int BITS> static NOINLINE void unpack(Cells<BITS, true> cells, size_t 
 }
 
 // Floats [first, first + count) of a row; those behind its end are zeros.
-template <class T> static INLINE void take_floats(const Row<T>& row, size_t first, size_t count, size_t inputs, float* to) {
+template <class T> static NOINLINE void take_floats(const Row<T>& row, size_t first, size_t count, size_t inputs, float* to) {
     const size_t there = std::min(count, inputs - first);
     if (row.norm) scale_by(row.x + first, row.scale, row.norm + first, there, to);
     else copy_elements(row.x + first, there, to);
