@@ -18,7 +18,7 @@ from nanoengine.gguf.quants import FLOATS, dequantize
 from nanoengine.gguf.tensor_names import HFTensor, hf_tensor
 from nanoengine.gguf.translate import hf_config
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.kernels.native_weights import dequantized
+from nanoengine.kernels.native_weights import BLOCKS, dequantized
 from nanoengine.models.checkpoint import TensorHeader
 from nanoengine.models.safetensors_folder import release_mapped
 
@@ -40,7 +40,7 @@ class GGUFCheckpoint:
             dtype = record.type if record.type in FLOATS else "F32"
             shape = _shape(record, tensor)
             whole = math.prod(record.shape)
-            stored = None if record.type in FLOATS else record.nbytes * math.prod(shape) // whole
+            stored = record.nbytes * math.prod(shape) // whole if record.type in BLOCKS else None
             yield TensorHeader(tensor.name, dtype, shape, self.place, stored)
 
     def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | GGMLBlocks]]:

@@ -12,10 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from nanoengine.errors import UnsupportedModel
 from nanoengine.gguf.header import FORMATS
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types that store numbers as they are."""
+
+IQ4_CODEBOOK = torch.tensor([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]).float()
+E2M1_CODEBOOK = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]).float()
+"""What numbers of 4 bits stand for: in the IQ4 formats, and as floats of 2 bits of exponent and 1 of mantissa, twice as large."""
 
 PIECE = 1 << 15
 """Numbers that torch makes at a time: what is in between stays in the second-level cache. From the next number on torch would
@@ -68,6 +73,22 @@ def _q8_0(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * blocks[:, 2:].view(torch.int8)
 
 
+def _q2_k(blocks: Tensor) -> Tensor:
+    """Sixteen runs of 16 numbers, each with a scale and a minimum of 4 bits."""
+    numbers = _fields(blocks[:, 16:80], 32, bits=2).view(-1, 16, 16)
+    scale, minimum = _half(blocks, 80) * (blocks[:, :16] & 15), _half(blocks, 82) * (blocks[:, :16] >> 4)
+    return (scale[:, :, None] * numbers - minimum[:, :, None]).flatten(1)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    """Sixteen runs of 16 numbers, each with a scale of 6 bits: lower halves of eight bytes, upper ones, then two bits of four."""
+    third = _fields(blocks[:, :32], 32, bits=1) << 2
+    numbers = (_fields(blocks[:, 32:96], 32, bits=2) | third).float() - 4
+    factors = (_nibbles(blocks[:, 96:104], 8) | _fields(blocks[:, 104:108], 4, bits=2) << 4).float() - 32
+    scales = _half(blocks, 108) * factors
+    return (scales[:, :, None] * numbers.view(-1, 16, 16)).flatten(1)
+
+
 def _q4_k(blocks: Tensor) -> Tensor:
     return _scaled_runs(blocks, _nibbles(blocks[:, 16:], 32))
 
@@ -84,16 +105,59 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return (scales[:, :, None] * numbers.view(-1, 16, 16)).flatten(1)
 
 
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * IQ4_CODEBOOK[_nibbles(blocks[:, 2:], 16).int()]
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    """Eight runs of 32 numbers, each with a scale of 6 bits, whose upper two are apart."""
+    factors = (_fields(blocks[:, 4:8], 1, bits=4) | _fields(blocks[:, 2:4], 1, bits=2) << 4).float() - 32
+    scales = _half(blocks, 0) * factors
+    return (scales[:, :, None] * IQ4_CODEBOOK[_nibbles(blocks[:, 8:], 16).int()].view(-1, 8, 32)).flatten(1)
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    """The scale is a power of two: its exponent, from 2^-128, as the numbers of the codebook are twice as large."""
+    exponent = blocks[:, :1].int()
+    scale = torch.where(exponent < 2, 0x200000 << exponent, (exponent - 1) << 23).view(torch.float32)
+    return scale * E2M1_CODEBOOK[_nibbles(blocks[:, 1:], 16).int()]
+
+
+def _by_package(kind: str) -> Callable[[Tensor], Tensor]:
+    """What the package of llama.cpp's authors makes of them: these need large tables.
+
+    Raises:
+        UnsupportedModel: it is not installed.
+    """
+
+    def function(blocks: Tensor) -> Tensor:
+        try:
+            from gguf import GGMLQuantizationType
+            from gguf.quants import dequantize
+        except ImportError as error:
+            raise UnsupportedModel(f"weights of type {kind} are read by the package gguf: pip install gguf") from error
+        return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
+
+    return function
+
+
+BY_PACKAGE = ("IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "NVFP4", "TQ1_0", "TQ2_0")
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
-}
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+} | {kind: _by_package(kind) for kind in BY_PACKAGE}
 """Name of a format -> blocks [n, bytes] uint8 to their values [n, values] float32."""
 
 SIZES = {known.name: (known.values, known.nbytes) for known in FORMATS.values()}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
+from nanoengine.gguf.quants import dequantize
 from nanoengine.kernels.addresses import DTYPES
 from nanoengine.kernels.c_functions import c_functions
 from nanoengine.kernels.interface import WeightRows
@@ -22,21 +23,42 @@ CELL = 32
 """Inputs that lie together in a quantized weight."""
 
 SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS = range(5)
+PLAIN, MINIMUM, ZERO_POINT, CELL_FACTORS, HALF_CELL_FACTORS, SIGNED_CELL_FACTORS = range(6)
 """What the scales of a span come with, as quantized_format.h numbers them."""
 
-SPANS = {
-    "Q4_0": (4, PLAIN, 32),
-    "Q4_1": (4, MINIMUM, 32),
-    "Q5_0": (5, PLAIN, 32),
-    "Q5_1": (5, MINIMUM, 32),
-    "Q8_0": (8, PLAIN, 32),
-    "Q4_K": (4, CELL_FACTORS, 256),
-    "Q5_K": (5, CELL_FACTORS, 256),
-    "Q6_K": (6, HALF_CELL_FACTORS, 256),
+NO_CODEBOOK, IQ4, E2M1 = range(3)
+"""What numbers are places in, as quantized_format.h numbers them."""
+
+
+class Panels(NamedTuple):
+    """How numbers lie in panels: bits of a number, type of scales, what scales come with, and inputs that share one."""
+
+    bits: int
+    scales: torch.dtype
+    extra: int
+    span: int
+    codebook: int = NO_CODEBOOK
+
+    @property
+    def code(self) -> int:
+        return self.bits | SCALES[self.scales] << 8 | self.extra << 16 | self.codebook << 24 | self.span << 32
+
+
+BLOCKS = {
+    "Q4_0": Panels(4, torch.float16, PLAIN, 32),
+    "Q4_1": Panels(4, torch.float16, MINIMUM, 32),
+    "Q5_0": Panels(5, torch.float16, PLAIN, 32),
+    "Q5_1": Panels(5, torch.float16, MINIMUM, 32),
+    "Q8_0": Panels(8, torch.float16, PLAIN, 32),
+    "Q4_K": Panels(4, torch.float16, CELL_FACTORS, 256),
+    "Q5_K": Panels(5, torch.float16, CELL_FACTORS, 256),
+    "Q6_K": Panels(6, torch.float16, HALF_CELL_FACTORS, 256),
+    "Q3_K": Panels(4, torch.float16, HALF_CELL_FACTORS, 256),
+    "IQ4_NL": Panels(4, torch.float16, PLAIN, 32, IQ4),
+    "IQ4_XS": Panels(4, torch.float16, SIGNED_CELL_FACTORS, 256, IQ4),
+    "MXFP4": Panels(4, torch.bfloat16, PLAIN, 32, E2M1),
 }
-"""Formats of ggml, in the order in which pack.cpp numbers them: bits of a number, what scales come with, and inputs that share
-one; all scales are float16."""
+"""Formats of ggml that panels keep, in the order in which pack.cpp numbers them; all others become numbers."""
 
 OF_NUMBERS = 1
 OF_QUANTIZED = {"int8": 2, "float32": 4, "int16": 8}
@@ -47,7 +69,7 @@ class Segment(NamedTuple):
     """Some outputs of a weight in one format."""
 
     memory: Tensor  # uint8, whole panels
-    code: int  # of the format, for the kernels: bits of a number | type of scales << 8 | what they come with << 16 | span << 32
+    code: int  # of the format, for the kernels: `Panels.code`; of numbers their bits
     name: str  # of the format, for people
     outputs: int
 
@@ -74,7 +96,7 @@ class Packer:
     def quantized(self, source: QuantizedTensor) -> Segment | None:
         """A quantized matrix; None if the kernels do not know its format."""
         if isinstance(source, GGMLBlocks):
-            return self._blocks(source)
+            return self._blocks(source) if source.type in BLOCKS else None
         if isinstance(source, Grouped) and (source.group % CELL == 0 or source.scales.shape[1] == 1):
             return self._groups(source)
         return None
@@ -88,25 +110,20 @@ class Packer:
         return torch.stack((addresses, torch.full_like(starts, segment.code), starts + first, columns), 1)
 
     def _blocks(self, source: GGMLBlocks) -> Segment:
-        bits, extra, span = SPANS[source.type]
-        segment = self._quantized_segment(source, bits, torch.float16, extra, span)
-        blocks, number = source.data.contiguous(), list(SPANS).index(source.type)
+        segment = self._segment(BLOCKS[source.type].code, source.format, *source.shape)
+        blocks, number = source.data.contiguous(), list(BLOCKS).index(source.type)
         self.c.pack_blocks(number, blocks.data_ptr(), segment.memory.data_ptr(), *source.shape)
         return segment
 
     def _groups(self, source: Grouped) -> Segment:
         extra, span = PLAIN if source.zeros is None else ZERO_POINT, -(-source.group // CELL) * CELL
-        segment = self._quantized_segment(source, source.bits, source.scales.dtype, extra, span)
+        code = Panels(source.bits, source.scales.dtype, extra, span).code
+        segment = self._segment(code, source.format, *source.shape)
         numbers, scales = source.numbers.contiguous(), source.scales.contiguous()
         zeros = None if source.zeros is None else source.zeros.contiguous()
         groups = numbers.data_ptr(), scales.data_ptr(), None if zeros is None else zeros.data_ptr()
         self.c.pack_groups(segment.code, *groups, segment.memory.data_ptr(), *source.shape)
         return segment
-
-    def _quantized_segment(
-        self, source: QuantizedTensor, bits: int, scales: torch.dtype, extra: int, span: int
-    ) -> Segment:
-        return self._segment(bits | SCALES[scales] << 8 | extra << 16 | span << 32, source.format, *source.shape)
 
     def _segment(self, code: int, name: str, outputs: int, inputs: int) -> Segment:
         return Segment(self.arena.zeros(self.c.panels_size(code, outputs, inputs)), code, name, outputs)
@@ -186,6 +203,8 @@ class NativeWeight:
 
 def dequantized(source: GGMLBlocks, dtype: torch.dtype) -> Tensor:
     """The numbers of a matrix, by all threads: [outputs, inputs]."""
+    if source.type not in BLOCKS:
+        return dequantize(source.data, source.type, source.shape, dtype)
     outputs, inputs = source.shape
     weight = NativeWeight(Packer(c_functions()), outputs, inputs, dtype, activation_dtype="float32")
     out = torch.empty(outputs, inputs, dtype=dtype)

@@ -180,7 +180,7 @@ DAMAGED = {
 UNSUPPORTED = {
     **{f"is of version {number}": header(version=bytes([number, 0, 0, 0])) for number in (1, 2, 4)},
     "is big-endian": header(version=b"\0\0\0\3"),
-    "in type IQ4_XS": padded(header(records=[record(shape=(256,), kind=23)])),
+    "in type Q8_K": padded(header(records=[record(shape=(256,), kind=15)])),
     "in type number 4096": padded(header(records=[record(kind=4096)])),
     "an array of arrays in 'k'": header([pair("k", ARRAY, array(ARRAY, 1, array(U8, 0, b"")))]),
 }

@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanoengine.gguf.blocks import GGMLBlocks
-from nanoengine.gguf.quants import FUNCTIONS, SIZES
+from nanoengine.gguf.quants import SIZES
 from nanoengine.kernels.interface import ExpertWeights, Kernels, Weight
+from nanoengine.kernels.native_weights import BLOCKS as KEPT
 from nanoengine.quantization.tensor import Grouped, QuantizedTensor
 from tests.kernels.formulas import SMALLEST
 
 BLOCK = 16
 """Activations that are rounded together."""
 
-HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q3_K": (108,), "MXFP4": ()}
 """Where the float16 are in a block, if not one in its first two bytes."""
 
 ROUNDED = 4e-6
@@ -38,7 +39,7 @@ class Format:
     @property
     def unit(self) -> int:
         """Inputs are a multiple of it."""
-        return SIZES[self.name][0] if self.name in FUNCTIONS else self.group or 1
+        return SIZES[self.name][0] if self.name in KEPT else self.group or 1
 
     def __str__(self) -> str:
         return self.name
@@ -51,7 +52,7 @@ def _grouped(bits: int, group: int, zeros: bool, scales: torch.dtype) -> Format:
 
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
-BLOCKS = [Format(name) for name in FUNCTIONS]
+BLOCKS = [Format(name) for name in KEPT]
 GROUPS = [_grouped(4, group, zeros, dtype) for group in (32, 64, 128) for zeros in (False, True) for dtype in SCALES]
 GROUPS += [_grouped(8, 0, False, dtype) for dtype in SCALES]
 GROUPS += [_grouped(8, group, zeros, torch.float16) for group in (32, 128) for zeros in (False, True)]
@@ -78,9 +79,13 @@ def drawn(form: Format, outputs: int, inputs: int, seed: int = 0) -> QuantizedTe
         return Grouped(bytes_below(1 << form.bits, outputs, inputs), scales, zeros, form.bits)
     values, nbytes = SIZES[form.name]
     data = bytes_below(256, outputs, inputs // values, nbytes)
-    factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096}.get(form.name, 16)
+    factors = {"Q8_0": 256, "Q4_K": 1024, "Q5_K": 2048, "Q6_K": 4096, "Q3_K": 128, "IQ4_NL": 256, "IQ4_XS": 4096}
     for at in HALVES.get(form.name, (0,)):
-        data[:, :, at : at + 2] = (sizes(outputs, inputs // values, 1) / factors).half().view(torch.uint8)
+        data[:, :, at : at + 2] = (
+            (sizes(outputs, inputs // values, 1) / factors.get(form.name, 16)).half().view(torch.uint8)
+        )
+    if form.name == "MXFP4":
+        data[:, :, 0] = 120 + bytes_below(6, outputs, inputs // values)
     return GGMLBlocks(data.flatten(1), form.name)
 
 
@@ -100,6 +105,8 @@ def at_its_ends(form: Format, outputs: int, inputs: int, *, high: bool) -> Quant
         data[:, :, 4:16] = 0xFF
     if form.name == "Q6_K":
         data[:, :, 192:208] = 0x80  # -128
+    if form.name == "MXFP4":
+        data[:, :, 0] = 128
     return GGMLBlocks(data.flatten(1), form.name)
 
 

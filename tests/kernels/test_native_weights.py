@@ -136,4 +136,6 @@ def test_a_quantized_weight_takes_little_more_than_its_blocks(monkeypatch: pytes
         assert isinstance(source, Grouped)
         size = source.numbers.numel() * form.bits // 8 + source.scales.nbytes
         size += 0 if source.zeros is None else source.zeros.nbytes
-    assert sum(taken) <= 1.03 * size
+    # An exponent becomes a bfloat16; numbers of 3 bits take 4, and their scales of 6 bits take 8.
+    more = {"MXFP4": 18 / 17, "Q3_K": 146 / 110}.get(form.name, 1)
+    assert sum(taken) <= 1.03 * more * size

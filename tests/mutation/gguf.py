@@ -63,6 +63,14 @@ MUTANTS = (
         ("tests/gguf/test_quants.py",),
     ),
     Mutant(
+        "native-codebook-has-a-wrong-byte",
+        "nanoengine/kernels/cpp/quantized_format.h",
+        "BYTE(38),",
+        "BYTE(37),",
+        "One number of the IQ4 formats is wrong in the native kernels.",
+        ("tests/gguf/test_quants.py",),
+    ),
+    Mutant(
         "q4-k-upper-scale-bits-are-lost",
         QUANTS,
         "scales = torch.cat([scales & 63, rest & 15 | scales >> 2 & 48], 1)",

@@ -3,19 +3,19 @@
 #include "quantized_rows.h"
 
 // The values [input][output] of some cells of a panel.
-template <int BITS>
-static NOINLINE void dequantize_cells(Cells<BITS, true> cells, size_t count, const Scales& scales, int zero, bool has_minimums, float* to) {
+template <int KIND>
+static NOINLINE void dequantize_cells(Cells<KIND, true> cells, size_t count, const Scales& scales, int zero, bool has_minimums, float* to) {
     for (size_t cell = 0; cell < count; cell++)
 #pragma GCC unroll 8
         for (int d = 0; d < CELL_DWORDS; d++)
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) {
                 const Dwords packed = cells.load_numbers(cell, d, v);
-                const Floats scale = load<Floats>(scales.scales[BITS == 6 ? 2 * cell + d / 4 : cell] + v * LANES);
+                const Floats scale = load<Floats>(scales.scales[has_own_scales(KIND) ? 2 * cell + d / 4 : cell] + v * LANES);
                 const Floats minimum = has_minimums ? load<Floats>(scales.offsets[cell] + v * LANES) : Floats{};
 #pragma GCC unroll 4
                 for (int b = 0; b < 4; b++) {
-                    const Ints number = BITS == 8 && SIGN ? (Ints)(packed << (24 - 8 * b)) >> 24 : (Ints)(packed >> 8 * b & 0xff);
+                    const Ints number = are_bytes(KIND) && SIGN ? (Ints)(packed << (24 - 8 * b)) >> 24 : (Ints)(packed >> 8 * b & 0xff);
                     const Floats value = __builtin_convertvector(number - zero, Floats) * scale;
                     store(to + ((cell * CELL_DWORDS + d) * 4 + b) * COLUMNS + v * LANES, has_minimums ? value + minimum : value);
                 }
@@ -27,8 +27,9 @@ static void dequantize_panel(const Panel& panel, size_t inputs, size_t cell, siz
     const Format format = Format::of(panel.code);
     Scales scales;
     scales.read(format, panel.at, cell, count);
-    with_bits(format.bits, [&]<int BITS>() {
-        const Cells<BITS, true> packed{panel.at + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
+    with_kind(format.kind(), [&]<int KIND>() {
+        const uint8_t* at = panel.at + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes();
+        const Cells<KIND, true> packed{at, CODEBOOKS[format.codebook]};
         dequantize_cells(packed, count, scales, format.zero(), format.has_minimums(), to);
     });
 }

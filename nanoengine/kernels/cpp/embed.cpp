@@ -6,14 +6,15 @@
 namespace {
 
 // The numbers of one output in a cell; the dwords of the others in its lines are left alone.
-template <int BITS>
-NOINLINE void read_output(const uint8_t* lines, size_t at, const float (*scales)[COLUMNS], const float* offset, int zero, float* to) {
+template <int KIND>
+NOINLINE void read_output(const uint8_t* lines, size_t at, const uint8_t* codebook, const float (*scales)[COLUMNS], const float* offset,
+                          int zero, float* to) {
 #pragma GCC unroll 8
     for (int d = 0; d < CELL_DWORDS; d++) {
-        const uint32_t packed = numbers<BITS, uint32_t>(lines, d, at);
-        const float scale = scales[BITS == 6 ? d / 4 : 0][0];
+        const uint32_t packed = numbers<KIND, uint32_t>(lines, d, at, codebook);
+        const float scale = scales[has_own_scales(KIND) ? d / 4 : 0][0];
         for (int b = 0; b < 4; b++) {
-            const int byte = packed >> 8 * b & 0xff, number = BITS == 8 && SIGN ? (int8_t)byte : byte;
+            const int byte = packed >> 8 * b & 0xff, number = are_bytes(KIND) && SIGN ? (int8_t)byte : byte;
             const float value = (float)(number - zero) * scale;
             to[4 * d + b] = offset ? value + *offset : value;
         }
@@ -29,10 +30,11 @@ template <class T> void read_quantized(const Panel& panel, size_t output, size_t
     for (size_t cell = 0; cell < cells; cell++) {
         const size_t i = cell % CHUNK_CELLS;
         if (i == 0) scales.read(format, panel.at, cell, std::min(CHUNK_CELLS, cells - cell));
-        with_bits(format.bits, [&]<int BITS>() {
+        with_kind(format.kind(), [&]<int KIND>() {
             const auto* scale = reinterpret_cast<const float(*)[COLUMNS]>(&scales.scales[i * format.scales_per_cell()][output]);
             const float* offset = format.has_minimums() ? &scales.offsets[i][output] : nullptr;
-            read_output<BITS>(lines + cell * STRIPS * format.cell_bytes(), output % GROUP * 4, scale, offset, format.zero(), values.data());
+            read_output<KIND>(lines + cell * STRIPS * format.cell_bytes(), output % GROUP * 4, CODEBOOKS[format.codebook], scale, offset,
+                              format.zero(), values.data());
         });
         copy_elements(values.data(), std::min(CELL, inputs - cell * CELL), out + cell * CELL);
     }

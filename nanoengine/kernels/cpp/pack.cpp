@@ -136,6 +136,48 @@ struct Q6_K {
     }
 };
 
+// Numbers of 3 bits: two in qs, one in hmask.
+struct Q3_K {
+    static constexpr int BITS = 4, VALUES = 256, BYTES = 110;
+    static constexpr Extra EXTRA = HALF_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) {
+        const uint8_t* lower = block + 32 + run / 4 * 32;
+        for (int i = 0; i < 32; i++) numbers[i] = 4 + (lower[i] >> run % 4 * 2 & 3) + (block[i] >> run & 1) * 4;
+    }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block + 108);
+        const uint8_t* factors = block + 96;  // lower halves of bytes, then upper ones, then two bits of each
+        for (int half = 0; half < 16; half++)
+            to[2 * GROUP + half * GROUP + output] =
+                (factors[half % 8] >> half / 8 * 4 & 15 | (factors[8 + half % 4] >> half / 4 * 2 & 3) << 4) - 32;
+    }
+};
+
+using IQ4_NL = Q4_0;  // the same bytes: its numbers are places in a codebook
+
+struct IQ4_XS {
+    static constexpr int BITS = 4, VALUES = 256, BYTES = 136;
+    static constexpr Extra EXTRA = SIGNED_CELL_FACTORS;
+    static INLINE void read(const uint8_t* block, int run, uint8_t* numbers) { halves_of_bytes<8>(block + 16 * run, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        put16(to, 0, output, block);
+        for (int run = 0; run < 8; run++)
+            to[2 * GROUP + run * GROUP + output] =
+                (block[4 + run / 2] >> run % 2 * 4 & 15 | (block[2 + run / 4] >> run % 4 * 2 & 3) << 4) - 32;
+    }
+};
+
+// The scale is a power of two: its exponent, of which half is taken, as the codebook has twice the numbers.
+struct MXFP4 {
+    static constexpr int BITS = 4, VALUES = 32, BYTES = 17;
+    static constexpr Extra EXTRA = PLAIN;
+    static INLINE void read(const uint8_t* block, int, uint8_t* numbers) { halves_of_bytes<1>(block, numbers); }
+    static INLINE void header(const uint8_t* block, uint8_t* to, size_t output) {
+        const uint16_t half = block[0] < 2 ? 0x20 << block[0] : (block[0] - 1) << 7;  // as a bfloat16
+        put16(to, 0, output, reinterpret_cast<const uint8_t*>(&half));
+    }
+};
+
 template <class F> void pack_blocks(const uint8_t* blocks, uint8_t* panels, size_t rows, size_t inputs) {
     const Format format{F::BITS, OF_FLOAT16, F::EXTRA, F::VALUES};
     const size_t row_blocks = inputs / F::VALUES, header = format.header_bytes(), cell = format.cell_bytes();
@@ -183,6 +225,10 @@ void pack_blocks(int format, const uint8_t* blocks, uint8_t* panels, size_t rows
         case 5: return pack_blocks<Runs<false>>(blocks, panels, rows, inputs);
         case 6: return pack_blocks<Runs<true>>(blocks, panels, rows, inputs);
         case 7: return pack_blocks<Q6_K>(blocks, panels, rows, inputs);
+        case 8: return pack_blocks<Q3_K>(blocks, panels, rows, inputs);
+        case 9: return pack_blocks<IQ4_NL>(blocks, panels, rows, inputs);
+        case 10: return pack_blocks<IQ4_XS>(blocks, panels, rows, inputs);
+        case 11: return pack_blocks<MXFP4>(blocks, panels, rows, inputs);
     }
 }
 

@@ -9,6 +9,8 @@
 //   5 bits: the same, and a line with the fifth bits: bit d of byte b is that of number b of dword d
 //   6 bits: the same, and two lines with the upper bits of dwords 0 to 3 and 4 to 7, two bits of each byte for every dword
 //   8 bits: line d has dword d
+//
+// Numbers of 4 bits may be the places of others in a codebook of 16 (IQ4_NL, MXFP4): those are bytes, as numbers of 8 bits are.
 #pragma once
 #include "panels.h"
 #if defined(__F16C__)
@@ -28,18 +30,39 @@ constexpr uint8_t SIGN = 0x80;
 
 enum ScaleType { OF_FLOAT16 = 0, OF_BFLOAT16 = 1, OF_FLOAT32 = 2 };  // as the callers number them
 // What a span's scales come with: nothing; a minimum that is added; a zero point; for each cell a factor of the scale and one of the
-// minimum, which is subtracted; a factor for each half of a cell.
-enum Extra { PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4 };
+// minimum, which is subtracted; a factor with a sign for each half of a cell, or for each cell.
+enum Extra { PLAIN = 0, MINIMUM = 1, ZERO_POINT = 2, CELL_FACTORS = 3, HALF_CELL_FACTORS = 4, SIGNED_CELL_FACTORS = 5 };
+enum Codebook { NO_CODEBOOK = 0, IQ4 = 1, E2M1 = 2 };  // as the callers number them
+
+// What the numbers of a panel are, where loops are compiled for each: bits, and whether they are places in a codebook, or their halves of
+// cells have scales of their own.
+enum Kind { BITS_OF = 15, OWN_SCALES = 16, IN_CODEBOOK = 32 };
+constexpr int bits_of(int kind) { return kind & BITS_OF; }
+constexpr bool has_own_scales(int kind) { return kind & OWN_SCALES; }
+constexpr bool are_bytes(int kind) { return kind == 8 || kind & IN_CODEBOOK; }
+
+// Bytes in steps of which scales are: of ggml's IQ4 formats, and twice those of floats with 2 bits of exponent and 1 of mantissa.
+#define BYTE(x) ((uint8_t)(((x) + 128) ^ SIGN))
+alignas(16) constexpr uint8_t CODEBOOKS[][16] = {
+    {},
+    {BYTE(-127), BYTE(-104), BYTE(-83), BYTE(-65), BYTE(-49), BYTE(-35), BYTE(-22), BYTE(-10), BYTE(1), BYTE(13), BYTE(25), BYTE(38),
+     BYTE(53), BYTE(69), BYTE(89), BYTE(113)},
+    {BYTE(0), BYTE(1), BYTE(2), BYTE(3), BYTE(4), BYTE(6), BYTE(8), BYTE(12), BYTE(0), BYTE(-1), BYTE(-2), BYTE(-3), BYTE(-4), BYTE(-6),
+     BYTE(-8), BYTE(-12)},
+};
+#undef BYTE
 
 struct Format {
     int bits;
     ScaleType scale;
     Extra extra;
     size_t span;  // inputs that share scales
+    Codebook codebook = NO_CODEBOOK;
 
     // As callers pass it.
     static Format of(int64_t code) {
-        return {(int)(code & 0xff), (ScaleType)(code >> 8 & 0xff), (Extra)(code >> 16 & 0xff), (size_t)(code >> 32)};
+        return {(int)(code & 0xff), (ScaleType)(code >> 8 & 0xff), (Extra)(code >> 16 & 0xff), (size_t)(code >> 32),
+                (Codebook)(code >> 24 & 0xff)};
     }
     size_t scale_bytes() const { return GROUP * (scale == OF_FLOAT32 ? 4 : 2); }
     size_t cell_bytes() const { return bits * LINE_BYTES; }
@@ -50,6 +73,7 @@ struct Format {
             case ZERO_POINT: return scale_bytes() + GROUP;
             case CELL_FACTORS: return 2 * scale_bytes() + 2 * cells * GROUP;
             case HALF_CELL_FACTORS: return scale_bytes() + 2 * cells * GROUP;
+            case SIGNED_CELL_FACTORS: return scale_bytes() + cells * GROUP;
             default: return scale_bytes();
         }
     }
@@ -61,7 +85,11 @@ struct Format {
     }
     bool has_minimums() const { return extra == MINIMUM || extra == ZERO_POINT || extra == CELL_FACTORS; }
     // What is subtracted from all numbers.
-    int zero() const { return has_minimums() || (bits == 8 && SIGN) ? 0 : 1 << (bits - 1); }
+    int zero() const {
+        const int size = codebook ? 8 : bits;
+        return has_minimums() || (size == 8 && SIGN) ? 0 : 1 << (size - 1);
+    }
+    int kind() const { return bits | (extra == HALF_CELL_FACTORS ? OWN_SCALES : 0) | (codebook ? IN_CODEBOOK : 0); }
     int scales_per_cell() const { return extra == HALF_CELL_FACTORS ? 2 : 1; }
 };
 
@@ -117,6 +145,7 @@ struct Scales {
             case ZERO_POINT: return read_as<ZERO_POINT>(format, panel, first, count);
             case CELL_FACTORS: return read_as<CELL_FACTORS>(format, panel, first, count);
             case HALF_CELL_FACTORS: return read_as<HALF_CELL_FACTORS>(format, panel, first, count);
+            case SIGNED_CELL_FACTORS: return read_as<SIGNED_CELL_FACTORS>(format, panel, first, count);
         }
     }
 
@@ -140,6 +169,10 @@ private:
                         store(halves + COLUMNS, scale * load_signed_bytes(second + (2 * within + 1) * GROUP + o));
                         continue;
                     }
+                    if (EXTRA == SIGNED_CELL_FACTORS) {
+                        store(to, scale * load_signed_bytes(second + within * GROUP + o));
+                        continue;
+                    }
                     store(to, EXTRA == CELL_FACTORS ? scale * load_bytes(factors + within * GROUP + o) : scale);
                     if (EXTRA == MINIMUM) store(minimum, load_scales(format.scale, second, o));
                     if (EXTRA == ZERO_POINT) store(minimum, (byte_zero - load_bytes(second + o)) * scale);
@@ -152,8 +185,29 @@ private:
     }
 };
 
+// What a codebook has at the places that the bytes of some dwords say.
+static INLINE uint32_t look_up(const uint8_t* codebook, uint32_t places) {
+    uint32_t result = 0;
+    for (int b = 0; b < 32; b += 8) result |= (uint32_t)codebook[places >> b & 15] << b;
+    return result;
+}
+
+static INLINE Dwords look_up(const uint8_t* codebook, Dwords places) {
+#if defined(__AVX512BW__)
+    return (Dwords)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load<__m128i>(codebook)), (__m512i)places);
+#elif defined(__AVX2__)
+    return (Dwords)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load<__m128i>(codebook)), (__m256i)places);
+#elif defined(__aarch64__)
+    return (Dwords)vqtbl1q_u8(load<uint8x16_t>(codebook), (uint8x16_t)places);
+#else
+    for (int lane = 0; lane < LANES; lane++) places[lane] = look_up(codebook, (uint32_t)places[lane]);
+    return places;
+#endif
+}
+
 // Dword d of some outputs (V: of as many as it has dwords), whose dwords are at byte `at` of each line; 0 <= d < 8 is a constant.
-template <int BITS, class V> static INLINE V numbers(const uint8_t* cell, int d, size_t at) {
+template <int KIND, class V> static INLINE V numbers(const uint8_t* cell, int d, size_t at, const uint8_t* codebook) {
+    constexpr int BITS = bits_of(KIND);
     if (BITS == 8) return load<V>(cell + d * LINE_BYTES + at);
     const V halves = load<V>(cell + d % 4 * LINE_BYTES + at);
     V result = (d < 4 ? halves : halves >> 4) & 0x0f0f0f0f;
@@ -165,6 +219,7 @@ template <int BITS, class V> static INLINE V numbers(const uint8_t* cell, int d,
         const V upper = load<V>(cell + (4 + d / 4) * LINE_BYTES + at);
         result |= (d % 4 == 3 ? upper >> 2 : upper << (4 - 2 * (d % 4))) & 0x30303030;
     }
+    if (KIND & IN_CODEBOOK) return look_up(codebook, result);
     return result;
 }
 
@@ -198,12 +253,14 @@ template <int BITS> static INLINE void put_numbers(uint8_t* cell, size_t output,
             }
 }
 
-// f.template operator()<BITS>() for the bits of a format.
-template <class F> static INLINE void with_bits(int bits, F f) {
-    switch (bits) {
+// f.template operator()<KIND>() for the kind of a format.
+template <class F> static INLINE void with_kind(int kind, F f) {
+    switch (kind) {
         case 4: return f.template operator()<4>();
+        case 4 | OWN_SCALES: return f.template operator()<4 | OWN_SCALES>();
+        case 4 | IN_CODEBOOK: return f.template operator()<4 | IN_CODEBOOK>();
         case 5: return f.template operator()<5>();
-        case 6: return f.template operator()<6>();
+        case 6 | OWN_SCALES: return f.template operator()<6 | OWN_SCALES>();
         case 8: return f.template operator()<8>();
     }
 }

@@ -76,13 +76,14 @@ template <int PARTS> static INLINE void round_cell(const float* x, RowChunk<PART
 constexpr size_t AHEAD = 8192;  // bytes that are asked for ahead, into the second-level cache: into the first one, few come at a time
 
 // Where the numbers of some cells are: in a panel, or unpacked: line d of a cell has dword d of all COLUMNS outputs.
-template <int BITS, bool PACKED> struct Cells {
+template <int KIND, bool PACKED> struct Cells {
     const uint8_t* at;
+    const uint8_t* codebook = nullptr;
     const uint8_t* next = nullptr;  // of unpacked cells: what is asked for while they are multiplied, so many bytes with each
     size_t share = 0;
 
     INLINE Dwords load_numbers(size_t cell, int d, int v) const {
-        if (PACKED) return numbers<BITS, Dwords>(at + (cell * STRIPS + strip_of(v)) * BITS * LINE_BYTES, d, at_of(v));
+        if (PACKED) return numbers<KIND, Dwords>(at + (cell * STRIPS + strip_of(v)) * bits_of(KIND) * LINE_BYTES, d, at_of(v), codebook);
         return load<Dwords>(at + ((cell * CELL_DWORDS + d) * WIDE + v) * sizeof(Dwords));
     }
     INLINE void ask_for(size_t cell) const {  // some cells ahead of those that are read
@@ -90,15 +91,15 @@ template <int BITS, bool PACKED> struct Cells {
             for (size_t line = 0; line < share; line += LINE_BYTES) __builtin_prefetch(next + cell * share + line, 0, 2);
             return;
         }
-        constexpr size_t BYTES = STRIPS * BITS * LINE_BYTES;
+        constexpr size_t BYTES = STRIPS * bits_of(KIND) * LINE_BYTES;
 #pragma GCC unroll 16
         for (size_t line = 0; line < BYTES; line += LINE_BYTES) __builtin_prefetch(at + cell * BYTES + AHEAD + line, 0, 2);
     }
 };
 // A chunk of some rows times `count` cells of a panel: out[m][column] = (add ? out : 0) + their products.
-template <int BITS, bool PACKED, int PARTS> struct Task {
+template <int KIND, bool PACKED, int PARTS> struct Task {
     const RowChunk<PARTS>* x;
-    Cells<BITS, PACKED> cells;
+    Cells<KIND, PACKED> cells;
     size_t count;
     const Scales& scales;
     int zero;
@@ -107,14 +108,13 @@ template <int BITS, bool PACKED, int PARTS> struct Task {
     bool add;
 };
 
-template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<BITS, PACKED, PARTS>& task) {
+template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
     const RowChunk<PARTS>* x = task.x;
-    const Cells<BITS, PACKED> cells = task.cells;
+    const Cells<KIND, PACKED> cells = task.cells;
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
     constexpr int DEPTH = CELL_DWORDS / 2;                     // dwords in a half of a cell
-    constexpr bool OWN_SCALES = BITS == 6;                     // of the halves' numbers
     constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
@@ -130,7 +130,7 @@ template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply
         Floats both[M][WIDE];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            Products<BITS> products[PARTS][M][WIDE];
+            Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
 #pragma GCC unroll 8
             for (int d = 0; d < DEPTH; d++) {
                 Dwords numbers[WIDE];
@@ -151,7 +151,7 @@ template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply
                     Ints numbers = products[0][m][v].total;
                     if (PARTS == 2) numbers = numbers * LOW + products[PARTS - 1][m][v].total;
                     Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
-                    if (OWN_SCALES) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
+                    if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);
                     both[m][v] = half ? multiply_add(total, scale, both[m][v]) : total * scale;
                 }
@@ -161,7 +161,7 @@ template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply
 #pragma GCC unroll 4
             for (int v = 0; v < WIDE; v++) {
                 const Floats before = HELD ? held[m][v] : load<Floats>(row(m, v));
-                const Floats sum = OWN_SCALES ? before + both[m][v]
+                const Floats sum = has_own_scales(KIND) ? before + both[m][v]
                                               : multiply_add(both[m][v], load<Floats>(scales.scales[cell] + v * LANES), before);
                 if (HELD) held[m][v] = sum;
                 else store(row(m, v), sum);
@@ -178,14 +178,14 @@ template <int BITS, bool PACKED, int PARTS, int M> static NOINLINE void multiply
         }
 }
 
-template <int BITS, bool PACKED, int PARTS, int M = MOST_ROWS<PARTS>>
-static void multiply_rows(int rows, const Task<BITS, PACKED, PARTS>& task) {
-    if (M == 1 || rows == M) multiply_cells<BITS, PACKED, PARTS, M>(task);
-    else if constexpr (M > 1) multiply_rows<BITS, PACKED, PARTS, M - 1>(rows, task);
+template <int KIND, bool PACKED, int PARTS, int M = MOST_ROWS<PARTS>>
+static void multiply_rows(int rows, const Task<KIND, PACKED, PARTS>& task) {
+    if (M == 1 || rows == M) multiply_cells<KIND, PACKED, PARTS, M>(task);
+    else if constexpr (M > 1) multiply_rows<KIND, PACKED, PARTS, M - 1>(rows, task);
 }
 
-// The numbers of some cells of a panel, as Cells<BITS, false> has them.
-template <int BITS> static NOINLINE void unpack(Cells<BITS, true> cells, size_t count, uint8_t* to) {
+// The numbers of some cells of a panel, as Cells<KIND, false> has them.
+template <int KIND> static NOINLINE void unpack(Cells<KIND, true> cells, size_t count, uint8_t* to) {
     for (size_t cell = 0; cell < count; cell++) {
         cells.ask_for(cell);
 #pragma GCC unroll 8
@@ -221,34 +221,34 @@ template <class T, int PARTS> struct RoundedRows {
     // sums[i][0..PANEL) of the rows [first, first + count) and the outputs of a panel.
     void multiply(size_t first, size_t count, const Panel& panel, float (*sums)[PANEL]) {
         const Format format = Format::of(panel.code);
-        with_bits(format.bits, [&]<int BITS>() { multiply_by<BITS>(first, count, format, panel.at, sums); });
+        with_kind(format.kind(), [&]<int KIND>() { multiply_by<KIND>(first, count, format, panel.at, sums); });
     }
 
 private:
-    template <int BITS>
+    template <int KIND>
     void multiply_by(size_t first, size_t count, const Format& format, const uint8_t* panel, float (*sums)[PANEL]) {
         Scales scales;
         for (size_t chunk = 0; chunk < chunks; chunk++) {
             const size_t cell = chunk * CHUNK_CELLS, cells = std::min(CHUNK_CELLS, round_up(inputs, CELL) / CELL - cell);
             scales.read(format, panel, cell, cells);
-            const Cells<BITS, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes()};
+            const Cells<KIND, true> packed{panel + format.cells_at(inputs) + cell * STRIPS * format.cell_bytes(), CODEBOOKS[format.codebook]};
             const RowChunk<PARTS>* x = &data[chunk * rows + first];
-            auto task = [&]<bool PACKED>(Cells<BITS, PACKED> from, size_t row) {
-                return Task<BITS, PACKED, PARTS>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
+            auto task = [&]<bool PACKED>(Cells<KIND, PACKED> from, size_t row) {
+                return Task<KIND, PACKED, PARTS>{x + row, from, cells, scales, format.zero(), format.has_minimums(), sums[row], chunk > 0};
             };
             if (count <= MOST_ROWS<PARTS>) {
                 multiply_rows((int)count, task(packed, 0));
                 continue;
             }
             alignas(64) uint8_t numbers[CHUNK * COLUMNS];
-            unpack<BITS>(packed, cells, numbers);
+            unpack<KIND>(packed, cells, numbers);
             const size_t calls = round_up(count, MOST_ROWS<PARTS>) / MOST_ROWS<PARTS>;  // of about as many rows each: few rows are slow ones
             // Memory is busy meanwhile: each call asks for its share of the next chunk.
-            const size_t share = round_up(STRIPS * BITS, calls) / calls * LINE_BYTES;
-            const uint8_t* next = packed.at + cells * STRIPS * BITS * LINE_BYTES;
+            const size_t share = round_up(STRIPS * format.bits, calls) / calls * LINE_BYTES;
+            const uint8_t* next = packed.at + cells * STRIPS * format.cell_bytes();
             for (size_t i = 0; i < calls; i++) {
                 const size_t row = count * i / calls, end = count * (i + 1) / calls;
-                multiply_rows((int)(end - row), task(Cells<BITS, false>{numbers, next + i * cells * share, share}, row));
+                multiply_rows((int)(end - row), task(Cells<KIND, false>{numbers, nullptr, next + i * cells * share, share}, row));
             }
         }
     }
