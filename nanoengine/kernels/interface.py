@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from nanoengine.core import kernels as core
 from nanoengine.core.kernels import Weight, WeightSlot
 from nanoengine.errors import InvalidConfig
-from nanoengine.quantization.tensor import QuantizedTensor
+from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 
 @runtime_checkable
@@ -23,6 +23,13 @@ class QuantizedSlot(WeightSlot, Protocol):
     """
 
     def copy_quantized(self, source: QuantizedTensor, /) -> None: ...
+
+
+@runtime_checkable
+class SlotInParts(WeightSlot, Protocol):
+    """A place for a tensor that is several matrices, each with a place of its own."""
+
+    def parts(self, source: Tensor | QuantizedExperts, /) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]: ...
 
 
 class QuantizableWeight(Weight, Protocol):

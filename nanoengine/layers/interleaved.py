@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from nanoengine.kernels.interface import ExpertWeights
+from nanoengine.kernels.interface import ExpertWeights, WeightSlot
+from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 PAIR = {2: torch.int32, 4: torch.int64}
 """What holds two numbers of so many bytes."""
 
 
 class InterleavedExperts:
-    """A place for [experts, inputs, len(weights) * outputs]: output i of each expert belongs to `weights[i % len(weights)]`."""
+    """A place in parts for [experts, inputs, len(weights) * outputs]: output i of each expert belongs to
+    `weights[i % len(weights)]`.
+    """
 
     def __init__(self, *weights: ExpertWeights):
         assert len(weights) <= 2
@@ -22,10 +25,23 @@ class InterleavedExperts:
         experts, outputs, inputs = weights[0].shape
         self.shape = torch.Size((experts, inputs, len(weights) * outputs))
 
+    def parts(self, source: Tensor | QuantizedExperts) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]:
+        """Each matrix of an expert, and its place."""
+        count = len(self.weights)
+        for number in range(self.shape[0]):
+            matrices: Sequence[Tensor | QuantizedTensor]
+            if isinstance(source, Tensor):
+                matrices = self._transposed(source[number])
+            else:
+                expert = source.expert(number)
+                matrices = [expert[torch.arange(first, expert.shape[0], count)] for first in range(count)]
+            for weights, matrix in zip(self.weights, matrices, strict=True):
+                yield matrix, weights.expert(number)
+
     def copy_(self, source: Tensor) -> None:
-        for number, expert in enumerate(source):
-            for weights, rows in zip(self.weights, self._transposed(expert), strict=True):
-                weights.expert(number).copy_(rows)
+        for matrix, place in self.parts(source):
+            assert isinstance(matrix, Tensor)
+            place.copy_(matrix)
 
     def _transposed(self, expert: Tensor) -> tuple[Tensor, ...]:
         """[inputs, len(weights) * outputs] -> [outputs, inputs] for each weight."""

@@ -35,7 +35,11 @@ def read_model_config(table: Mapping[str, Any]) -> ModelConfig:
     fields = ConfigFields(table)
     config = ARCHITECTURES[architecture].read_config(fields, architecture)
     layer_types_of(fields)
-    read_scheme(table)
+    scheme = read_scheme(table)
+    if scheme is not None and (scheme.layout == "mxfp4") is not (ARCHITECTURES[architecture] is gpt_oss):
+        raise fields.wrong(
+            QUANTIZATION, table[QUANTIZATION], "MXFP4 is read of gpt-oss alone, and of gpt-oss nothing else"
+        )
     fields.expect("is_causal", True)
     # Where a family does not read windows, they are of no effect; and how files hold weights is not what the model is.
     fields.ignore("sliding_window", "max_window_layers", QUANTIZATION)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nanoengine.quantization.tensor import QuantizedTensor
+from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -40,7 +40,7 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
+    def tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor | QuantizedTensor | QuantizedExperts]]:
         """Every tensor once, in `dtype`, in that of the file, or quantized; what was yielded may be gone when the next is asked
         for.
         """

@@ -14,7 +14,7 @@ from nanoengine.core.model_config import read_json
 from nanoengine.core.weights import EMBEDDING, HEAD
 from nanoengine.errors import InvalidWeights
 from nanoengine.gguf.checkpoint import GGUFCheckpoint
-from nanoengine.kernels.interface import QuantizedSlot, WeightSlot
+from nanoengine.kernels.interface import QuantizedSlot, SlotInParts, WeightSlot
 from nanoengine.kernels.torch_kernels import TorchKernels
 from nanoengine.models.checkpoint import FLOATS, Checkpoint
 from nanoengine.models.decoder import build_model
@@ -22,9 +22,10 @@ from nanoengine.models.model_config import ModelConfig
 from nanoengine.models.safetensors_folder import SafetensorsFolder
 from nanoengine.progress import stage
 from nanoengine.quantization.at_load import BITS
+from nanoengine.quantization.mxfp4_folder import Mxfp4Folder
 from nanoengine.quantization.packed_folder import PackedFolder
 from nanoengine.quantization.scheme import read_scheme
-from nanoengine.quantization.tensor import QuantizedTensor
+from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
 
 Quantizer = Callable[[Tensor], QuantizedTensor]
 
@@ -38,7 +39,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not path.is_dir():
         return GGUFCheckpoint(path)
     scheme = read_scheme(read_json(path, "config.json"))
-    return SafetensorsFolder(path) if scheme is None else PackedFolder(path, scheme)
+    if scheme is None:
+        return SafetensorsFolder(path)
+    return Mxfp4Folder(path) if scheme.layout == "mxfp4" else PackedFolder(path, scheme)
 
 
 def check_weights(config: ModelConfig, checkpoint: Checkpoint) -> None:
@@ -86,6 +89,7 @@ def load_weights(
                     raise InvalidWeights(f"{name} in {checkpoint.place}: {error}") from error
                 advance()
             if twice and name in (EMBEDDING, HEAD):
+                assert not isinstance(source, QuantizedExperts)
                 tied[name] = source
     if twice and not torch.equal(*(_numbers(tied[name], torch.float32) for name in (HEAD, EMBEDDING))):
         raise InvalidWeights(
@@ -101,14 +105,25 @@ def weight_bytes(checkpoint: Checkpoint, dtype: torch.dtype, quantization: str |
         count = math.prod(header.shape)
         if header.stored_bytes is not None:
             total += header.stored_bytes
-        elif quantization is not None and len(header.shape) == 2:
+        elif quantization is not None and len(header.shape) >= 2:
             total += count * BITS[quantization] / 8
         else:
             total += count * dtype.itemsize
     return int(total)
 
 
-def _place(source: Tensor | QuantizedTensor, place: WeightSlot, dtype: torch.dtype, quantize: Quantizer | None) -> None:
+def _place(
+    source: Tensor | QuantizedTensor | QuantizedExperts,
+    place: WeightSlot,
+    dtype: torch.dtype,
+    quantize: Quantizer | None,
+) -> None:
+    if isinstance(place, SlotInParts):
+        assert isinstance(source, Tensor | QuantizedExperts)
+        for part, place_of_it in place.parts(source):
+            _place(part, place_of_it, dtype, quantize)
+        return
+    assert not isinstance(source, QuantizedExperts)  # whose shapes are those of places in parts
     if isinstance(place, QuantizedSlot):
         if isinstance(source, Tensor) and source.dim() == 2 and quantize is not None:
             source = quantize(source)

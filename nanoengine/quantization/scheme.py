@@ -18,7 +18,8 @@ class Scheme:
     """How each quantized layer of a folder is stored. Which layers are quantized is what the names of its tensors say.
 
     Attributes:
-        layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte) or "float8".
+        layout: "awq", "gptq", "packed" (several numbers in a word), "bytes" (one signed number in a byte), "float8" or
+            "mxfp4".
         bits: of a number.
         group: neighbouring inputs that share a scale; None: all of them.
         symmetric: zero is the middle of the numbers; no zero points need to be stored.
@@ -181,7 +182,13 @@ def _fp8(fields: ConfigFields) -> Scheme:
     return Scheme(layout="float8", bits=8, block=block, block_scales="weight_scale_inv")
 
 
-METHODS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "fp8": _fp8}
+def _mxfp4(fields: ConfigFields) -> Scheme:
+    """gpt-oss (https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json)."""
+    fields.ignore("modules_to_not_convert")
+    return Scheme(layout="mxfp4", bits=4, group=32)
+
+
+METHODS = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "fp8": _fp8, "mxfp4": _mxfp4}
 
 
 def _group(fields: ConfigFields, key: str, default: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +26,19 @@ class QuantizedTensor(Protocol):
 
     def __getitem__(self, rows: Tensor) -> Self:
         """Some of its rows, or all in another order: [n] int64 indices."""
+        ...
+
+
+@runtime_checkable
+class QuantizedExperts(Protocol):
+    """The matrices of all experts in one tensor, which says that it is [experts, inputs, outputs]."""
+
+    def expert(self, number: int) -> QuantizedTensor:
+        """[outputs, inputs]"""
+        ...
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """All numbers: [experts, inputs, outputs]."""
         ...
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +13,32 @@ import transformers
 from nanoengine import LLM, SamplingParams
 from nanoengine.errors import InvalidWeights
 from tests.models.families import partial
-from tests.quantization.packed_models import FORMS, Form, awq_form, edit_weights, gptq_form, pack_folder, packed_form
-from tests.support import TINY, reference_logits, reference_model, save_random, tiny_checkpoint
+from tests.quantization.packed_models import (
+    FORMS,
+    Form,
+    awq_form,
+    edit_weights,
+    gptq_form,
+    mxfp4_folder,
+    pack_folder,
+    packed_form,
+)
+from tests.support import TINY, model_runner, reference_logits, reference_model, save_random, tiny_checkpoint
 
 SHAPE = {"num_hidden_layers": 1, "max_position_embeddings": 64}
 PROMPT = [7, 3, 250, 99, 12, 64]
 
 
-def open_llm(folder: Path) -> LLM:
-    return LLM(str(folder), dtype="float32", activation_dtype="float32", device="cpu", num_kv_blocks=32, use_tqdm=False)
+def open_llm(folder: Path, **options: Any) -> LLM:
+    return LLM(
+        str(folder),
+        dtype="float32",
+        activation_dtype="float32",
+        device="cpu",
+        num_kv_blocks=32,
+        use_tqdm=False,
+        **options,
+    )
 
 
 def assert_tokens_are_those_of_transformers(folder: Path, num_tokens: int = 24) -> None:
@@ -64,6 +83,41 @@ def test_layers_of_other_families(tmp_path: Path, family: str, form: Form, optio
     config = getattr(transformers, f"{family}Config")(**TINY | SHAPE | options)
     original = save_random(getattr(transformers, f"{family}ForCausalLM")(config).eval(), tmp_path / "original")
     assert_tokens_are_those_of_transformers(pack_folder(original, tmp_path / "packed", form))
+
+
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16, "intermediate_size": 96, "hidden_size": 64}
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**TINY | SHAPE | GPT_OSS)
+    folder = tmp_path_factory.mktemp("gpt-oss")
+    return mxfp4_folder(
+        save_random(transformers.GptOssForCausalLM(config).eval(), folder / "original"), folder / "packed"
+    )
+
+
+def expert_formats(llm: LLM) -> dict[str, int]:
+    (layer,) = model_runner(llm).model.layers
+    experts = layer.mlp.experts
+    return dict(sum((Counter(weights.formats()) for weights in (experts.gate, experts.up, experts.down)), Counter()))
+
+
+def test_experts_of_gpt_oss_as_they_are_stored(gpt_oss: Path) -> None:
+    assert_tokens_are_those_of_transformers(gpt_oss)
+    numbers = 4 * 3 * 64 * 96
+    with open_llm(gpt_oss) as llm:
+        assert expert_formats(llm) == {"MXFP4": numbers * 9 // 16}, "4 bits, and of 32 an exponent as a bfloat16"
+
+
+@pytest.mark.parametrize(("quantization", "form"), [("int8", "int8"), ("int4", "int4-32")])
+def test_experts_of_gpt_oss_are_quantized_as_they_are_loaded(gpt_oss: Path, quantization: str, form: str) -> None:
+    """As long as they are stored as numbers."""
+    with open_llm(gpt_oss / "dense", quantization=quantization) as llm:
+        assert expert_formats(llm).keys() == {form}
+    with open_llm(gpt_oss, quantization=quantization) as llm:
+        assert expert_formats(llm).keys() == {"MXFP4"}
 
 
 def test_a_folder_that_lacks_scales_is_refused_before_anything_is_loaded(qwen3: Path, tmp_path: Path) -> None:

@@ -150,7 +150,12 @@ def test_what_phi3_was_trained_on_stands_beside_its_rotation() -> None:
         ("Gemma3ForCausalLM", {"rope_local_base_freq": 1e308}, "rope_local_base_freq is 1e.308"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ("GptOssForCausalLM", {"swiglu_limit": 6.0}, "swiglu_limit is 6.0: only 7.0"),
-        ("GptOssForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4.*dequantize=True"),
+        (
+            "GptOssForCausalLM",
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "MXFP4 is read of gpt-oss alone",
+        ),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "mxfp4"}}, "MXFP4 is read of gpt-oss alone"),
         ("LlamaForCausalLM", {"rope_theta": 1e308}, "rope_theta is 1e.308.*from 1.001 to"),
         ("LlamaForCausalLM", {"rope_theta": 1}, "rope_theta is 1 .*from 1.001 to"),
         ("Qwen2ForCausalLM", {"is_causal": False}, "is_causal is False"),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 AWQ_SLOTS = {0: 0, 2: 1, 4: 2, 6: 3, 1: 4, 3: 5, 5: 6, 7: 7}
 """Output of eight -> which 4 bits of a word it has (AutoAWQ: awq/modules/linear/gemm.py)."""
@@ -51,6 +52,28 @@ def words(rows: int, columns: int, content: list[tuple[int, int, int, int]]) -> 
     for row, column, first_bit, number in content:
         table[row][column] |= number << first_bit
     return torch.tensor(table, dtype=torch.int64).sub(0).to(torch.int32)  # wraps
+
+
+def mxfp4_folder(original: Path, folder: Path) -> Path:
+    """A gpt-oss with any MXFP4 numbers as experts, and in `folder`/dense the same model in float32, as transformers reads it."""
+    (folder / "dense").mkdir(parents=True)
+    for file in original.iterdir():
+        for target in (folder, folder / "dense"):
+            shutil.copy(file, target)
+    tensors = load_file(folder / "model.safetensors")
+    dense = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 126, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = blocks, scales
+        dense[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    save_file(tensors, folder / "model.safetensors")
+    save_file(dense, folder / "dense" / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def cells(matrix: Tensor) -> list[tuple[int, int, int]]:

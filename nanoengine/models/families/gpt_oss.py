@@ -14,9 +14,6 @@ ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_po
 
 
 def read_config(fields: ConfigFields, architecture: str) -> ModelConfig:
-    if (quantization := fields.get("quantization_config")) is not None:
-        how = "load the model in transformers with Mxfp4Config(dequantize=True), and save it in bfloat16"
-        raise fields.wrong("quantization_config", quantization, f"MXFP4 experts are not read; {how}")
     activation_of(fields, "hidden_act", "silu")
     fields.expect("swiglu_alpha", 1.702)
     fields.expect("swiglu_limit", 7.0)
