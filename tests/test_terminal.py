@@ -43,7 +43,7 @@ def check_quiet(done: subprocess.CompletedProcess[str]) -> None:
         (f"{GENERATE} a 2>&-", 0, ""),
         (f"{GENERATE} --model nope 2>&-", 1, ""),
         (f"{GENERATE} <&-", 1, "InvalidPrompt: the prompt is empty"),
-        (f"{COMMAND} chat <&-", 1, "InvalidPrompt: standard input has no text"),
+        (f"{COMMAND} chat demo <&-", 1, "InvalidPrompt: standard input has no text"),
         (f"{GENERATE} a b >&- 2>&- <&-", 0, ""),
         (
             f"printf '\\377\\376' | PYTHONIOENCODING=utf-8:strict {GENERATE}",
