@@ -19,6 +19,7 @@ from tests.mutation import (
     server,
     speculation,
     structured,
+    worker,
 )
 from tests.mutation.mutant import Mutant
 
@@ -39,4 +40,5 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "front": front.MUTANTS,
     "structured": structured.MUTANTS,
     "pooling": pooling.MUTANTS,
+    "worker": worker.MUTANTS,
 }

@@ -1,0 +1,32 @@
+"""Options of the worker process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_bool
+from nanoengine.core.errors import InvalidConfig, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Options of the worker process; both are keyword arguments of `LLM`.
+
+    Args:
+        worker_process: compute in a process of its own. If it dies, it is started anew, and all requests go on from their
+            tokens: they get the same as if nothing had happened.
+        worker_step_seconds: a step that takes longer hangs: its process is killed. Above 0.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    worker_process: bool = False
+    worker_step_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        check_bool("worker_process", self.worker_process)
+        seconds = self.worker_step_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+            raise InvalidConfig(f"worker_step_seconds is {shown(seconds)}: it must be above 0, in seconds")

@@ -1,0 +1,62 @@
+"""The worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
+
+`python -m nanoengine.worker.process FD`: messages are pickled, and come and go on the socket FD. First comes the config, and an
+answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it went well, result or error)
+goes back. The process ends when None comes, or when nobody is at the other end any more.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+from nanoengine.builder import build_engine
+
+
+def main(handle: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that has the requests
+    connection = Connection(handle)
+    messages: SimpleQueue[Any] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
+    config, use_tqdm = messages.get()
+    try:
+        executor = build_engine(config, use_tqdm).engine.executor
+    except Exception as error:
+        connection.send((0, False, _portable(error)))
+        return
+    connection.send((0, True, None))
+    while (message := messages.get()) is not None:
+        number, plan = message
+        answer: tuple[int, bool, object]
+        try:
+            answer = number, True, executor.launch(plan).result()
+        except Exception as error:
+            answer = number, False, _portable(error)
+        connection.send(answer)
+
+
+def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:
+    try:
+        while True:
+            messages.put(connection.recv())
+    except (EOFError, OSError):
+        os._exit(0)  # in the middle of a step, too: nobody waits for it
+
+
+def _portable(error: Exception) -> Exception:
+    """The same, if it can be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception as problem:  # whatever the error holds
+        return RuntimeError(f"{type(error).__name__}: {error} ({problem})")
+    return error
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,188 @@
+"""A worker process computes what this process would, whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nanoengine import LLM, AsyncLLMEngine, SamplingParams
+from nanoengine.builder import build_engine, read_config
+from nanoengine.core.messages import StepPlan
+from nanoengine.core.outputs import RequestOutput
+from nanoengine.errors import EngineDead, InvalidConfig, StepFailed
+from nanoengine.worker.process import _portable
+from nanoengine.worker.remote_runner import RemoteRunner
+
+OPTIONS: dict[str, Any] = {"num_kv_blocks": 40, "max_num_batched_tokens": 48, "max_model_len": 256, "use_tqdm": False}
+PROMPTS = ["Once upon a time", "The king said to the queen that", [5, 6, 7, 8] * 12]
+PARAMS = [
+    SamplingParams(temperature=1.0, seed=3, max_tokens=40, n=2, logprobs=2, presence_penalty=0.3, ignore_eos=True),
+    SamplingParams(
+        temperature=0.8, seed=4, max_tokens=30, structured_outputs={"regex": "[a-z]{4,9}( [a-z]{2,7}){3,9}"}
+    ),
+    SamplingParams(temperature=0, max_tokens=50, ignore_eos=True, stop=["zzz"]),
+]
+
+
+def told(outputs: list[RequestOutput]) -> list[Any]:
+    """All that callers see, to the bit."""
+    return [(o.index, o.text, o.token_ids, o.logprobs, o.finish_reason) for output in outputs for o in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    with LLM("demo", **OPTIONS) as llm:
+        return told(llm.generate(PROMPTS, PARAMS, use_tqdm=False))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", worker_process=True, worker_step_seconds=3.0, **OPTIONS) as llm:
+        yield llm
+
+
+def remote(llm: LLM) -> RemoteRunner:
+    runner = llm.engine.executor.executor  # type: ignore[attr-defined] # behind what lets Ctrl-C through
+    assert isinstance(runner, RemoteRunner)
+    return runner
+
+
+def run(llm: LLM, steps: set[int], number: signal.Signals) -> list[Any]:
+    """Run all requests, and send a signal to the worker behind some steps."""
+    count = 0
+
+    def after_step(_: object) -> None:
+        nonlocal count
+        count += 1
+        if count in steps:
+            os.kill(remote(llm).process.pid, number)
+
+    return told(llm.run(llm.make_requests(PROMPTS, PARAMS), after_step))
+
+
+def test_it_computes_the_same_and_so_does_another_one_when_it_is_killed(llm: LLM, expected: list[Any]) -> None:
+    assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+    starts = remote(llm).num_starts
+    assert run(llm, {1, 9, 31}, signal.SIGKILL) == expected
+    assert remote(llm).num_starts == starts + 3
+
+
+def test_it_is_killed_when_it_hangs(llm: LLM, expected: list[Any]) -> None:
+    starts = remote(llm).num_starts
+    assert run(llm, {5}, signal.SIGSTOP) == expected
+    assert remote(llm).num_starts == starts + 1
+
+
+def test_answers_that_nobody_waits_for_are_dropped(llm: LLM, expected: list[Any]) -> None:
+    """As after Ctrl-C."""
+    for _ in range(3):
+        remote(llm).launch(StepPlan())
+    assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+
+
+def test_what_kills_every_worker_ends_and_others_go_on(
+    llm: LLM, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, start = remote(llm), RemoteRunner.start
+
+    def start_and_kill(runner: RemoteRunner) -> None:
+        start(runner)
+        os.kill(runner.process.pid, signal.SIGKILL)
+
+    os.kill(own.process.pid, signal.SIGKILL)
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteRunner, "start", start_and_kill)
+        request = llm.make_requests(PROMPTS[0], PARAMS[0])[0]
+        llm.engine.submit(request)
+        llm.engine.step()
+        assert not request.finished
+        patch.setattr(RemoteRunner, "start", start)
+        llm.engine.step()
+    assert isinstance(request.error, EngineDead)
+    assert "twice at the same step" in str(request.error)
+    assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+
+
+def test_a_stream_goes_on_where_it_was(expected: list[Any]) -> None:
+    async def stream(engine: AsyncLLMEngine, runner: RemoteRunner) -> tuple[list[int], str]:
+        tokens: list[int] = []
+        text = ""
+        async for delta in engine.generate(PROMPTS[2], PARAMS[2]):
+            tokens, text = tokens + delta.token_ids, text + delta.text
+            if len(tokens) in (2, 20):
+                os.kill(runner.process.pid, signal.SIGKILL)
+        return tokens, text
+
+    options = {name: value for name, value in OPTIONS.items() if name != "use_tqdm"}
+    config = read_config("demo", {**options, "worker_process": True})
+    engine = AsyncLLMEngine(lambda: build_engine(config, use_tqdm=False).engine)
+    try:
+        runner = engine.engine.executor
+        assert isinstance(runner, RemoteRunner)
+        tokens, text = asyncio.run(stream(engine, runner))
+        assert runner.num_starts == 3
+    finally:
+        engine.close()
+    assert (text, tokens) == expected[-1][1:3]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_worker_is_left_behind() -> None:
+    """By close, and by a process that is killed in the middle of a request."""
+    with LLM("demo", worker_process=True, **OPTIONS) as llm:
+        pid = remote(llm).process.pid
+        assert is_running(pid)
+    assert not is_running(pid)
+    script = (
+        "import os, signal; from nanoengine import LLM, SamplingParams\n"
+        "llm = LLM('demo', worker_process=True, num_kv_blocks=40, use_tqdm=False)\n"
+        "print(llm.engine.executor.executor.process.pid, flush=True)\n"
+        "llm.run(llm.make_requests('a', None), lambda _: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 30
+    while is_running(int(done.stdout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_its_start_up_raises_arrives_by_name() -> None:
+    with pytest.raises(InvalidConfig, match=r"a KV pool of \d+ blocks takes"):
+        LLM("demo", worker_process=True, kv_cache_memory="75TiB", use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"worker_process": 1}, "worker_process must be True or False"),
+        ({"worker_step_seconds": 0}, "worker_step_seconds is 0: it must be above 0"),
+        ({"worker_process": True, "preemption_mode": "swap"}, "preemption_mode is not computed by a worker process"),
+        ({"worker_process": True, "kv_disk_path": "x"}, "kv_disk_path is not computed by a worker process"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        LLM("demo", use_tqdm=False, **options)
+
+
+def test_errors_that_cannot_be_sent_say_what_they_said() -> None:
+    error = StepFailed("it went wrong", [])
+    error.outputs = lambda: None  # type: ignore[assignment]
+    assert "StepFailed: it went wrong" in str(_portable(error))
+    assert type(_portable(ValueError("plain"))) is ValueError
