@@ -6,7 +6,7 @@
 #pragma once
 #include <memory>
 #include "simd.h"
-#if defined(__AMX_BF16__) || defined(EMULATE_AMX)
+#if (defined(__AMX_BF16__) && defined(__AMX_INT8__)) || defined(EMULATE_AMX)
 #define TILES_OF_AMX
 #include "amx.h"
 #endif
@@ -15,7 +15,8 @@
 #if defined(TILES_OF_AMX)
 template <class T> constexpr bool IN_TILES = Dot<T>::PER_DWORD == 2 && Dot<T>::STEPS == 1;  // pairs of bfloat16, as tiles read them
 #else
-constexpr int AMX_DEPTH = 0;
+constexpr int AMX_DEPTH = 0, AMX_ROWS = 1;
+struct TileRegion {};
 template <class T> constexpr bool IN_TILES = false;
 #endif
 
