@@ -107,13 +107,52 @@ template <int KIND, bool PACKED, int PARTS> struct Task {
     bool add;
 };
 
+// sums = the products of half a cell and M rows of x.
+template <int KIND, bool PACKED, int PARTS, int M>
+static INLINE void multiply_half(const Cells<KIND, PACKED>& cells, const RowChunk<PARTS>* x, size_t cell, int half,
+                                 Ints (&sums)[PARTS][M][WIDE]) {
+    constexpr int DEPTH = CELL_DWORDS / 2;  // dwords
+    const size_t at = cell * CELL_DWORDS + half * DEPTH;
+    if constexpr (IN_BLOCKS<int8_t> && M > 1) {
+#pragma GCC unroll 2
+        for (int part = 0; part < PARTS; part++) {
+            for (auto& row : sums[part]) std::fill_n(row, WIDE, Ints{});
+            Blocks<int8_t, M, WIDE> blocks(sums[part]);
+#pragma GCC unroll 8
+            for (int d = 0; d < DEPTH; d += 2)
+                blocks.add([&](int m) { return x[m].bytes[part] + at + d; },
+                           [&](int v, int i) { return cells.load_numbers(cell, half * DEPTH + d + i, v); });
+            blocks.store_rows(sums[part]);
+        }
+        return;
+    }
+    Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
+#pragma GCC unroll 8
+    for (int d = 0; d < DEPTH; d++) {
+        Dwords numbers[WIDE];
+#pragma GCC unroll 4
+        for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++)
+#pragma GCC unroll 2
+                for (int part = 0; part < PARTS; part++) products[part][m][v].add(d, numbers[v], x[m].bytes[part][at + d]);
+    }
+#pragma GCC unroll 2
+    for (int part = 0; part < PARTS; part++)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; m++)
+#pragma GCC unroll 4
+            for (int v = 0; v < WIDE; v++) sums[part][m][v] = products[part][m][v].total;
+}
+
 template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply_cells(const Task<KIND, PACKED, PARTS>& task) {
     const RowChunk<PARTS>* x = task.x;
     const Cells<KIND, PACKED> cells = task.cells;
     const size_t count = task.count;
     const Scales& scales = task.scales;
     float* out = task.out;
-    constexpr int DEPTH = CELL_DWORDS / 2;                     // dwords in a half of a cell
     constexpr bool HELD = (2 + PARTS) * M * WIDE + 4 <= REGISTERS;       // the sums find registers, too
     Floats held[HELD ? M : 1][WIDE];
     auto row = [&](int m, int v) { return out + m * COLUMNS + v * LANES; };
@@ -129,26 +168,14 @@ template <int KIND, bool PACKED, int PARTS, int M> static NOINLINE void multiply
         Floats both[M][WIDE];
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
-            Products<are_bytes(KIND) ? 8 : bits_of(KIND)> products[PARTS][M][WIDE];
-#pragma GCC unroll 8
-            for (int d = 0; d < DEPTH; d++) {
-                Dwords numbers[WIDE];
-#pragma GCC unroll 4
-                for (int v = 0; v < WIDE; v++) numbers[v] = cells.load_numbers(cell, half * DEPTH + d, v);
-#pragma GCC unroll 4
-                for (int m = 0; m < M; m++)
-#pragma GCC unroll 4
-                    for (int v = 0; v < WIDE; v++)
-#pragma GCC unroll 2
-                        for (int part = 0; part < PARTS; part++)
-                            products[part][m][v].add(d, numbers[v], x[m].bytes[part][cell * CELL_DWORDS + half * DEPTH + d]);
-            }
+            Ints sums[PARTS][M][WIDE];
+            multiply_half<KIND>(cells, x, cell, half, sums);
 #pragma GCC unroll 4
             for (int m = 0; m < M; m++)
 #pragma GCC unroll 4
                 for (int v = 0; v < WIDE; v++) {
-                    Ints numbers = products[0][m][v].total;
-                    if (PARTS == 2) numbers = numbers * LOW + products[PARTS - 1][m][v].total;
+                    Ints numbers = sums[0][m][v];
+                    if (PARTS == 2) numbers = numbers * LOW + sums[PARTS - 1][m][v];
                     Floats total = __builtin_convertvector(numbers - task.zero * x[m].totals[2 * cell + half], Floats);
                     if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
                     const Floats scale = splat(x[m].scales[2 * cell + half]);

@@ -18,7 +18,7 @@ template <int PARTS> struct HalfSums {
 };
 
 // Half a cell of `rows` rows of x, times that of COLUMNS outputs: numbers with a sign, or without.
-template <bool HAS_SIGN> static void multiply_half(int rows, const uint32_t* x, size_t x_bytes, int32_t (*sums)[COLUMNS]) {
+template <bool HAS_SIGN> static void tile_half(int rows, const uint32_t* x, size_t x_bytes, int32_t (*sums)[COLUMNS]) {
     const bool low = rows > 16;
     constexpr size_t BYTES = sizeof(*sums);
     _tile_loadd(A_TOP, x, x_bytes);
@@ -100,7 +100,7 @@ template <bool HAS_SIGN, int KIND, int PARTS, class Task> static void multiply_t
             _tile_loadd(B_LEFT, b, LINE);
             _tile_loadd(B_RIGHT, b + LINE / 2, LINE);
             for (int part = 0; part < PARTS; part++)
-                multiply_half<HAS_SIGN>(rows, task.x[0].bytes[part] + d, sizeof(task.x[0]), halves.sums[part][half]);
+                tile_half<HAS_SIGN>(rows, task.x[0].bytes[part] + d, sizeof(task.x[0]), halves.sums[part][half]);
         }
         MEMORY_BARRIER;
         add_half_sums<KIND>(rows, task, halves, first, cells);
