@@ -13,8 +13,9 @@ static bool fill_tiles(size_t rows) { return rows >= AMX_ROWS && amx_allowed(); 
 
 // What the tiles of some cells leave: 16 KB for each part of x.
 constexpr size_t TILED_CELLS = 2;
+static_assert(TILED_CELLS == 2, "an odd one is left alone");
 template <int PARTS> struct HalfSums {
-    alignas(64) int32_t sums[PARTS][2 * TILED_CELLS][AMX_ROWS][COLUMNS];
+    alignas(64) int32_t sums[PARTS][2 * TILED_CELLS][AMX_ROWS + 1][COLUMNS];  // one more: all halves would compete for one set of the cache
 };
 
 // Half a cell of `rows` rows of x, times that of COLUMNS outputs: numbers with a sign, or without.
@@ -52,33 +53,43 @@ template <bool HAS_SIGN> static void tile_half(int rows, const uint32_t* x, size
     }
 }
 
-// out [rows][COLUMNS] (+)= the half sums of cells [first, first + cells) of a task with their scales; after the last one, its minimums.
-template <int KIND, int PARTS, class Task>
-static NOINLINE void add_half_sums(int rows, const Task& task, const HalfSums<PARTS>& halves, size_t first, size_t cells) {
-    const Scales& scales = task.scales;
-    const bool add = task.add || first, is_last = first + cells == task.count;
+// out [rows][COLUMNS] (+)= the half sums of cells [first, first + CELLS) of a task, with their scales.
+template <int KIND, int CELLS, int PARTS, class Task>
+static NOINLINE void add_half_sums(int rows, const Task& task, const HalfSums<PARTS>& halves, size_t first) {
+    const bool add = task.add || first;
+    for (size_t at = 0; at < COLUMNS; at += LANES) {
+        Floats scales[2 * CELLS];
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * CELLS; i++)
+            scales[i] = load<Floats>(task.scales.scales[has_own_scales(KIND) ? 2 * first + i : first + i / 2] + at);
+        for (int m = 0; m < rows; m++) {
+            float* out = task.out + m * COLUMNS + at;
+            const float* x = task.x[m].scales + 2 * first;
+            Floats sum = add ? load<Floats>(out) : Floats{};
+#pragma GCC unroll 4
+            for (int i = 0; i < 2 * CELLS; i += 2) {
+                const auto total = [&](int i) {
+                    Ints numbers = load<Ints>(halves.sums[0][i][m] + at);
+                    if (PARTS == 2) numbers = numbers * LOW + load<Ints>(halves.sums[PARTS - 1][i][m] + at);
+                    const Floats total = __builtin_convertvector(numbers, Floats);
+                    return has_own_scales(KIND) ? total * scales[i] : total;
+                };
+                const Floats both = multiply_add(total(i + 1), splat(x[i + 1]), total(i) * splat(x[i]));
+                sum = has_own_scales(KIND) ? sum + both : multiply_add(both, scales[i], sum);
+            }
+            store(out, sum);
+        }
+    }
+}
+
+template <class Task> static NOINLINE void add_minimums(int rows, const Task& task) {
     for (int m = 0; m < rows; m++)
 #pragma GCC unroll 4
         for (int v = 0; v < WIDE; v++) {
-            const auto& x = task.x[m];
             float* out = task.out + m * COLUMNS + v * LANES;
-            Floats sum = add ? load<Floats>(out) : Floats{};
-            for (size_t cell = first; cell < first + cells; cell++) {
-                Floats both;
-#pragma GCC unroll 2
-                for (int half = 0; half < 2; half++) {
-                    const size_t at = 2 * (cell - first) + half;
-                    Ints numbers = load<Ints>(halves.sums[0][at][m] + v * LANES);
-                    if (PARTS == 2) numbers = numbers * LOW + load<Ints>(halves.sums[PARTS - 1][at][m] + v * LANES);
-                    Floats total = __builtin_convertvector(numbers, Floats);
-                    if (has_own_scales(KIND)) total *= load<Floats>(scales.scales[2 * cell + half] + v * LANES);
-                    const Floats scale = splat(x.scales[2 * cell + half]);
-                    both = half ? multiply_add(total, scale, both) : total * scale;
-                }
-                sum = has_own_scales(KIND) ? sum + both : multiply_add(both, load<Floats>(scales.scales[cell] + v * LANES), sum);
-            }
-            for (size_t i = 0; is_last && task.has_minimums && i < task.count; i++)
-                sum = multiply_add(load<Floats>(scales.offsets[i] + v * LANES), splat(x.sums[i]), sum);
+            Floats sum = load<Floats>(out);
+            for (size_t i = 0; i < task.count; i++)
+                sum = multiply_add(load<Floats>(task.scales.offsets[i] + v * LANES), splat(task.x[m].sums[i]), sum);
             store(out, sum);
         }
 }
@@ -103,8 +114,10 @@ template <bool HAS_SIGN, int KIND, int PARTS, class Task> static void multiply_t
                 tile_half<HAS_SIGN>(rows, task.x[0].bytes[part] + d, sizeof(task.x[0]), halves.sums[part][half]);
         }
         MEMORY_BARRIER;
-        add_half_sums<KIND>(rows, task, halves, first, cells);
+        if (cells == TILED_CELLS) add_half_sums<KIND, TILED_CELLS>(rows, task, halves, first);
+        else add_half_sums<KIND, 1>(rows, task, halves, first);
     }
+    if (task.has_minimums) add_minimums(rows, task);
 }
 #else
 static bool fill_tiles(size_t) { return false; }
