@@ -49,8 +49,8 @@ struct TileState {
 };
 static thread_local TileState tile_state;
 
-// While it lives, the tiles of its thread keep their shape from product to product: to give them one takes as long as a dozen products of
-// full tiles. At the end they are released, for other libraries of the process shape the same registers. Regions may be nested.
+// While it lives, the tiles of its thread keep their shape from product to product: to give them one empties them all, and is slow. At the
+// end they are released, for other libraries of the process shape the same registers. Regions may be nested.
 struct TileRegion {
     TileRegion() { tile_state.regions++; }
     TileRegion(const TileRegion&) = delete;
