@@ -111,7 +111,7 @@ class _TorchCalls(TorchFunctionMode):
         self._report, self._memory = report, memory
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.index_select and not kwargs and (rows := _select_rows(*args, self._memory)) is not None:
+        if func is Tensor.index_select and not kwargs and (rows := _select_rows(self._memory, *args)) is not None:
             return rows
         result = func(*args, **(kwargs or {}))
         name, made = getattr(func, "__name__", str(func)), list(_tensors(result))
@@ -131,7 +131,7 @@ class _TorchCalls(TorchFunctionMode):
         return result
 
 
-def _select_rows(x: Tensor, dim: int, index: Tensor, memory: StepMemory) -> Tensor | None:
+def _select_rows(memory: StepMemory, x: Tensor, dim: int, index: Tensor) -> Tensor | None:
     """`x.index_select(dim, index)` by a native call, which stands among others; None where x does not lie as that wants it."""
     tables = x if dim == 1 else x.unsqueeze(0)
     if dim not in (0, 1) or not x.numel() or not tables[0, 0].is_contiguous() or not index.is_contiguous():
