@@ -73,8 +73,8 @@ class Parallel(Capability):
 
 
 class HeadsOfRank:
-    """What a rank does otherwise than the backend that it computes with: it has some heads and their K/V, and gathers what the heads
-    of all ranks see.
+    """What a rank does otherwise than the backend that it computes with: it has some heads and their K/V, and gathers what the
+    heads of all ranks see.
     """
 
     def __init__(self, own: AttentionBackend, group: Group):

@@ -53,8 +53,8 @@ class Alone:
 
 
 class SharedMemory:
-    """Processes of one machine, or threads of one process, through memory that all of them see: gather.cpp. Steps that call it can
-    be recorded.
+    """Processes of one machine, or threads of one process, through memory that all of them see: gather.cpp. Steps that call it
+    can be recorded.
 
     Args:
         memory: zeros at first, `bytes_of` so many.

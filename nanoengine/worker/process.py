@@ -1,9 +1,9 @@
 """A worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
 
 `python -m nanoengine.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config and who of
-the group this is, and an answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it went
-well, result or error) goes back. Only rank 0 sends results. The process ends when None comes, or when nobody is at the other end any
-more.
+the group this is, and an answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it
+went well, result or error) goes back. Only rank 0 sends results. The process ends when None comes, or when nobody is at the other
+end any more.
 """
 
 from __future__ import annotations

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from nanoengine import LLM, builder
+from nanoengine import LLM
 from nanoengine import llm as llm_module
+from nanoengine.builder import read_config
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import ModelRunner
 from nanoengine.worker.member import Member
@@ -25,31 +26,33 @@ T = TypeVar("T")
 
 
 @contextmanager
-def open_group(size: int, folder: Path, opener: Callable[[], Any] | None = None, **options: Any) -> Iterator[list[LLM]]:
+def open_group(size: int, folder: Path, **options: Any) -> Iterator[list[LLM]]:
     """The ranks of a group, whose pools are full of NaN."""
-    with ExitStack() as stack:
-        memory = os.memfd_create("group")
-        stack.callback(os.close, memory)
-        ranks = []
-        for rank in range(size):
-            with as_member(Member(rank, size, memory, SECONDS)):
-                given = {"device": "cpu", "use_tqdm": False, "enforce_eager": True} | options
-                llm = LLM(str(folder), tensor_parallel_size=size, **given)
-            ranks.append(stack.enter_context(llm))
+    given = {"device": "cpu", "use_tqdm": False, "enforce_eager": True, "tensor_parallel_size": size} | options
+    with ExitStack() as stack, as_members(size) as each:
+        ranks = [stack.enter_context(LLM(str(folder), **given)) for _ in each]
+        for llm in ranks:
             fill_kv_with_nan(llm)
         yield ranks
 
 
 @contextmanager
-def as_member(member: Member) -> Iterator[None]:
-    """Engines that are opened meanwhile are those of this rank."""
+def as_members(size: int) -> Iterator[Iterator[int]]:
+    """Ranks, while each of which engines that are opened are those of this rank."""
+    memory = os.memfd_create("group")
 
-    def read_config(*given: Any) -> Any:
-        return config_of(builder.read_config(*given), member)
+    def each(patch: pytest.MonkeyPatch) -> Iterator[int]:
+        for rank in range(size):
+            member = Member(rank, size, memory, SECONDS)
+            patch.setattr(llm_module, "read_config", lambda *given, own=member: config_of(read_config(*given), own))
+            yield rank
+        patch.undo()
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm_module, "read_config", read_config)
-        yield
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            yield each(patch)
+    finally:
+        os.close(memory)
 
 
 def by_all(ranks: Sequence[LLM], work: Callable[[LLM], T]) -> list[T]:

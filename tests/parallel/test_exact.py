@@ -43,7 +43,7 @@ def quantized(way: str) -> Iterator[None]:
 
 
 def check(folder: Path, size: int, **options: Any) -> None:
-    given = {"num_kv_blocks": 20, "num_threads": 1, "max_model_len": 96, "kernels": "native"} | options
+    given = {"num_kv_blocks": 40, "num_threads": 1, "max_model_len": 96, "kernels": "native"} | options
 
     def compute(llm: LLM) -> torch.Tensor:
         return forced_logits(llm, TOKENS, num_prompt_tokens=38, chunk=20)
