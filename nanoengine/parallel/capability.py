@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.attention.backend import AttentionBackend
+from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.capability import Capability
 from nanoengine.core.messages import StepResult
@@ -17,7 +18,9 @@ from nanoengine.core.model_runner import RunnerPart
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.models.model_config import ModelConfig
+from nanoengine.parallel import context
 from nanoengine.parallel.communicator import Communicator, Distributed, SharedMemory
+from nanoengine.parallel.context import SharedContext, check_context
 from nanoengine.parallel.group import Group, GroupFactory
 from nanoengine.parallel.kernels import GroupKernels
 from nanoengine.parallel.options import ParallelOptions
@@ -32,7 +35,8 @@ class Parallel(Capability):
     group: Group | None = None
 
     def describe(self, startup: Startup) -> None:
-        size = startup.config.of(ParallelOptions).tensor_parallel_size
+        self.asked = startup.config.of(ParallelOptions)
+        size = self.asked.tensor_parallel_size
         if size > 1:
             startup.facts["num_ranks"] = size
 
@@ -42,26 +46,44 @@ class Parallel(Capability):
         if "num_ranks" not in startup.facts or member is None:
             return
         config = cast(ModelConfig, startup.model_config)
-        self.group = group = Group(config, _communicator(member, config, startup.device.torch_device))
-        of_heads = HeadsOfRank(cast(AttentionBackend, startup.backend), group)
-        startup.backend.kv_shape = of_heads.kv_shape  # type: ignore[method-assign]
-        startup.backend.attend = of_heads.attend  # type: ignore[method-assign]
+        communicator = self._communicator(startup, member, config)
+        self.group = group = Group(config, communicator, shares_context=self.asked.shares_context)
+        if group.shares_context:
+            assert isinstance(startup.backend, NativeAttention)
+            assert isinstance(communicator, SharedMemory)
+            SharedContext(startup.backend, startup.kernels, communicator)
+        else:
+            HeadsOfRank(cast(AttentionBackend, startup.backend), group)
 
         def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
             return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
 
         startup.facts["factory"] = factory
 
+    def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
+        device = startup.device.torch_device
+        if device.type == "cuda":
+            return Distributed(member, "nccl", device)
+        num_bytes = row_bytes(config)
+        if self.asked.shares_context:
+            max_len = startup.config.max_model_len or config.max_position_embeddings
+            num_bytes = max(num_bytes, context.row_bytes(config, max_len))
+        return SharedMemory.of_member(member, num_bytes)
+
     def before_pool(self, startup: Startup) -> None:
-        config = startup.model_config
-        if self.group is not None:
-            for layer in startup.model.layers:
-                layer.self_attn.attention.num_kv_heads = len(self.group.shares.kv_heads[self.group.rank])
-        elif (size := startup.facts.get("num_ranks", 1)) > 1:
+        config, size = startup.model_config, startup.facts.get("num_ranks", 1)
+        if size == 1:
+            return
+        shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
+        if self.asked.shares_context:
+            check_context(startup, size)
+        elif self.group is None:
             # The pool's bytes are those of all ranks. Of K/V heads that several of them have, there is more than one copy.
-            shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
             copies = sum(map(len, shares.kv_heads)) - config.num_kv_heads
             startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
+        else:
+            for layer in startup.model.layers:
+                layer.self_attn.attention.num_kv_heads = len(shares.kv_heads[self.group.rank])
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
@@ -73,7 +95,7 @@ class Parallel(Capability):
 
 
 class HeadsOfRank:
-    """What a rank does otherwise than the backend that it computes with: it has some heads and their K/V, and gathers what the
+    """What a rank does otherwise than the backend that it computes with, if it has all tokens of some heads: it gathers what the
     heads of all ranks see.
     """
 
@@ -82,6 +104,7 @@ class HeadsOfRank:
         shares, rank = group.shares, group.rank
         self._heads, self._num_kv_heads = shares.heads[rank], len(shares.kv_heads[rank])
         self._columns = shares.columns(shares.heads)
+        own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
 
     def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int, **more: Any) -> tuple[int, ...]:
         return self._kv_shape(num_blocks, self._num_kv_heads, head_dim, **more)
@@ -109,14 +132,8 @@ class EndOfStep(RunnerPart):
         self._communicator.check()
 
 
-def _communicator(member: Member, config: ModelConfig, device: torch.device) -> Communicator:
-    if device.type == "cuda":
-        return Distributed(member, "nccl", device)
-    return SharedMemory.of_member(member, row_bytes(config))
-
-
 def row_bytes(config: ModelConfig) -> int:
     """Of the widest row that is ever gathered, at most."""
     experts = 0 if config.experts is None else config.experts.intermediate_size
-    heads = config.num_heads * config.head_dim
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     return 4 * max(config.vocab_size, config.hidden_size, config.intermediate_size, experts, heads)

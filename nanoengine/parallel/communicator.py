@@ -41,17 +41,6 @@ class Communicator(Protocol):
         ...
 
 
-class Alone:
-    """A group of one."""
-
-    rank, size = 0, 1
-
-    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
-        return part
-
-    def check(self) -> None: ...
-
-
 class SharedMemory:
     """Processes of one machine, or threads of one process, through memory that all of them see: gather.cpp. Steps that call it
     can be recorded.

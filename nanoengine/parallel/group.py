@@ -23,8 +23,9 @@ class Group:
         InvalidConfig: more ranks than the model has query heads.
     """
 
-    def __init__(self, config: ModelConfig, communicator: Communicator):
+    def __init__(self, config: ModelConfig, communicator: Communicator, *, shares_context: bool = False):
         self.config, self.communicator, self.rank = config, communicator, communicator.rank
+        self.shares_context = shares_context  # then each rank has all heads
         self.shares = Shares(communicator.size, config.num_heads, config.num_kv_heads, config.head_dim)
 
     def gather(self, part: Tensor, columns: Sequence[range]) -> Tensor:
@@ -42,13 +43,15 @@ class Group:
 @dataclass(frozen=True, kw_only=True)
 class GroupFactory(Factory):
     """Makes a rank's part of each weight. One projection is gathered; of two, gates and what they gate, the product is; three are
-    the heads of q, k and v, which stay where they are.
+    the heads of q, k and v, which stay where they are, unless each rank has all heads.
     """
 
     group: Group
 
     def weight(self, inputs: int, *outputs: int) -> PartialWeight:
         shares, rank = self.group.shares, self.group.rank
+        if len(outputs) == 3 and self.group.shares_context:
+            outputs = (sum(outputs),)
         columns = [shares.outputs(count) for count in outputs]
         if len(outputs) == 3:
             columns = [shares.columns(heads) for heads in (shares.heads, shares.kv_heads, shares.kv_heads)]

@@ -17,11 +17,11 @@ from nanoengine import llm as llm_module
 from nanoengine.builder import read_config
 from nanoengine.core.messages import StepPlan, StepResult
 from nanoengine.core.model_runner import ModelRunner
-from nanoengine.worker.member import Member
+from nanoengine.worker.member import Member, RankLost
 from nanoengine.worker.process import config_of
 from tests.support import fill_kv_with_nan, model_runner
 
-SECONDS = 60.0
+SECONDS = 20.0
 T = TypeVar("T")
 
 
@@ -85,6 +85,9 @@ class GroupInThreads:
         steps: list[Any]
 
         def result(self) -> StepResult:
+            errors = [error for step in self.steps if (error := step.exception()) is not None]
+            if errors:  # what went wrong first, if others waited in vain
+                raise next((error for error in errors if not isinstance(error, RankLost)), errors[0])
             results = [step.result() for step in self.steps]
             assert all(own.token_ids == results[0].token_ids for own in results)
             found: StepResult = results[0]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nanoengine.kernels.native_operations import unsupported_reason
-from nanoengine.parallel.communicator import Alone, Communicator, Distributed, SharedMemory
+from nanoengine.parallel.communicator import Distributed, SharedMemory
 from nanoengine.worker.member import Member, RankLost
 
 REASON = unsupported_reason(torch.device("cpu"), torch.float32)
@@ -99,13 +99,6 @@ def test_processes_share_a_file_without_a_name() -> None:
         assert found[0].tolist() == found[1].tolist() == [[0, 0, 0, 1, 1, 1]] * 2
     finally:
         os.close(memory)
-
-
-def test_alone_there_is_nothing_to_do() -> None:
-    part = torch.ones(2, 3)
-    own: Communicator = Alone()
-    own.check()
-    assert own.gather(part, [3]) is part
 
 
 def gather_by_gloo(member: Member, sent: Any) -> None:
