@@ -68,7 +68,9 @@ class PartialWeight:
 
     def bias(self, whole: Tensor | None) -> Tensor | None:
         """What of a bias is added to this rank's outputs; it is set by now."""
-        if whole is not None and self._bias is None:
+        if whole is None:
+            return None
+        if self._bias is None:
             self._bias = torch.cat([whole[own.start : own.stop] for own in self.ranges])
         return self._bias
 
