@@ -105,8 +105,9 @@ class NativeKernels(Kernels):
     ) -> Tensor:
         assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
-        if not weight.halves_match:
-            return self.gate(self._product(x, residual, norm, eps, weight, None, x.dtype), activation)
+        if not weight.halves_match:  # not rounded before the gate, as they are not where halves match
+            both = self._product(x, residual, norm, eps, weight, None, torch.float32)
+            return self.gate(both, activation).to(x.dtype)
         x = x.contiguous()
         out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
         normed = x.data_ptr(), address(residual), address_of_floats(norm), eps

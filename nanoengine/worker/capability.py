@@ -51,7 +51,14 @@ class Worker(Capability):
         startup._new_engine = partial(_new_engine, startup, startup._new_engine)  # type: ignore[method-assign]
 
     def model(self, startup: Startup) -> Decoder | None:
-        return cast("Decoder", self) if self.is_used else None  # nobody here looks at it
+        if not self.is_used:
+            return None
+        config = startup.config
+        if startup.device.is_cuda and config.num_kv_blocks is None and config.kv_cache_memory is None:
+            raise InvalidConfig(
+                "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
+            )
+        return cast("Decoder", self)  # nobody here looks at it
 
     def _check(self, startup: Startup) -> None:
         for kind in startup.config.options.values():
@@ -60,8 +67,6 @@ class Worker(Capability):
                     raise InvalidConfig(
                         f"{own.name} is not computed by a worker process: leave it out, or worker_process"
                     )
-        if startup.config.device.startswith("cuda") and startup.config.num_kv_blocks is None:
-            raise InvalidConfig("a worker process on a GPU needs num_kv_blocks: only the worker could measure it")
 
 
 class WithoutRunner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -22,40 +23,35 @@ from nanoengine.worker.process import config_of
 from tests.support import fill_kv_with_nan, model_runner
 
 SECONDS = 20.0
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 @contextmanager
 def open_group(size: int, folder: Path, **options: Any) -> Iterator[list[LLM]]:
-    """The ranks of a group, whose pools are full of NaN."""
+    """The ranks of a group, whose pools are full of NaN. They start at the same time: some measure steps, which all compute."""
     given = {"device": "cpu", "use_tqdm": False, "enforce_eager": True, "tensor_parallel_size": size} | options
-    with ExitStack() as stack, as_members(size) as each:
-        ranks = [stack.enter_context(LLM(str(folder), **given)) for _ in each]
+    memory, members = os.memfd_create("group"), threading.local()
+
+    def read_own_config(*model_and_options: Any) -> Any:
+        return config_of(read_config(*model_and_options), members.own)
+
+    def open_rank(rank: int) -> LLM:
+        members.own = Member(rank, size, memory, SECONDS)
+        return LLM(str(folder), **given)
+
+    with ExitStack() as stack:
+        stack.callback(os.close, memory)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(llm_module, "read_config", read_own_config)
+            ranks = by_all(range(size), open_rank)
         for llm in ranks:
+            stack.enter_context(llm)
             fill_kv_with_nan(llm)
         yield ranks
 
 
-@contextmanager
-def as_members(size: int) -> Iterator[Iterator[int]]:
-    """Ranks, while each of which engines that are opened are those of this rank."""
-    memory = os.memfd_create("group")
-
-    def each(patch: pytest.MonkeyPatch) -> Iterator[int]:
-        for rank in range(size):
-            member = Member(rank, size, memory, SECONDS)
-            patch.setattr(llm_module, "read_config", lambda *given, own=member: config_of(read_config(*given), own))
-            yield rank
-        patch.undo()
-
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            yield each(patch)
-    finally:
-        os.close(memory)
-
-
-def by_all(ranks: Sequence[LLM], work: Callable[[LLM], T]) -> list[T]:
+def by_all(ranks: Sequence[S], work: Callable[[S], T]) -> list[T]:
     """What each rank makes of some work, all at once."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         return list(pool.map(work, ranks))

@@ -15,7 +15,7 @@ from nanoengine.errors import InvalidConfig
 from nanoengine.parallel.context import local_slots
 from tests.e2e.drawn_models import REASON
 from tests.models.families import SHAPES, family_checkpoint
-from tests.parallel.groups import as_members, by_all, let_group_compute, open_group
+from tests.parallel.groups import by_all, let_group_compute, open_group
 from tests.parallel.test_exact import WAYS, quantized
 from tests.support import fill_kv_with_nan, forced_logits, model_runner, threads
 from tests.worker.test_worker import told
@@ -102,12 +102,8 @@ def test_requests_get_what_they_get_alone(tmp_path: Path) -> None:
         expected = [
             told(alone.generate([own], [how], use_tqdm=False))[0] for own, how in zip(prompts, params, strict=True)
         ]
-        ranks = []
-        for _ in stack.enter_context(as_members(2)):
-            both = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "num_kv_blocks": 5}
-            ranks.append(stack.enter_context(LLM(str(folder), **both, **options)))
-            fill_kv_with_nan(ranks[-1])
-        llm = let_group_compute(ranks)
+        both = {"decode_context_parallel_size": 2, "num_kv_blocks": 4}
+        llm = let_group_compute(stack.enter_context(open_group(2, folder, **options, **both)))
         for _ in range(2):
             found = told(llm.generate(prompts, params, use_tqdm=False))
             assert found == expected

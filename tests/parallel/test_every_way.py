@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoengine import LLM
-from tests.e2e.drawn_models import REASON, checkpoint, draw_model, opened
+from nanoengine.models import capability as models
+from tests.e2e.drawn_models import MAX_LEN, REASON, checkpoint, draw_model, in_q4_k, opened
 from tests.e2e.drawn_requests import draw_request, make_requests, run
 from tests.e2e.one_number import (
     Case,
@@ -22,7 +22,7 @@ from tests.e2e.one_number import (
     note,
     teach,
 )
-from tests.parallel.groups import as_members, let_group_compute
+from tests.parallel.groups import let_group_compute, open_group
 from tests.support import threads
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -43,12 +43,11 @@ def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
         size = rng.randint(2, min(4, heads))
         options = draw_way(rng, model, folder / "way") | {"enforce_eager": True, "num_threads": 1}
         options["num_kv_blocks"] = least_blocks(path, options) + rng.choice([3, 100])
-        with ExitStack() as stack:
-            ranks: list[LLM] = []
-            for _ in stack.enter_context(as_members(size)):
-                ranks.append(stack.enter_context(opened(model, path, tensor_parallel_size=size, **options)))
-            llm = let_group_compute(ranks)
-            stack.callback(llm.close)
+        with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+            if model.q4_k:
+                patch.setattr(models, "quantizer", lambda *_: in_q4_k)
+            given = {"max_model_len": MAX_LEN, **model.options, **options}
+            llm = let_group_compute(stack.enter_context(open_group(size, path, **given)))
             if options["speculation"]:
                 teach(llm, case, rng)
             check_together(llm, case, rng)
