@@ -65,7 +65,8 @@ class Worker(Capability):
             for own in dataclasses.fields(kind):
                 if own.name in REFUSED and getattr(kind, own.name) not in (None, own.default):
                     raise InvalidConfig(
-                        f"{own.name} is not computed by a worker process: leave it out, or worker_process"
+                        f"{own.name} is not computed by a worker process: leave it out, or worker_process and "
+                        "tensor_parallel_size"
                     )
 
 

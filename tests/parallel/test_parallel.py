@@ -91,6 +91,12 @@ def test_a_group_that_is_lost_twice_at_a_step_is_a_named_error(llm: LLM, expecte
     assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected  # a step finds it dead, and starts it
 
 
+def test_ranks_that_have_some_tokens_each_compute_the_same(expected: list[Any]) -> None:
+    options = OPTIONS | {"block_size": 512, "decode_context_parallel_size": SIZE}
+    with LLM("demo", tensor_parallel_size=SIZE, **options) as llm:
+        assert told(llm.generate(PROMPTS, PARAMS, use_tqdm=False)) == expected
+
+
 class Said:
     """A connection's place: what the ranks say, in order."""
 
