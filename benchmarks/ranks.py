@@ -43,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, report: Report) -> None:
-    options = engine_options(args) | {"use_tqdm": False}
+    options = engine_options(args)
     group = f"{args.ranks} ranks"
     case = {"input_len": args.input_len, "output_len": args.output_len}
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(args, options, args.input_len + args.output_len))
-        one = stack.enter_context(LLM(model, **options))
-        many = stack.enter_context(LLM(model, tensor_parallel_size=args.ranks, **options))
+        one = stack.enter_context(LLM(model, use_tqdm=False, **options))
+        many = stack.enter_context(LLM(model, use_tqdm=False, tensor_parallel_size=args.ranks, **options))
         config, rng = one.built.models.model_config, random.Random(args.seed)
         report.facts |= {"parameters": config.num_parameters(), "threads": torch.get_num_threads()}
         for repetition in range(-1, args.repeat):  # -1 is the warm-up
@@ -101,6 +101,7 @@ def gather_microseconds(widths: list[int], rows: int) -> float:
 
 
 def _gather(member: Member, widths: list[int], rows: int, sent: Any) -> None:
+    torch.set_num_threads(1)  # those of the process that was forked are not here
     rank = SharedMemory.of_member(member, max(widths))
     part = torch.zeros(rows, widths[member.rank], dtype=torch.uint8)
     times = []

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nanoengine.models import capability as models
+from nanoengine.worker.capability import REFUSED
 from tests.e2e.drawn_models import MAX_LEN, REASON, checkpoint, draw_model, in_q4_k, opened
 from tests.e2e.drawn_requests import draw_request, make_requests, run
 from tests.e2e.one_number import (
@@ -41,7 +42,8 @@ def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
             made = make_requests(llm, requests)
             case = Case(model, path, requests, [], made, [run(llm, [request])[0] for request in made])
         size = rng.randint(2, min(4, heads))
-        options = draw_way(rng, model, folder / "way") | {"enforce_eager": True, "num_threads": 1}
+        drawn = {name: value for name, value in draw_way(rng, model, folder).items() if name not in REFUSED}
+        options = drawn | {"enforce_eager": True, "num_threads": 1}
         options["num_kv_blocks"] = least_blocks(path, options) + rng.choice([3, 100])
         with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
             if model.q4_k:
@@ -61,7 +63,6 @@ def test_what_a_group_says_has_the_bits_of_one_device(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(DRAWS):
         (folder := tmp_path / str(seed)).mkdir()
-        (folder / "way").mkdir()
         check_group(seed, folder, seen)
     for happened in ("sent again", "resumed", "hits", "preemptions", "accepted", "rejected"):
         assert seen[happened] > 0, happened
