@@ -27,7 +27,8 @@ from tests.parallel.groups import let_group_compute, open_group
 from tests.support import threads
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
-DRAWS = 6
+SEEDS = (2, 5, 6, 13, 17, 23)
+"""Of the first 24, all of which pass: those that take least time and in which everything below happens."""
 
 
 def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
@@ -61,7 +62,7 @@ def check_group(seed: int, folder: Path, seen: Counter[str]) -> None:
 
 def test_what_a_group_says_has_the_bits_of_one_device(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(DRAWS):
+    for seed in SEEDS:
         (folder := tmp_path / str(seed)).mkdir()
         check_group(seed, folder, seen)
     for happened in ("sent again", "resumed", "hits", "preemptions", "accepted", "rejected"):

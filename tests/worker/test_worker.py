@@ -97,7 +97,7 @@ def test_what_kills_every_worker_ends_and_others_go_on(
         start(runner)
         os.kill(runner.processes[0].pid, signal.SIGKILL)
 
-    os.kill(own.process.pid, signal.SIGKILL)
+    os.kill(own.processes[0].pid, signal.SIGKILL)
     with monkeypatch.context() as patch:
         patch.setattr(RemoteRunner, "start", start_and_kill)
         request = llm.make_requests(PROMPTS[0], PARAMS[0])[0]
