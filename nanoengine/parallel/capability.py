@@ -4,6 +4,7 @@ takes a part of every weight, of the heads and of their K/V.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -13,10 +14,13 @@ from nanoengine.attention.backend import AttentionBackend
 from nanoengine.attention.native import NativeAttention
 from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
 from nanoengine.core.capability import Capability
+from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.messages import StepResult
 from nanoengine.core.model_runner import RunnerPart
+from nanoengine.core.qwen3 import DecoderLayer
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
+from nanoengine.models.decoder import MLP, SelfAttention, SparseMLP
 from nanoengine.models.model_config import ModelConfig
 from nanoengine.parallel import context
 from nanoengine.parallel.communicator import Communicator, Distributed, SharedMemory
@@ -26,6 +30,9 @@ from nanoengine.parallel.kernels import GroupKernels
 from nanoengine.parallel.options import ParallelOptions
 from nanoengine.parallel.shares import Shares
 from nanoengine.worker.member import Member
+
+SHARED = (SelfAttention, MLP, SparseMLP)
+"""Parts of layers that `GroupFactory` knows the weights of."""
 
 
 class Parallel(Capability):
@@ -84,6 +91,8 @@ class Parallel(Capability):
         else:
             for layer in startup.model.layers:
                 layer.self_attn.attention.num_kv_heads = len(shares.kv_heads[self.group.rank])
+        if self.group is not None:
+            check_layers(startup.model.layers, size)
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
@@ -130,6 +139,20 @@ class EndOfStep(RunnerPart):
 
     def end(self, result: StepResult) -> None:
         self._communicator.check()
+
+
+def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
+    """
+    Raises:
+        InvalidConfig: a part of a layer computes with its weights in a way that nobody has shared out.
+    """
+    for layer in layers:
+        for part in (layer.self_attn, layer.mlp):
+            if type(part) not in SHARED:
+                raise InvalidConfig(
+                    f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "
+                    "share: use 1"
+                )
 
 
 def row_bytes(config: ModelConfig) -> int:

@@ -22,14 +22,12 @@ from tests.worker.test_worker import told
 
 needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
 
-TOKENS = [(37 * i + i * i) % 256 for i in range(1100)]
+TOKENS = [(37 * i + i * i) % 256 for i in range(800)]
 SHAPES_WITHOUT_WINDOWS = (
-    "Llama",
     "Llama, untied, odd heads",
     "Phi3, half rotated",
     "SmolLM2's shape",
     "Qwen2, tied, 7 heads",
-    "Qwen3, yarn",
     "OLMo2, biases, no groups",
     "Qwen3-MoE",
     "gpt-oss, full layers, no biases",
@@ -71,7 +69,7 @@ def test_logits_are_those_of_one_device(tmp_path: Path, shape: str, size: int, w
     given = {"num_kv_blocks": 4, "num_threads": 1, "kernels": "native", "block_size": 256 * size} | WAYS[way]
 
     def compute(llm: LLM) -> torch.Tensor:
-        return forced_logits(llm, TOKENS, num_prompt_tokens=1040, chunk=700)
+        return forced_logits(llm, TOKENS, num_prompt_tokens=780, chunk=600)
 
     with threads(1), quantized(way), ExitStack() as stack:
         alone = stack.enter_context(LLM(str(folder), device="cpu", use_tqdm=False, **given))
