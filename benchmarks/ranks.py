@@ -1,4 +1,5 @@
-"""Ranks: one process with all threads beside a group of ranks that share them, turn by turn, and what a gather costs.
+"""Ranks: one process with all threads, a worker process with all, and a group of ranks that share them, turn by turn; and what a
+gather costs.
 
 TTFT and TPOT of one stream. A gather is measured between processes of their own, by the widths of the model: microseconds from
 the call to the return, with nothing to compute in between. `gathers_share` is what those of a decode step are of its time.
@@ -49,12 +50,13 @@ def run(args: argparse.Namespace, report: Report) -> None:
     with ExitStack() as stack:
         model = stack.enter_context(checkpoint(args, options, args.input_len + args.output_len))
         one = stack.enter_context(LLM(model, use_tqdm=False, **options))
+        apart = stack.enter_context(LLM(model, use_tqdm=False, worker_process=True, **options))
         many = stack.enter_context(LLM(model, use_tqdm=False, tensor_parallel_size=args.ranks, **options))
         config, rng = one.built.models.model_config, random.Random(args.seed)
         report.facts |= {"parameters": config.num_parameters(), "threads": torch.get_num_threads()}
         for repetition in range(-1, args.repeat):  # -1 is the warm-up
             workload = Workload([random_tokens(rng, args.input_len, one.engine.vocab_size)], [args.output_len])
-            for name, llm in ((ENGINE, one), (group, many)):
+            for name, llm in ((ENGINE, one), ("a worker", apart), (group, many)):
                 llm.reset_prefix_cache()
                 figures = latency_figures(drive(llm.engine, workload, lambda _: None).requests)
                 if repetition >= 0:
@@ -63,7 +65,10 @@ def run(args: argparse.Namespace, report: Report) -> None:
     assert found is not None
     a_step = median(found.values["tpot_ms"])
     for rows in (1, args.input_len):
-        costs = {name: gather_microseconds(widths, rows) for name, widths in widths_of(config, args.ranks).items()}
+        all_widths = widths_of(config, args.ranks)
+        if rows > 1:
+            del all_widths["logits"]  # which are those of few rows, whatever a step computes
+        costs = {name: gather_microseconds(widths, rows) for name, widths in all_widths.items()}
         all_of_them = config.num_layers * sum(costs[name] for name in ("heads", "hidden", "gated", "hidden"))
         figures = {f"{name}_us": cost for name, cost in costs.items()} | {"of_all_layers_ms": all_of_them / 1000}
         if rows == 1:

@@ -81,6 +81,8 @@ class Parallel(Capability):
         config, size = startup.model_config, startup.facts.get("num_ranks", 1)
         if size == 1:
             return
+        if self.group is not None:
+            check_layers(startup.model.layers, size)
         shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
         if self.asked.shares_context:
             check_context(startup, size)
@@ -91,8 +93,6 @@ class Parallel(Capability):
         else:
             for layer in startup.model.layers:
                 layer.self_attn.attention.num_kv_heads = len(shares.kv_heads[self.group.rank])
-        if self.group is not None:
-            check_layers(startup.model.layers, size)
 
     def runner(self, startup: Startup) -> None:
         if self.group is not None:
