@@ -17,7 +17,7 @@ from tests.e2e.drawn_models import WITHOUT, in_q4_k
 from tests.models.families import SHAPES, family_checkpoint
 from tests.parallel.groups import by_all, open_group
 from tests.quantization.packed_models import awq_form, mxfp4_folder, pack_folder
-from tests.support import fill_kv_with_nan, forced_logits, model_runner, threads
+from tests.support import backend_of, fill_kv_with_nan, forced_logits, model_runner, threads
 
 REASON = unsupported_reason(torch.device("cpu"), torch.bfloat16)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no native kernels: {REASON}")
@@ -92,3 +92,20 @@ def test_experts_that_stay_in_4_bits(tmp_path: Path) -> None:
     folder = family_checkpoint(tmp_path / "model", "gpt-oss", head_dim=32, **sizes)
     with threads(1):
         check(mxfp4_folder(folder, tmp_path / "packed"), 3, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("shape", "size"), [("Mistral, no window", 2), ("OLMo2", 3)])
+def test_heads_that_torch_attends_to(tmp_path: Path, shape: str, size: int) -> None:
+    """Of a size that the native backend does not compute; torch promises no bits."""
+    folder = family_checkpoint(tmp_path, shape, head_dim=20)
+    given = {"num_kv_blocks": 40, "num_threads": 1, "max_model_len": 96, "dtype": "float32"}
+
+    def compute(llm: LLM) -> torch.Tensor:
+        return forced_logits(llm, TOKENS, num_prompt_tokens=38, chunk=20)
+
+    with threads(1), ExitStack() as stack:
+        right = compute(stack.enter_context(LLM(str(folder), device="cpu", use_tqdm=False, **given)))
+        ranks = stack.enter_context(open_group(size, folder, **given))
+        assert backend_of(ranks[0]).name == "torch"
+        for logits in by_all(ranks, compute):
+            torch.testing.assert_close(logits, right, rtol=0, atol=1e-4)
