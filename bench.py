@@ -10,6 +10,7 @@ python bench.py interference    long prompts beside running streams: what become
 python bench.py prefix          a shared system prompt, and chats: with the prefix cache and without
 python bench.py scheduler       no model: microseconds of scheduling per token
 python bench.py startup         process start to the first token, beside the floor: import torch, read the weights; peak memory
+python bench.py ranks           one process beside ranks that share a model, turn by turn, and what their gathers cost
 python bench.py speculation     guessing ahead, turn by turn with none, on five kinds of text
 python bench.py structured      a JSON schema: time per token with a grammar, forced tokens and masks, beside the same without
 python bench.py determinism     the same requests in drawn ways: how many answers differ, in a token or in any bit
@@ -44,7 +45,7 @@ from benchmarks.target import add_cpu_option, hold_to_cpu
 from nanoengine.errors import NanoEngineError
 
 MODES = (
-    *("throughput", "latency", "serve", "interference", "prefix"),
+    *("throughput", "latency", "serve", "interference", "prefix", "ranks"),
     *("http", "load", "soak"),
     *("scheduler", "startup", "speculation", "structured", "determinism", "quality", "workloads", "profile", "compare"),
 )

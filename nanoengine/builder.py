@@ -42,6 +42,9 @@ LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 
 
 CAPABILITIES = {
+    "parallel": Entry(
+        "Parallel", "ParallelOptions", ("tensor_parallel_size", "decode_context_parallel_size"), ("worker", *LAYERS)
+    ),
     "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds")),
     "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),

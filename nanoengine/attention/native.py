@@ -24,6 +24,9 @@ COLUMNS = 32
 
 MAX_HEAD_DIM = 256
 
+ALONE = None, 0, 1, 0, 0.0
+"""What attention_decode is told of ranks that share a context: there are none."""
+
 CACHE_DTYPES = {**DTYPES, torch.int8: 2}
 """Those of K/V caches, as kv_int8.h numbers them."""
 
@@ -92,7 +95,7 @@ class NativeAttention(AttentionBackend):
         self.c.attention_write(*dtypes, *inputs, *outputs, len(slots), q_heads, *self._sizes(k_cache))
 
     def decode(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
-        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, num_shared(runs, spec))
+        return self._attend(self.c.attention_decode, q, kv, runs, spec, sinks, num_shared(runs, spec), *ALONE)
 
     def prefill(self, q: Tensor, kv: KVLayer, runs: Runs, spec: AttentionSpec, sinks: Tensor | None = None) -> Tensor:
         return self._attend(self.c.attention_prefill, q, kv, runs, spec, sinks)
@@ -105,14 +108,14 @@ class NativeAttention(AttentionBackend):
         runs: Runs,
         spec: AttentionSpec,
         sinks: Tensor | None,
-        *shared: int,
+        *more: float | None,
     ) -> Tensor:
         k_cache, v_cache = kv
         q, tables = q.contiguous(), runs.block_tables.contiguous()
         starts, lens = runs.query_start_loc.contiguous(), runs.seq_lens.contiguous()
         out = torch.empty_like(q)
         inputs = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), tables.data_ptr(), tables.shape[1]
-        lengths = starts.data_ptr(), lens.data_ptr(), *shared
+        lengths = starts.data_ptr(), lens.data_ptr(), *more
         asked = spec.scale, spec.soft_cap or 0.0, spec.window or 0, address_of_floats(sinks)
         dtypes, sizes = (DTYPES[q.dtype], CACHE_DTYPES[k_cache.dtype]), (len(lens), q.shape[1], *self._sizes(k_cache))
         function(*dtypes, *inputs, *lengths, out.data_ptr(), *sizes, *asked)

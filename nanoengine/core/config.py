@@ -39,7 +39,6 @@ class EngineConfig:
         num_threads: threads that compute on the CPU. None: torch's own choice.
         attention_backend: by name, or "auto": the fastest that can run.
         async_scheduling: schedule and launch a step while the one before it runs. None: on a GPU.
-        tensor_parallel_size: number of GPUs that share the model; 1 is the only one built.
         seed: of the requests that have none of their own.
         options: those of capabilities, each an object of its own type.
 
@@ -63,7 +62,6 @@ class EngineConfig:
     num_threads: int | None = None
     attention_backend: str = "auto"
     async_scheduling: bool | None = None
-    tensor_parallel_size: int = 1
     seed: int = 0
     options: Mapping[type, Any] = field(default_factory=dict)
 
@@ -85,7 +83,6 @@ class EngineConfig:
         check_bool("enable_prefix_caching", self.enable_prefix_caching)
         if self.async_scheduling is not None:
             check_bool("async_scheduling", self.async_scheduling)
-        check_count("tensor_parallel_size", self.tensor_parallel_size, 1)
         check_share("gpu_memory_utilization", self.gpu_memory_utilization)
         if type(self.seed) is not int or not -(2**63) <= self.seed < 2**64:
             raise InvalidConfig(f"seed is {shown(self.seed)}: it must be an integer from {-(2**63)} to {2**64 - 1}")

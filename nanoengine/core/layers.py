@@ -23,8 +23,9 @@ class Factory:
     dtype: torch.dtype
     device: torch.device
 
-    def weight(self, outputs: int, inputs: int) -> Weight:
-        return self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+    def weight(self, inputs: int, *outputs: int) -> Weight:
+        """A matrix of one projection, or of several side by side."""
+        return self.kernels.new_weight(sum(outputs), inputs, self.dtype, self.device)
 
 
 class Linear:
@@ -32,7 +33,7 @@ class Linear:
 
     def __init__(self, factory: Factory, in_features: int, *out_features: int, bias: bool = False):
         self.kernels, self.out_features = factory.kernels, out_features
-        self.weight = factory.weight(sum(out_features), in_features)
+        self.weight = factory.weight(in_features, *out_features)
         size = sum(out_features)
         self.bias = torch.empty(size, dtype=factory.dtype, device=factory.device) if bias else None
 

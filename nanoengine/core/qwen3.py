@@ -109,9 +109,9 @@ class Decoder:
         self.config, self.layers, self.norm = config, layers, norm
         self.rotaries = list(dict.fromkeys(layer.rotary for layer in layers if layer.rotary is not None))
         self.kernels = factory.kernels
-        self.embed_tokens = self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
+        self.embed_tokens = self.lm_head = factory.weight(config.hidden_size, config.vocab_size)
         if not config.tie_word_embeddings:
-            self.lm_head = factory.weight(config.vocab_size, config.hidden_size)
+            self.lm_head = factory.weight(config.hidden_size, config.vocab_size)
 
     def prepare(self, max_len: int) -> None:
         """Make ready for positions below `max_len`, before the first `forward`."""

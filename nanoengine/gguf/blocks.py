@@ -39,5 +39,5 @@ class GGMLBlocks:
             return self.fast(self, dtype)
         return dequantize(self.data, self.type, self.shape, dtype)
 
-    def __getitem__(self, rows: Tensor) -> GGMLBlocks:
+    def __getitem__(self, rows: Tensor | slice) -> GGMLBlocks:
         return GGMLBlocks(self.data[rows], self.type, self.fast)

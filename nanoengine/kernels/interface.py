@@ -29,7 +29,9 @@ class QuantizedSlot(WeightSlot, Protocol):
 class SlotInParts(WeightSlot, Protocol):
     """A place for a tensor that is several matrices, each with a place of its own."""
 
-    def parts(self, source: Tensor | QuantizedExperts, /) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]: ...
+    def parts(
+        self, source: Tensor | QuantizedTensor | QuantizedExperts, /
+    ) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]: ...
 
 
 class QuantizableWeight(Weight, Protocol):

@@ -105,8 +105,9 @@ class NativeKernels(Kernels):
     ) -> Tensor:
         assert isinstance(weight, NativeWeight)
         assert x.shape[1] == weight.shape[1]
-        if not weight.halves_match:
-            return self.gate(self._product(x, residual, norm, eps, weight, None, x.dtype), activation)
+        if not weight.halves_match:  # not rounded before the gate, as they are not where halves match
+            both = self._product(x, residual, norm, eps, weight, None, torch.float32)
+            return self.gate(both, activation).to(x.dtype)
         x = x.contiguous()
         out = torch.empty(len(x), weight.shape[0] // 2, dtype=x.dtype)
         normed = x.data_ptr(), address(residual), address_of_floats(norm), eps
@@ -131,19 +132,50 @@ class NativeKernels(Kernels):
         activation: str = "silu",
         biases: ExpertBiases | None = None,
     ) -> Tensor:
-        gate, up, down = (own for own in weights if isinstance(own, NativeExperts))
-        count = gate.shape[0]
-        assert gate.shape == up.shape == (count, down.shape[2], x.shape[1])
-        x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
-        out = torch.empty_like(x)
+        gate, up, down = weights
+        of_gate_and_up, of_down = (None, None) if biases is None else (biases[:2], biases.down)
+        gated = self.gate_experts(x, (gate, up), chosen, activation, of_gate_and_up)
+        return self.add_up_experts(gated, down, chosen, factors, of_down)
+
+    def gate_experts(
+        self,
+        x: Tensor,
+        weights: Sequence[ExpertWeights],
+        chosen: Tensor,
+        activation: str,
+        biases: Sequence[Tensor] | None,
+    ) -> Tensor:
+        """The first half of `experts`: what goes into the last products, [num_tokens * k, size], sorted by expert."""
+        gate, up = (own for own in weights if isinstance(own, NativeExperts))
+        count, size, inputs = gate.shape
+        assert gate.shape == up.shape
+        assert x.shape[1] == inputs
+        x, chosen = x.contiguous(), chosen.contiguous()
+        gated = torch.empty(chosen.numel(), size, dtype=x.dtype)
         kinds = DTYPES[x.dtype], ACTIVATIONS.index(activation)
-        matrices = gate.weight.address, up.weight.address, down.weight.address
-        added = map(address_of_floats, biases or (None,) * 3)
-        choices = chosen.data_ptr(), address_of_floats(factors)
-        are_experts = self.c.experts(
-            *kinds, x.data_ptr(), *matrices, *added, *choices, out.data_ptr(), *chosen.shape, count
-        )
+        added = map(address_of_floats, biases or (None, None))
+        inputs_and_matrices = x.data_ptr(), gate.weight.address, up.weight.address, *added, chosen.data_ptr()
+        are_experts = self.c.gate_experts(*kinds, *inputs_and_matrices, gated.data_ptr(), *chosen.shape, count)
         assert are_experts, f"a choice is none of {count} experts"
+        return gated
+
+    def add_up_experts(
+        self, gated: Tensor, down: ExpertWeights, chosen: Tensor, factors: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The second half: the products of what `gate_experts` gave, and their sums: [num_tokens, hidden]."""
+        assert isinstance(down, NativeExperts)
+        count, hidden, inputs = down.shape
+        assert gated.shape == (chosen.numel(), inputs)
+        chosen, factors = chosen.contiguous(), factors.contiguous()
+        out = torch.empty(len(chosen), hidden, dtype=gated.dtype)
+        given = (
+            gated.data_ptr(),
+            down.weight.address,
+            address_of_floats(bias),
+            chosen.data_ptr(),
+            address_of_floats(factors),
+        )
+        self.c.add_up_experts(DTYPES[gated.dtype], *given, out.data_ptr(), *chosen.shape, count)
         return out
 
     # ---- everything else

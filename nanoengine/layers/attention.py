@@ -35,9 +35,8 @@ class WideNormAttention(Attention):
         self.wide_norms = norms
 
     def write(self, qkv: Tensor, angles: Angles | None, kv: KVLayer, slot_mapping: Tensor) -> Tensor:
-        first = 0
-        for norm in self.wide_norms:
-            part = qkv[:, first : first + norm.weight.shape[0]]
+        width = self.num_kv_heads * self.head_dim
+        q, k, _ = qkv.split((qkv.shape[1] - 2 * width, width, width), dim=1)
+        for norm, part in zip(self.wide_norms, (q, k), strict=True):
             part.copy_(norm(part.contiguous()))
-            first += norm.weight.shape[0]
         return super().write(qkv, angles, kv, slot_mapping)

@@ -18,8 +18,8 @@ class Factory(core.Factory):
     kernels: Kernels
     matrices: list[QuantizableWeight | ExpertWeights] = field(default_factory=list)
 
-    def weight(self, outputs: int, inputs: int) -> QuantizableWeight:
-        weight = self.kernels.new_weight(outputs, inputs, self.dtype, self.device)
+    def weight(self, inputs: int, *outputs: int) -> QuantizableWeight:
+        weight = self.kernels.new_weight(sum(outputs), inputs, self.dtype, self.device)
         self.matrices.append(weight)
         return weight
 

@@ -9,13 +9,13 @@ from typing import Any
 from nanoengine.attention.backend import AttentionBackend
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
-from nanoengine.core.qwen3 import Decoder
 from nanoengine.core.startup import Startup
 from nanoengine.kernels.interface import Kernels
 from nanoengine.kernels.triton.launch import float8_unsupported_reason
+from nanoengine.layers.factory import Factory
 from nanoengine.models.advice import default_sampling
 from nanoengine.models.checkpoint import Checkpoint
-from nanoengine.models.decoder import build_model
+from nanoengine.models.decoder import Decoder
 from nanoengine.models.description import describe
 from nanoengine.models.loader import Quantizer, check_weights, load_weights, open_checkpoint, weight_bytes
 from nanoengine.models.model_config import ModelConfig
@@ -74,11 +74,12 @@ class Models(Capability):
             num_bytes = weight_bytes(self.checkpoint, startup.dtype, quantization)
         else:  # on a CPU, other kernels compute with dense weights
             num_bytes = self.model_config.num_parameters() * startup.dtype.itemsize
-        check_room_for_weights(num_bytes, device)
+        check_room_for_weights(num_bytes // startup.facts.get("num_ranks", 1), device)
         kernels, backend = startup.kernels, startup.backend
         if not isinstance(kernels, Kernels) or not isinstance(backend, AttentionBackend):
             raise InvalidConfig("families of models need the capability kernels, which is not installed")
-        model = build_model(self.model_config, kernels, backend, startup.dtype, device)
+        factory = startup.facts.get("factory", Factory)(kernels, startup.dtype, device)
+        model = Decoder(self.model_config, factory, backend)
         startup.facts["matrices"] = model.matrices
         slots = model.checkpoint_tensors()
         load_weights(slots, self.checkpoint, startup.dtype, quantize=quantize, use_tqdm=startup.use_tqdm)

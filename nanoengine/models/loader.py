@@ -120,7 +120,6 @@ def _place(
     quantize: Quantizer | None,
 ) -> None:
     if isinstance(place, SlotInParts):
-        assert isinstance(source, Tensor | QuantizedExperts)
         for part, place_of_it in place.parts(source):
             _place(part, place_of_it, dtype, quantize)
         return

@@ -24,8 +24,8 @@ class QuantizedTensor(Protocol):
         """Its numbers [outputs, inputs]: computed in float32, rounded once."""
         ...
 
-    def __getitem__(self, rows: Tensor) -> Self:
-        """Some of its rows, or all in another order: [n] int64 indices."""
+    def __getitem__(self, rows: Tensor | slice) -> Self:
+        """Some of its rows, or all in another order: [n] int64 indices; a slice is a view."""
         ...
 
 
@@ -77,7 +77,7 @@ class Grouped:
         zeros = 1 << self.bits - 1 if self.zeros is None else self.zeros[:, :, None].float()
         return ((grouped - zeros) * self.scales[:, :, None].float()).flatten(1).to(dtype)
 
-    def __getitem__(self, rows: Tensor) -> Grouped:
+    def __getitem__(self, rows: Tensor | slice) -> Grouped:
         zeros = None if self.zeros is None else self.zeros[rows]
         return Grouped(self.numbers[rows], self.scales[rows], zeros, self.bits)
 
@@ -103,7 +103,7 @@ class Float8:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         return (self.numbers.float() * self.scales).to(dtype)
 
-    def __getitem__(self, rows: Tensor) -> Float8:
+    def __getitem__(self, rows: Tensor | slice) -> Float8:
         # As bytes: not all devices gather floats of 8 bits.
         numbers = self.numbers.view(torch.uint8)[rows].view(self.numbers.dtype)
         return Float8(numbers, self.scales[rows])

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from nanoengine.core.capability import Capability
 from nanoengine.core.errors import InvalidConfig
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.sequence import Request
+from nanoengine.worker.member import Member
 from nanoengine.worker.options import WorkerOptions
 from nanoengine.worker.remote_runner import RemoteRunner, WorkerLost
 
@@ -27,12 +30,19 @@ REFUSED = ("preemption_mode", "kv_host_memory", "kv_disk_path", "draft_model")
 
 
 class Worker(Capability):
-    """It must be the first capability: it takes the model and the runner away from the others."""
+    """It comes before all that a worker does: it takes the model and the runner away from the others.
+
+    `startup.facts["num_ranks"]` says how many processes share the model, if it is not one.
+    """
 
     options = WorkerOptions
+    is_used = False
 
     def describe(self, startup: Startup) -> None:
-        if not startup.config.of(WorkerOptions).worker_process:
+        config = startup.config
+        is_wanted = config.of(WorkerOptions).worker_process or startup.facts.get("num_ranks", 1) > 1
+        self.is_used = is_wanted and Member not in config.options  # a worker has none of its own
+        if not self.is_used:
             return
         self._check(startup)
         others = [own for own in startup.capabilities if own is not self]
@@ -41,18 +51,23 @@ class Worker(Capability):
         startup._new_engine = partial(_new_engine, startup, startup._new_engine)  # type: ignore[method-assign]
 
     def model(self, startup: Startup) -> Decoder | None:
-        is_used = startup.config.of(WorkerOptions).worker_process
-        return cast("Decoder", self) if is_used else None  # nobody here looks at it
+        if not self.is_used:
+            return None
+        config = startup.config
+        if startup.device.is_cuda and config.num_kv_blocks is None and config.kv_cache_memory is None:
+            raise InvalidConfig(
+                "worker processes on GPUs need num_kv_blocks or kv_cache_memory: only they could measure it"
+            )
+        return cast("Decoder", self)  # nobody here looks at it
 
     def _check(self, startup: Startup) -> None:
         for kind in startup.config.options.values():
             for own in dataclasses.fields(kind):
                 if own.name in REFUSED and getattr(kind, own.name) not in (None, own.default):
                     raise InvalidConfig(
-                        f"{own.name} is not computed by a worker process: leave it out, or worker_process"
+                        f"{own.name} is not computed by a worker process: leave it out, or worker_process and "
+                        "tensor_parallel_size"
                     )
-        if startup.config.device.startswith("cuda") and startup.config.num_kv_blocks is None:
-            raise InvalidConfig("worker_process on a GPU needs num_kv_blocks: only the worker could measure it")
 
 
 class WithoutRunner:
@@ -68,16 +83,18 @@ class WithoutRunner:
 
 
 def _new_runner(startup: Startup, num_blocks: int, _: int) -> ModelRunner:
-    """A worker with a pool of so many blocks; from them it knows, too, how long a sequence may be."""
-    config = startup.config
-    own = config.of(WorkerOptions)
+    """Workers with pools of so many blocks; from them they know, too, how long a sequence may be."""
+    config, size = startup.config, startup.facts.get("num_ranks", 1)
+    threads = torch.get_num_threads()  # of this process, which computes nothing
     same = dataclasses.replace(
         config,
+        device=startup.device.torch_device.type if size > 1 else config.device,
+        num_threads=config.num_threads if size == 1 else max(1, threads // size),
         num_kv_blocks=num_blocks,
         kv_cache_memory=None,
-        options={**config.options, WorkerOptions: WorkerOptions()},
     )
-    return cast("ModelRunner", RemoteRunner(same, own.worker_step_seconds, use_tqdm=startup.use_tqdm))
+    seconds = config.of(WorkerOptions).worker_step_seconds
+    return cast("ModelRunner", RemoteRunner(same, seconds, size, use_tqdm=startup.use_tqdm))
 
 
 def _new_engine(startup: Startup, new_engine: Callable[[], LLMEngine]) -> LLMEngine:

@@ -1,8 +1,9 @@
-"""The worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
+"""A worker process: builds an engine, of which it uses the executor, and carries out the plans that come.
 
-`python -m nanoengine.worker.process FD`: messages are pickled, and come and go on the socket FD. First comes the config, and an
-answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it went well, result or error)
-goes back. The process ends when None comes, or when nobody is at the other end any more.
+`python -m nanoengine.worker.process FD`: messages are pickled, and come and go on the socket FD. First come the config and who of
+the group this is, and an answer goes back when all is ready; then numbered plans come, and for each of them (number, whether it
+went well, result or error) goes back. Only rank 0 sends results. The process ends when None comes, or when nobody is at the other
+end any more.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import pickle
 import signal
 import sys
 import threading
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from nanoengine.builder import build_engine
+from nanoengine.core.config import EngineConfig
+from nanoengine.worker.member import Member
 
 
 def main(handle: int) -> None:
@@ -24,9 +28,9 @@ def main(handle: int) -> None:
     connection = Connection(handle)
     messages: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
-    config, use_tqdm = messages.get()
+    config, member, use_tqdm = messages.get()
     try:
-        executor = build_engine(config, use_tqdm).engine.executor
+        executor = build_engine(config_of(config, member), use_tqdm).engine.executor
     except Exception as error:
         connection.send((0, False, _portable(error)))
         return
@@ -35,10 +39,18 @@ def main(handle: int) -> None:
         number, plan = message
         answer: tuple[int, bool, object]
         try:
-            answer = number, True, executor.launch(plan).result()
+            result = executor.launch(plan).result()
+            answer = number, True, result if member.rank == 0 else None
         except Exception as error:
             answer = number, False, _portable(error)
         connection.send(answer)
+
+
+def config_of(config: EngineConfig, member: Member) -> EngineConfig:
+    """The config of one process of the group: on machines with GPUs each has one of its own."""
+    is_one_of_many = member.size > 1 and config.device.startswith("cuda")
+    device = f"cuda:{member.rank}" if is_one_of_many else config.device
+    return replace(config, device=device, options={**config.options, Member: member})
 
 
 def _receive(connection: Connection, messages: SimpleQueue[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -252,3 +253,16 @@ def test_profile(run: Bench) -> None:
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) <= 1.0 + 1e-6
     assert any("linear" in r["case"]["operation"] for r in result["rows"])
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="gathers are measured in a file without a name, as Linux has it"
+)
+def test_ranks(run: Bench) -> None:
+    result = run("ranks", "--input-len", 9, "--output-len", 4)
+    for engine in ("nanoengine", "a worker", "2 ranks"):
+        assert medians(result, engine, input_len=9)["tpot_ms"] > 0
+    gathers = medians(result, "2 ranks", rows=1)
+    assert gathers["logits_us"] > 0
+    assert gathers["gathers_share"] > 0
+    assert medians(result, "2 ranks", rows=9)["gated_us"] > 0

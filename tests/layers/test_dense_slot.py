@@ -10,7 +10,7 @@ from nanoengine.layers.factory import Factory
 
 
 def test_dense_rows_go_where_they_belong_and_nothing_quantized_is_taken(factory: Factory) -> None:
-    weight, source = factory.weight(6, 32), torch.randn(4, 32)
+    weight, source = factory.weight(32, 6), torch.randn(4, 32)
     weight.rows(0, 6).copy_(torch.zeros(6, 32))
     assert isinstance(weight.rows(1, 4), QuantizedSlot)
     slot = DenseSlot(weight.rows(1, 4))

@@ -14,7 +14,7 @@ from nanoengine.layers.factory import Factory
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_parameters_are_of_its_dtype_and_on_its_device(dtype: torch.dtype, device: str) -> None:
     factory = Factory(TorchKernels(), dtype, torch.device(device))
-    weight, bias = factory.weight(3, 5), Linear(factory, 5, 3, 4, bias=True).bias
+    weight, bias = factory.weight(5, 3), Linear(factory, 5, 3, 4, bias=True).bias
     assert isinstance(weight, RowMajor)
     assert bias is not None
     assert (weight.shape, bias.shape) == ((3, 5), (7,))
@@ -29,4 +29,4 @@ def test_some_are_float32_all_the_same(dtype: torch.dtype) -> None:
 
 
 def test_the_kernels_say_how_a_weight_lies_in_memory(factory: Factory) -> None:
-    assert type(factory.weight(40, 33)) is type(factory.kernels.new_weight(40, 33, factory.dtype, factory.device))
+    assert type(factory.weight(33, 40)) is type(factory.kernels.new_weight(40, 33, factory.dtype, factory.device))

@@ -10,6 +10,7 @@ from tests.mutation import (
     kv,
     kv_offload,
     models,
+    parallel,
     policy,
     pooling,
     quantization,
@@ -41,4 +42,5 @@ ROOMS: dict[str, tuple[Mutant, ...]] = {
     "structured": structured.MUTANTS,
     "pooling": pooling.MUTANTS,
     "worker": worker.MUTANTS,
+    "parallel": parallel.MUTANTS,
 }

@@ -21,8 +21,8 @@ MUTANTS = (
     Mutant(
         "old-answers-are-taken",
         RUNNER,
-        "while found < number:",
-        "while found < 0:",
+        "if found == number:",
+        "if found <= number:",
         "An answer to a plan that nobody waited for is taken for that of a later one.",
         (TEST,),
     ),

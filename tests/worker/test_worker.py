@@ -63,7 +63,7 @@ def run(llm: LLM, steps: set[int], number: signal.Signals) -> list[Any]:
         nonlocal count
         count += 1
         if count in steps:
-            os.kill(remote(llm).process.pid, number)
+            os.kill(remote(llm).processes[0].pid, number)
 
     return told(llm.run(llm.make_requests(PROMPTS, PARAMS), after_step))
 
@@ -95,9 +95,9 @@ def test_what_kills_every_worker_ends_and_others_go_on(
 
     def start_and_kill(runner: RemoteRunner) -> None:
         start(runner)
-        os.kill(runner.process.pid, signal.SIGKILL)
+        os.kill(runner.processes[0].pid, signal.SIGKILL)
 
-    os.kill(own.process.pid, signal.SIGKILL)
+    os.kill(own.processes[0].pid, signal.SIGKILL)
     with monkeypatch.context() as patch:
         patch.setattr(RemoteRunner, "start", start_and_kill)
         request = llm.make_requests(PROMPTS[0], PARAMS[0])[0]
@@ -118,7 +118,7 @@ def test_a_stream_goes_on_where_it_was(expected: list[Any]) -> None:
         async for delta in engine.generate(PROMPTS[2], PARAMS[2]):
             tokens, text = tokens + delta.token_ids, text + delta.text
             if len(tokens) in (2, 20):
-                os.kill(runner.process.pid, signal.SIGKILL)
+                os.kill(runner.processes[0].pid, signal.SIGKILL)
         return tokens, text
 
     options = {name: value for name, value in OPTIONS.items() if name != "use_tqdm"}
@@ -145,13 +145,13 @@ def is_running(pid: int) -> bool:
 def test_no_worker_is_left_behind() -> None:
     """By close, and by a process that is killed in the middle of a request."""
     with LLM("demo", worker_process=True, **OPTIONS) as llm:
-        pid = remote(llm).process.pid
+        pid = remote(llm).processes[0].pid
         assert is_running(pid)
     assert not is_running(pid)
     script = (
         "import os, signal; from nanoengine import LLM, SamplingParams\n"
         "llm = LLM('demo', worker_process=True, num_kv_blocks=40, use_tqdm=False)\n"
-        "print(llm.engine.executor.executor.process.pid, flush=True)\n"
+        "print(llm.engine.executor.executor.processes[0].pid, flush=True)\n"
         "llm.run(llm.make_requests('a', None), lambda _: os.kill(os.getpid(), signal.SIGKILL))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

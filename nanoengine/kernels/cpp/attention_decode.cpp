@@ -5,9 +5,13 @@
 // next are asked for while these are computed. The new tokens of a sequence that begin with the same tile have their parts in common, and
 // so do all sequences the parts that they share: read once, with the query heads of all those tokens beside each other. What one of them
 // sees and another does not is added to each alone.
+//
+// Ranks that share a context have every so many parts each, all of a sequence's blocks among them. They compute those, exchange what they
+// have made of them, and each merges all parts in order: as if one had computed them.
 #include <vector>
 #include "calls.h"
 #include "attention_parts.h"
+#include "ranks.h"
 #include "team.h"
 
 namespace {
@@ -126,6 +130,7 @@ template <class T, class S> struct Decode {
     size_t sequences, q_heads;
     KVTiles kv;
     AttentionSpec spec;
+    Ranks ranks;
 
     size_t group = q_heads / kv.heads, dim = kv.head_dim, depth = dim / Dot<S>::PER_DWORD;
 
@@ -165,12 +170,13 @@ template <class T, class S> struct Decode {
     void find_tiles(const Part& part, size_t whole, Scratch<S>& scratch) const {
         const int32_t* table = block_tables + part.sequence * table_stride;
         const size_t seen = spec.first_seen(part.position) / TILE * TILE;
+        const size_t start = part.first / PART / ranks.count * PART + part.first % PART;  // among what this rank has of the sequence
         for (size_t i = 0; i < TILES_ASKED; i++) {  // what is not seen has no blocks: the first tile that is seen stands for those before
             if (i >= whole / TILE) {
                 scratch.keys[i] = scratch.keys[i - 1], scratch.values[i] = scratch.values[i - 1];
                 continue;
             }
-            const size_t tile = kv.tile(table, std::max(part.first + i * TILE, seen), part.head);
+            const size_t tile = kv.tile(table, std::max(start + i * TILE, seen), part.head);
             scratch.keys[i] = dwords(k_cache + tile), scratch.values[i] = dwords(v_cache + tile);
             if constexpr (PARTS<S> == 2) {
                 copy_scales(k_cache + tile, dim, scratch.joining.scales.keys + i * TILE);
@@ -286,19 +292,33 @@ template <class T, class S> struct Decode {
                     }
                 }
             }
-        const std::unique_ptr<float[]> sums(new float[results * group * dim]);  // unset
-        const std::unique_ptr<Softmax[]> softmax(new Softmax[results * group]);
+        const bool is_shared = ranks.count > 1;
+        const uint64_t number = is_shared ? ranks.next() : 0;
+        const std::unique_ptr<float[]> memory(is_shared ? nullptr : new float[results * group * (dim + 2)]);  // unset
+        // What a rank makes of its parts: sums [results][group][dim], and behind them a Softmax for each.
+        auto made_by = [&](size_t rank) { return is_shared ? reinterpret_cast<float*>(ranks.slot(rank, number)) : memory.get(); };
+        auto softmax_of = [&](float* sums) { return reinterpret_cast<Softmax*>(sums + results * group * dim); };
+        if (is_shared) std::erase_if(parts, [&](const Part& part) { return part.first / PART % ranks.count != ranks.rank; });
         const size_t run = parts.size() < 8 ? 1 : 2;  // parts that follow one another, for a thread, if there are enough for all
         std::atomic<size_t> next{0};
         together([&](Member member) {
             const TileRegion region;
             Scratch<S> scratch(dim);
             std::vector<Shares> shares(most_parts);
+            std::vector<const float*> sums(most_parts);
             member.take(next, parts.size(), run, [&](size_t i) {
                 const size_t at = parts[i].result * group;
-                attend(parts[i], scratch, sums.get() + at * dim, softmax.get() + at);
+                float* own = made_by(ranks.rank);
+                attend(parts[i], scratch, own + at * dim, softmax_of(own) + at);
             });
             member.meet();
+            if (is_shared) {
+                if (member.index == 0) {
+                    ranks.publish(number);
+                    for (size_t rank = 0; rank < ranks.count && ranks.arrives(rank, number); rank++);
+                }
+                member.meet();
+            }
             member.share(tokens * kv.heads, [&](size_t i) {
                 const size_t token = i / kv.heads, head = i % kv.heads, count = shared + own[i].count;
                 if (!count) return;
@@ -307,12 +327,16 @@ template <class T, class S> struct Decode {
                 };
                 for (size_t h = 0; h < group; h++) {
                     Softmax all = before_parts(spec.sinks ? spec.sinks + head * group + h : nullptr);
-                    for (size_t p = 0; p < count; p++) shares[p] = merge(all, softmax[result(p) * group + h]);
+                    for (size_t p = 0; p < count; p++) {
+                        float* made = made_by(is_shared ? p % ranks.count : 0);
+                        const size_t at = result(p) * group + h;
+                        shares[p] = merge(all, softmax_of(made)[at]);
+                        sums[p] = made + at * dim;
+                    }
                     T* to = out + (token * q_heads + head * group + h) * dim;
                     for (size_t d = 0; d < dim; d += LANES) {
                         Floats total{};
-                        for (size_t p = 0; p < count; p++)
-                            total = merged(total, load<Floats>(sums.get() + (result(p) * group + h) * dim + d), shares[p]);
+                        for (size_t p = 0; p < count; p++) total = merged(total, load<Floats>(sums[p] + d), shares[p]);
                         store_floats(to + d, total / all.total);
                     }
                 }
@@ -325,16 +349,18 @@ template <class T, class S> struct Decode {
 
 // q, out [tokens][q_heads][head_dim]; query_start [sequences + 1]; block_tables [sequences][table_stride]; seq_lens count all new
 // tokens. The first num_shared tokens of all sequences, new ones not among them, are in the same blocks; with a window it must
-// be 0.
+// be 0, and one rank alone. If there are several, the caches hold what this rank has, block_size is how much that is of a block, and a
+// slot holds the results: (head_dim + 2) * q_heads floats for each new token and part.
 extern "C" void attention_decode(int dtype, int cache_dtype, const void* q, const void* k_cache, const void* v_cache, const int32_t* block_tables,
-                                 size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared, void* out,
-                                 size_t sequences, size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
+                                 size_t table_stride, const int32_t* query_start, const int32_t* seq_lens, size_t num_shared,
+                                 void* memory, size_t rank, size_t ranks, size_t slot_bytes, float seconds, void* out, size_t sequences,
+                                 size_t q_heads, size_t kv_heads, size_t head_dim, size_t block_size,
                                  size_t block_stride, float scale, float soft_cap, size_t window, const float* sinks) {
     const AttentionSpec spec{scale, soft_cap, window, sinks};
     with_types(dtype, cache_dtype, [&]<class T, class S>(T*, S*) {
         const KVTiles kv{kv_heads, head_dim, block_size, block_stride, SCALE_SIZE<S>};
         Decode<T, S>{(const T*)q, (const S*)k_cache, (const S*)v_cache, block_tables, table_stride, query_start, seq_lens, num_shared,
-                     (T*)out, sequences, q_heads, kv, spec}.run();
+                     (T*)out, sequences, q_heads, kv, spec, {memory, rank, ranks, slot_bytes, seconds}}.run();
     });
 }
 RECORDABLE(attention_decode)

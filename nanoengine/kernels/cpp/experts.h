@@ -19,17 +19,6 @@ struct Choices {
     }
 };
 
-// [experts][size] twice and [experts][hidden], or null.
-struct ExpertBiases {
-    const float *gate, *up, *down;
-};
-
-// G and U [size][hidden], D [hidden][size] of each expert: those of all are one weight, each from a panel of its own on.
-struct Experts {
-    const Weight &gate, &up, &down;
-    ExpertBiases biases;
-};
-
 // Some of the sorted choices, [first, first + count), all of one expert.
 struct Run {
     size_t expert, first, count;
@@ -88,38 +77,45 @@ template <class T> static void round_floats(const float* from, size_t count, T* 
     for (size_t i = whole; i < count; i++) from_float(to + i, from[i]);
 }
 
-template <class T> static void mix_experts(Activation activation, const Choices& all, const T* x, const Experts& weights, T* out) {
-    const ExpertBiases& biases = weights.biases;
-    const size_t size = weights.down.inputs, hidden = weights.gate.inputs;
-    const size_t size_panels = round_up(size, PANEL) / PANEL, hidden_panels = round_up(hidden, PANEL) / PANEL;
+// gated [sorted choices][size] = gated(G_e x, U_e x + their biases [experts][size], if not null), where G and U [size][hidden] of all
+// experts are one weight, each from a panel of its own on.
+template <class T>
+static void gated_of_experts(Activation activation, const Choices& all, const T* x, const Weight& gates, const Weight& ups,
+                         const float* gate_bias, const float* up_bias, T* gated) {
+    const size_t size = gates.outputs / all.count, panels = round_up(size, PANEL) / PANEL;
     const Sorted sorted(all);
-
-    std::unique_ptr<T[]> gated(new T[sorted.choices.size() * size]);
     const auto row_of_choice = [&](size_t i) { return sorted.choices[i] / all.per_row; };
-    for_waves(sorted, weights.gate.kinds | weights.up.kinds, x, hidden, row_of_choice,
+    for_waves(sorted, gates.kinds | ups.kinds, x, gates.inputs, row_of_choice,
               [&](Member member, std::atomic<size_t>& next, Rows<T>& block, std::span<const Run> runs) {
-        member.take(next, runs.size() * size_panels, 1, [&](size_t i) {  // runs differ in length
-            const Run& run = runs[i / size_panels];
-            const size_t p = i % size_panels;
-            const size_t panel = run.expert * size_panels + p, column = p * PANEL, bias = run.expert * size + column;
-            const Gate gate = biases.gate ? Gate{activation, biases.gate + bias, biases.up + bias} : Gate{activation, nullptr, nullptr};
-            multiply_gated(block, gate, run.first - runs[0].first, run.count, weights.gate.panel(panel), weights.up.panel(panel),
-                           gated.get() + run.first * size + column, size);
+        member.take(next, runs.size() * panels, 1, [&](size_t i) {  // runs differ in length
+            const Run& run = runs[i / panels];
+            const size_t p = i % panels;
+            const size_t panel = run.expert * panels + p, column = p * PANEL, bias = run.expert * size + column;
+            const Gate gate = gate_bias ? Gate{activation, gate_bias + bias, up_bias + bias} : Gate{activation, nullptr, nullptr};
+            multiply_gated(block, gate, run.first - runs[0].first, run.count, gates.panel(panel), ups.panel(panel),
+                           gated + run.first * size + column, size);
         });
     });
+}
+
+// out [rows][hidden] = the sum over each row's choices of factor * (D_e gated + bias), D [hidden][size].
+template <class T>
+static void sums_of_experts(const Choices& all, const T* gated, const Weight& downs, const float* bias, T* out) {
+    const size_t hidden = downs.outputs / all.count, hidden_panels = round_up(hidden, PANEL) / PANEL;
+    const Sorted sorted(all);
 
     // A thread adds up columns of its own, expert after expert: without waiting, and in an order that no other row changes.
     const size_t width = hidden_panels * PANEL;
     std::vector<float> totals(all.rows * width);
-    for_waves(sorted, weights.down.kinds, gated.get(), size, std::identity(),
+    for_waves(sorted, downs.kinds, gated, downs.inputs, std::identity(),
               [&](Member member, std::atomic<size_t>&, Rows<T>& block, std::span<const Run> runs) {
         for (const Run& run : runs)
             member.share(hidden_panels, [&](size_t p) {
                 alignas(64) float sums[ROW_BLOCK][PANEL];
                 const size_t column = p * PANEL;
-                const Panel& panel = weights.down.panel(run.expert * hidden_panels + p);
+                const Panel& panel = downs.panel(run.expert * hidden_panels + p);
                 block.multiply(run.first - runs[0].first, run.count, panel, sums);
-                if (biases.down) add_bias(sums, run.count, biases.down + run.expert * hidden + column, panel.columns);
+                if (bias) add_bias(sums, run.count, bias + run.expert * hidden + column, panel.columns);
                 for (size_t m = 0; m < run.count; m++) {
                     const size_t choice = sorted.choices[run.first + m];
                     float* total = totals.data() + choice / all.per_row * width + column;

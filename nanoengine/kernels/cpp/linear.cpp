@@ -52,19 +52,26 @@ void gate(int dtype, int activation, const void* x, void* out, size_t rows, size
     });
 }
 
-// out [rows][hidden] = sum over j of factors[row][j] * (D_e gated(G_e x, U_e x)), where e = chosen[row][j], and there are `count`
-// experts: G and U [size][hidden], D [hidden][size] of each in panels of its own, one behind the other. To each of the three products
-// its bias is added, [count][size] twice and [count][hidden]; or all three are null. Nothing is computed, and 0 is the result, if
-// a choice is no expert.
-int experts(int dtype, int activation, const void* x, const Weight* gate, const Weight* up, const Weight* down, const float* gate_bias,
-            const float* up_bias, const float* down_bias, const int64_t* chosen, const float* factors, void* out, size_t rows,
-            size_t per_row, size_t count) {
-    const Choices choices{chosen, factors, rows, per_row, count};
+// gated [rows * per_row][size] = gated(G_e x, U_e x), where e = chosen[row][j] is one of `count` experts: G and U [size][hidden] of each
+// in panels of its own, one behind the other, and what their biases [count][size] add, or both are null. Rows are sorted by expert.
+// Nothing is computed, and 0 is the result, if a choice is no expert.
+int gate_experts(int dtype, int activation, const void* x, const Weight* gate, const Weight* up, const float* gate_bias,
+                 const float* up_bias, const int64_t* chosen, void* gated, size_t rows, size_t per_row, size_t count) {
+    const Choices choices{chosen, nullptr, rows, per_row, count};
     if (!choices.are_experts()) return 0;
     with_type(dtype, [&]<class T>(T*) {
-        mix_experts((Activation)activation, choices, (const T*)x, Experts{*gate, *up, *down, {gate_bias, up_bias, down_bias}}, (T*)out);
+        gated_of_experts((Activation)activation, choices, (const T*)x, *gate, *up, gate_bias, up_bias, (T*)gated);
     });
     return 1;
+}
+
+// out [rows][hidden] = sum over j of factors[row][j] * (D_e gated), of such rows and as many choices: D [hidden][size] of each expert,
+// and what its bias [count][hidden] adds, or null.
+void add_up_experts(int dtype, const void* gated, const Weight* down, const float* bias, const int64_t* chosen, const float* factors,
+                    void* out, size_t rows, size_t per_row, size_t count) {
+    with_type(dtype, [&]<class T>(T*) {
+        sums_of_experts(Choices{chosen, factors, rows, per_row, count}, (const T*)gated, *down, bias, (T*)out);
+    });
 }
 
 // What whole numbers are multiplied with, for people.
@@ -73,4 +80,5 @@ const char* quantized_instruction() { return DOT_OF_BYTES; }
 RECORDABLE(linear)
 RECORDABLE(gated_linear)
 RECORDABLE(gate)
-RECORDABLE(experts)
+RECORDABLE(gate_experts)
+RECORDABLE(add_up_experts)

@@ -1,0 +1,162 @@
+"""Tensor parallelism as a capability. In the process that has the requests it asks for a group of workers; in each of these it
+takes a part of every weight, of the heads and of their K/V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from nanoengine.attention.backend import AttentionBackend
+from nanoengine.attention.native import NativeAttention
+from nanoengine.core.attention import AttentionMetadata, AttentionSpec, KVLayer
+from nanoengine.core.capability import Capability
+from nanoengine.core.errors import InvalidConfig
+from nanoengine.core.messages import StepResult
+from nanoengine.core.model_runner import RunnerPart
+from nanoengine.core.qwen3 import DecoderLayer
+from nanoengine.core.startup import Startup
+from nanoengine.kernels.interface import Kernels
+from nanoengine.models.decoder import MLP, SelfAttention, SparseMLP
+from nanoengine.models.model_config import ModelConfig
+from nanoengine.parallel import context
+from nanoengine.parallel.communicator import Communicator, Distributed, SharedMemory
+from nanoengine.parallel.context import SharedContext, check_context
+from nanoengine.parallel.group import Group, GroupFactory
+from nanoengine.parallel.kernels import GroupKernels
+from nanoengine.parallel.options import ParallelOptions
+from nanoengine.parallel.shares import Shares
+from nanoengine.worker.member import Member
+
+SHARED = (SelfAttention, MLP, SparseMLP)
+"""Parts of layers that `GroupFactory` knows the weights of."""
+
+
+class Parallel(Capability):
+    """It must stand before the worker process, which makes the group."""
+
+    options = ParallelOptions
+    group: Group | None = None
+
+    def describe(self, startup: Startup) -> None:
+        self.asked = startup.config.of(ParallelOptions)
+        size = self.asked.tensor_parallel_size
+        if size > 1:
+            startup.facts["num_ranks"] = size
+
+    def model(self, startup: Startup) -> None:
+        """What loads the model finds here what it is made of."""
+        member = startup.config.options.get(Member)
+        if "num_ranks" not in startup.facts or member is None:
+            return
+        config = cast(ModelConfig, startup.model_config)
+        communicator = self._communicator(startup, member, config)
+        self.group = group = Group(config, communicator, shares_context=self.asked.shares_context)
+        if group.shares_context:
+            assert isinstance(startup.backend, NativeAttention)
+            assert isinstance(communicator, SharedMemory)
+            SharedContext(startup.backend, startup.kernels, communicator)
+        else:
+            HeadsOfRank(cast(AttentionBackend, startup.backend), group)
+
+        def factory(kernels: Kernels, dtype: torch.dtype, device: torch.device) -> GroupFactory:
+            return GroupFactory(GroupKernels(kernels, group), dtype, device, group=group)
+
+        startup.facts["factory"] = factory
+
+    def _communicator(self, startup: Startup, member: Member, config: ModelConfig) -> Communicator:
+        device = startup.device.torch_device
+        if device.type == "cuda":
+            return Distributed(member, "nccl", device)
+        num_bytes = row_bytes(config)
+        if self.asked.shares_context:
+            max_len = startup.config.max_model_len or config.max_position_embeddings
+            num_bytes = max(num_bytes, context.row_bytes(config, max_len))
+        return SharedMemory.of_member(member, num_bytes)
+
+    def before_pool(self, startup: Startup) -> None:
+        config, size = startup.model_config, startup.facts.get("num_ranks", 1)
+        if size == 1:
+            return
+        if self.group is not None:
+            check_layers(startup.model.layers, size)
+        shares = Shares(size, config.num_heads, config.num_kv_heads, config.head_dim)
+        if self.asked.shares_context:
+            check_context(startup, size)
+        elif self.group is None:
+            # The pool's bytes are those of all ranks. Of K/V heads that several of them have, there is more than one copy.
+            copies = sum(map(len, shares.kv_heads)) - config.num_kv_heads
+            startup.block_bytes += copies * startup.bytes_of_block(startup.groups) // config.num_kv_heads
+        else:
+            for layer in startup.model.layers:
+                layer.self_attn.attention.num_kv_heads = len(shares.kv_heads[self.group.rank])
+
+    def runner(self, startup: Startup) -> None:
+        if self.group is not None:
+            startup.runner.parts.append(EndOfStep(self.group.communicator))
+
+    def describe_itself(self, startup: Startup) -> str | None:
+        size = startup.facts.get("num_ranks", 1)
+        return f"{size} ranks" if size > 1 else None
+
+
+class HeadsOfRank:
+    """What a rank does otherwise than the backend that it computes with, if it has all tokens of some heads: it gathers what the
+    heads of all ranks see.
+    """
+
+    def __init__(self, own: AttentionBackend, group: Group):
+        self._kv_shape, self._attend, self._group = own.kv_shape, own.attend, group
+        shares, rank = group.shares, group.rank
+        self._heads, self._num_kv_heads = shares.heads[rank], len(shares.kv_heads[rank])
+        self._columns = shares.columns(shares.heads)
+        own.kv_shape, own.attend = self.kv_shape, self.attend  # type: ignore[method-assign]
+
+    def kv_shape(self, num_blocks: int, num_kv_heads: int, head_dim: int, **more: Any) -> tuple[int, ...]:
+        return self._kv_shape(num_blocks, self._num_kv_heads, head_dim, **more)
+
+    def attend(
+        self,
+        q: Tensor,
+        kv: KVLayer,
+        metadata: AttentionMetadata,
+        spec: AttentionSpec,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        of_heads = None if sinks is None else sinks[self._heads.start : self._heads.stop]
+        own = self._attend(q, kv, metadata, spec, of_heads)
+        return self._group.gather(own.flatten(1), self._columns).unflatten(1, (-1, q.shape[-1]))
+
+
+class EndOfStep(RunnerPart):
+    """Sees that all ranks have taken part in it."""
+
+    def __init__(self, communicator: Communicator):
+        self._communicator = communicator
+
+    def end(self, result: StepResult) -> None:
+        self._communicator.check()
+
+
+def check_layers(layers: Iterable[DecoderLayer], ranks: int) -> None:
+    """
+    Raises:
+        InvalidConfig: a part of a layer computes with its weights in a way that nobody has shared out.
+    """
+    for layer in layers:
+        for part in (layer.self_attn, layer.mlp):
+            if type(part) not in SHARED:
+                raise InvalidConfig(
+                    f"tensor_parallel_size is {ranks}, but a layer of the model has a {type(part).__name__}, which ranks do not "
+                    "share: use 1"
+                )
+
+
+def row_bytes(config: ModelConfig) -> int:
+    """Of the widest row that is ever gathered, at most."""
+    experts = 0 if config.experts is None else config.experts.intermediate_size
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return 4 * max(config.vocab_size, config.hidden_size, config.intermediate_size, experts, heads)

@@ -1,0 +1,122 @@
+"""Communicator: how the ranks of a group put together what each of them has computed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nanoengine.kernels.c_functions import c_functions
+from nanoengine.worker.member import Member, RankLost
+
+PAGE = 4096
+SEAT_BYTES = 128
+"""As gather.cpp counts them."""
+LEAST_SLOT_BYTES = 1 << 20
+
+
+class Communicator(Protocol):
+    """What a rank knows of the others. All ranks make the same calls in the same order."""
+
+    rank: int
+    size: int
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        """The parts of all ranks, side by side: [n, widths[rank]] -> [n, sum of widths]."""
+        ...
+
+    def check(self) -> None:
+        """At the end of a step.
+
+        Raises:
+            RankLost: a rank did not come in time, and what was computed is nothing.
+        """
+        ...
+
+
+class SharedMemory:
+    """Processes of one machine, or threads of one process, through memory that all of them see: gather.cpp. Steps that call it
+    can be recorded.
+
+    Args:
+        memory: zeros at first, `bytes_of` so many.
+        row_bytes: of the widest row of a part.
+        seconds: how long a rank waits for another.
+    """
+
+    def __init__(self, memory: Tensor, rank: int, size: int, row_bytes: int, seconds: float):
+        self.rank, self.size, self.seconds = rank, size, seconds
+        self.memory, self.slot_bytes = memory, _slot_bytes(row_bytes)
+        self.c: SimpleNamespace = c_functions()
+        self._widths: dict[tuple[int, ...], Tensor] = {}
+
+    @staticmethod
+    def bytes_of(size: int, row_bytes: int) -> int:
+        return -(-size * SEAT_BYTES // PAGE) * PAGE + 2 * size * _slot_bytes(row_bytes)
+
+    @classmethod
+    def of_member(cls, member: Member, row_bytes: int) -> SharedMemory:
+        """Over the group's file, which this process is the first to fill with zeros, or another."""
+        num_bytes = cls.bytes_of(member.size, row_bytes)
+        os.ftruncate(member.memory, num_bytes)
+        memory = torch.frombuffer(mmap.mmap(member.memory, num_bytes), dtype=torch.uint8)
+        return cls(memory, member.rank, member.size, row_bytes, member.step_seconds)
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        part = part.contiguous()
+        assert part.shape[1] == widths[self.rank]
+        out = torch.empty(len(part), sum(widths), dtype=part.dtype)
+        where = self.memory.data_ptr(), self.rank, self.size, self.slot_bytes, self.seconds
+        self.c.gather(*where, self._in_bytes(widths, part.itemsize), part.data_ptr(), out.data_ptr(), len(part))
+        return out
+
+    def check(self) -> None:
+        lost = self.c.lost_rank(self.memory.data_ptr(), self.rank)
+        if lost >= 0:
+            raise RankLost(
+                f"rank {lost} of {self.size} did not come to rank {self.rank} within worker_step_seconds={self.seconds}"
+            )
+
+    def _in_bytes(self, widths: Sequence[int], itemsize: int) -> int:
+        """Where they lie as the kernel wants them; recorded steps remember it."""
+        key = (*widths, itemsize)
+        if key not in self._widths:
+            self._widths[key] = torch.tensor(widths, dtype=torch.int64) * itemsize
+        return self._widths[key].data_ptr()
+
+
+class Distributed:
+    """By torch.distributed: NCCL between GPUs, whose calls a CUDA graph can record once one was made before.
+
+    Args:
+        member: who this is.
+        backend: of torch.distributed.
+        device: of the tensors.
+    """
+
+    def __init__(self, member: Member, backend: str, device: torch.device):
+        self.rank, self.size = member.rank, member.size
+        store = dist.FileStore(f"/proc/self/fd/{member.memory}", member.size)
+        limit = timedelta(seconds=member.step_seconds)
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=limit)
+        self.gather(torch.zeros(1, 1, device=device), [1] * self.size)
+
+    def gather(self, part: Tensor, widths: Sequence[int]) -> Tensor:
+        widest = max(widths)
+        own = part if part.shape[1] == widest else torch.nn.functional.pad(part, (0, widest - part.shape[1]))
+        parts = own.new_empty(self.size, *own.shape)
+        dist.all_gather_into_tensor(parts.flatten(0, 1), own.contiguous())
+        return torch.cat([parts[rank, :, :width] for rank, width in enumerate(widths)], dim=1)
+
+    def check(self) -> None: ...
+
+
+def _slot_bytes(row_bytes: int) -> int:
+    return -(-max(LEAST_SLOT_BYTES, row_bytes) // PAGE) * PAGE

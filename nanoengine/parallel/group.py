@@ -1,0 +1,66 @@
+"""Group: what a rank knows of its group, and the weights that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from nanoengine.layers.factory import Factory
+from nanoengine.models.model_config import ModelConfig
+from nanoengine.parallel.communicator import Communicator
+from nanoengine.parallel.shares import Shares
+from nanoengine.parallel.weights import PartialExperts, PartialWeight
+
+
+class Group:
+    """The ranks that share a model.
+
+    Raises:
+        InvalidConfig: more ranks than the model has query heads.
+    """
+
+    def __init__(self, config: ModelConfig, communicator: Communicator, *, shares_context: bool = False):
+        self.config, self.communicator, self.rank = config, communicator, communicator.rank
+        self.shares_context = shares_context  # then each rank has all heads
+        self.shares = Shares(communicator.size, config.num_heads, config.num_kv_heads, config.head_dim)
+
+    def gather(self, part: Tensor, columns: Sequence[range]) -> Tensor:
+        """[n, this rank's columns] -> [n, all columns]; several ranks may have the same."""
+        if len(columns[self.rank]) == columns[-1].stop:
+            return part
+        widths = [len(own) for own in columns]
+        found = self.communicator.gather(part, widths)
+        if sum(widths) == columns[-1].stop:
+            return found
+        parts = zip(columns, found.split(widths, dim=1), strict=True)
+        return torch.cat(list({own.start: part for own, part in parts}.values()), dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFactory(Factory):
+    """Makes a rank's part of each weight. One projection is gathered; of two, gates and what they gate, the product is; three are
+    the heads of q, k and v, which stay where they are, unless each rank has all heads.
+    """
+
+    group: Group
+
+    def weight(self, inputs: int, *outputs: int) -> PartialWeight:
+        shares, rank = self.group.shares, self.group.rank
+        if len(outputs) == 3 and self.group.shares_context:
+            outputs = (sum(outputs),)
+        columns = [shares.outputs(count) for count in outputs]
+        if len(outputs) == 3:
+            columns = [shares.columns(heads) for heads in (shares.heads, shares.kv_heads, shares.kv_heads)]
+        starts = accumulate(outputs, initial=0)
+        ranges = [range(at + own[rank].start, at + own[rank].stop) for at, own in zip(starts, columns, strict=False)]
+        weight = super().weight(inputs, *map(len, ranges))
+        return PartialWeight(weight, (sum(outputs), inputs), ranges, None if len(outputs) == 3 else columns[0])
+
+    def experts(self, experts: int, outputs: int, inputs: int) -> PartialExperts:
+        columns = self.group.shares.outputs(outputs)
+        weights = super().experts(experts, len(columns[self.group.rank]), inputs)
+        return PartialExperts(weights, (experts, outputs, inputs), columns, self.group.rank)

@@ -1,0 +1,42 @@
+"""Options of tensor parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nanoengine.core.config import check_count
+from nanoengine.core.errors import InvalidConfig, shown
+
+MOST_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """Options of tensor parallelism.
+
+    Args:
+        tensor_parallel_size: processes that share the weights and the KV cache: GPUs of this machine, or parts of its CPU cores.
+            At most as many as the model has query heads.
+        decode_context_parallel_size: 1: each process has the K/V of some heads. As many as tensor_parallel_size: each has some
+            tokens of all heads, which takes less memory where a model has fewer K/V heads than there are processes. It needs a
+            block_size of 256 tokens for each process, or a multiple.
+
+    Raises:
+        InvalidConfig: a value that cannot work.
+    """
+
+    tensor_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("tensor_parallel_size", self.tensor_parallel_size, MOST_RANKS)
+        if self.decode_context_parallel_size not in (1, self.tensor_parallel_size):
+            raise InvalidConfig(
+                f"decode_context_parallel_size is {shown(self.decode_context_parallel_size)}: it must be 1, or as much as "
+                f"tensor_parallel_size, {self.tensor_parallel_size}"
+            )
+
+    @property
+    def shares_context(self) -> bool:
+        """Whether each rank has some tokens of all heads, and not all tokens of some."""
+        return self.decode_context_parallel_size > 1

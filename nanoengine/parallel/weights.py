@@ -1,0 +1,95 @@
+"""Weights of which a rank has some outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from nanoengine.core.kernels import WeightSlot
+from nanoengine.kernels.interface import ExpertWeights, QuantizableWeight, QuantizedSlot
+from nanoengine.quantization.tensor import QuantizedExperts, QuantizedTensor
+
+
+class PartOfRows:
+    """A place for a whole matrix, of which the rows in some ranges are kept; nobody looks at the others.
+
+    Args:
+        pieces: ranges of rows of what is copied, and the place of each.
+    """
+
+    def __init__(self, shape: torch.Size, pieces: Sequence[tuple[range, QuantizedSlot]]):
+        self.shape, self.pieces = shape, pieces
+
+    def parts(
+        self, source: Tensor | QuantizedTensor | QuantizedExperts
+    ) -> Iterator[tuple[Tensor | QuantizedTensor, WeightSlot]]:
+        assert not isinstance(source, QuantizedExperts)
+        for rows, place in self.pieces:
+            yield source[slice(rows.start, rows.stop)], place
+
+    def copy_(self, source: Tensor) -> None:
+        for rows, place in self.pieces:
+            place.copy_(source[rows.start : rows.stop])
+
+    def copy_quantized(self, source: QuantizedTensor) -> None:
+        for rows, place in self.pieces:
+            place.copy_quantized(source[slice(rows.start, rows.stop)])
+
+
+class PartialWeight:
+    """A matrix of which this rank has some outputs, in `own`: of each projection those in a range.
+
+    Args:
+        shape: of all of it.
+        ranges: this rank's outputs of each projection.
+        columns: what each rank has of a projection, if every rank needs all that comes of it; None: a rank goes on with its own.
+    """
+
+    def __init__(
+        self, own: QuantizableWeight, shape: tuple[int, int], ranges: Sequence[range], columns: list[range] | None
+    ):
+        self.own, self.shape, self.ranges, self.columns = own, torch.Size(shape), ranges, columns
+        self._bias: Tensor | None = None
+
+    def formats(self) -> Mapping[str, int]:
+        return self.own.formats()
+
+    def rows(self, first: int, count: int) -> PartOfRows:
+        pieces, at = [], 0
+        for own in self.ranges:
+            start, stop = max(own.start, first), min(own.stop, first + count)
+            if start < stop:
+                place = self.own.rows(at + start - own.start, stop - start)
+                pieces.append((range(start - first, stop - first), place))
+            at += len(own)
+        return PartOfRows(torch.Size((count, self.shape[1])), pieces)
+
+    def bias(self, whole: Tensor | None) -> Tensor | None:
+        """What of a bias is added to this rank's outputs; it is set by now."""
+        if whole is None:
+            return None
+        if self._bias is None:
+            self._bias = torch.cat([whole[own.start : own.stop] for own in self.ranges])
+        return self._bias
+
+
+class PartialExperts:
+    """Matrices of experts of which this rank has the outputs in `columns[rank]`."""
+
+    def __init__(self, own: ExpertWeights, shape: tuple[int, int, int], columns: list[range], rank: int):
+        self.own, self.shape, self.range, self.columns = own, torch.Size(shape), columns[rank], columns
+        self._bias: Tensor | None = None
+
+    def formats(self) -> Mapping[str, int]:
+        return self.own.formats()
+
+    def expert(self, index: int) -> PartOfRows:
+        return PartOfRows(self.shape[1:], [(self.range, self.own.expert(index))])
+
+    def bias(self, whole: Tensor) -> Tensor:
+        """What of [experts, outputs] is added to this rank's outputs; it is set by now."""
+        if self._bias is None:
+            self._bias = whole[:, self.range.start : self.range.stop].contiguous()
+        return self._bias
