@@ -41,6 +41,12 @@ LAYERS = ("models", "kernels", "attention", "layers", "quantization", "gguf")
 
 
 CAPABILITIES = {
+    "replicas": Entry(
+        "Replicas",
+        "ReplicaOptions",
+        ("replicas", "replica_silence_seconds", "replica_step_seconds"),
+        ("worker", "observability"),
+    ),
     "worker": Entry("Worker", "WorkerOptions", ("worker_process", "worker_step_seconds")),
     "models": Entry("Models", "ModelOptions", ("tokenizer", "quantization"), LAYERS),
     "kernels": Entry("NativeAndTriton", "KernelOptions", ("kernels", "activation_dtype", "kv_cache_dtype"), LAYERS),

@@ -96,7 +96,7 @@ class Observer(PolicyPart):
         request.metrics = RequestMetrics()
         self.num_requests += 1
         for seq in request.sequences:
-            seq.state[TIMES] = SequenceTimes()
+            seq.state[TIMES] = SequenceTimes(len(seq.output_token_ids))
 
     def after_step(self, step: Step, result: StepResult | BaseException, seqs: list[Sequence]) -> None:
         now, start = self.clock(), self._starts.pop(step.number)
