@@ -160,7 +160,8 @@ class Supervisor:
     def _receive(self, process: Process, message: Any) -> None:
         process.last_heard = time.monotonic()
         if isinstance(message, News):
-            process.metrics = message.metrics or process.metrics
+            if message.metrics is not None:
+                process.metrics = message.metrics
             if message.deltas:
                 process.slot.num_useless = 0
             self.touched.update(dict.fromkeys(self.fleet.receive(process.key, message)))
