@@ -18,6 +18,7 @@ from typing import Any
 
 import nanoengine
 from nanoengine.builder import Built, build_engine
+from nanoengine.observability.view import take_view
 from nanoengine.replicas.messages import End, Failed, Ping, Pong, Ready, Submit
 from nanoengine.replicas.replica import Replica, portable
 
@@ -39,7 +40,8 @@ def serve(connection: Connection, build: Callable[[], Built], hash_seed: int) ->
     engine = built.engine
     if "offload" not in built.metrics.sources:
         engine.scheduler.blocks.seed = hash_seed
-    process.replica = Replica(engine, built.metrics.events, lambda: built.metrics.snapshot(engine))
+    count = lambda: (built.metrics.snapshot(engine), take_view(engine, built.metrics))  # noqa: E731
+    process.replica = Replica(engine, built.metrics.events, count)
     computes = built.capabilities["replicas"].computes
     identity = f"nanoengine {nanoengine.__version__}, {computes}"
     process.say(Ready(engine.max_model_len, engine.scheduler.blocks.seed, identity))

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 from nanoengine import AsyncLLMEngine
 from nanoengine.core.sequence import Request
 from nanoengine.errors import EngineClosed, EngineDead
+from nanoengine.observability.observer import Observer
 from nanoengine.replicas import supervisor
 from nanoengine.replicas.engine import ReplicatedEngine
+from nanoengine.replicas.observer import ReplicaObserver
 from nanoengine.replicas.supervisor import Process
 from nanoengine.sampling.params import SamplingParams
 
@@ -181,9 +184,31 @@ def test_nobody_is_left_behind() -> None:
     assert started.process.wait(PATIENCE) == 0
 
 
-def test_metrics_come_by_themselves() -> None:
-    with replicas(1) as engine:
-        wait_for(engine, lambda: all(slot.current and slot.current.metrics == 0 for slot in engine.supervisor.slots))
+def test_what_is_counted_goes_on_when_a_replica_is_lost() -> None:
+    with replicas(2) as engine:
+        observer = ReplicaObserver(Observer(engine.max_model_len), engine.supervisor)
+        want = run(engine, draw_requests(engine, 4))
+        num_tokens = sum(len(tokens) for tokens, *_ in want)
+        first = observer.snapshot(engine)
+        assert first.times.num_generated_tokens == num_tokens
+        assert first.num_requests == 10
+        assert first.finished == Counter(reason for *_, reason, _ in want)
+        assert first.num_blocks == 800
+        assert first.times.latency.count == len(want)
+        [slot, _] = engine.supervisor.slots
+        lost = slot.current
+        assert lost is not None
+        signal_all([lost], signal.SIGKILL)
+        wait_for(engine, lambda: slot.current not in (lost, None))
+        assert run(engine, draw_requests(engine, 4)) == want
+        second = observer.snapshot(engine)
+        assert second.times.num_generated_tokens == 2 * num_tokens
+        assert (second.num_requests, second.num_blocks, second.num_running) == (20, 800, 0)
+        assert second.max_model_len == first.max_model_len
+        by_replica = observer.snapshots(engine)
+        assert list(by_replica) == ["0", "1"]
+        assert sum(own.times.num_generated_tokens for own in by_replica.values()) == 2 * num_tokens
+        assert observer.view(engine).pool.num_blocks == 800
 
 
 # ---- on an event loop

@@ -17,6 +17,7 @@ from nanoengine.core.block_manager import BlockManager
 from nanoengine.core.llm_engine import LLMEngine
 from nanoengine.core.messages import StepPlan
 from nanoengine.observability.kv_events import KVEventPublisher
+from nanoengine.observability.observer import Observer
 from nanoengine.replicas.carrier import LocalReplica
 from nanoengine.replicas.engine import ReplicatedEngine
 from nanoengine.replicas.options import ReplicaOptions
@@ -54,11 +55,11 @@ def build(seconds: float) -> Built:
     events = KVEventPublisher()
     blocks = BlockManager(400, BLOCK_SIZE, stores=[events])
     engine = make_engine(blocks=blocks, model=SlowModel(seconds), parts=[LogprobListener()], policy="mixed")
-    metrics = SimpleNamespace(sources={}, events=events, snapshot=lambda own: len(own.requests))
-    return cast(
-        Built,
-        SimpleNamespace(engine=engine, metrics=metrics, capabilities={"replicas": SimpleNamespace(computes="toys")}),
-    )
+    observer = Observer(engine.max_model_len)
+    observer.events = events
+    engine.scheduler.parts.append(observer)
+    own = {"replicas": SimpleNamespace(computes="toys")}
+    return cast(Built, SimpleNamespace(engine=engine, metrics=observer, capabilities=own))
 
 
 class ToyCarrier:
