@@ -24,14 +24,14 @@ from nanoengine.replicas.router import Route, Router
 POLICIES = ("random", "least loaded", "router")
 
 
-def at_random(router: Router, hashes: Iterable[bytes], num_prompt: int, num_new: int) -> Route:
+def at_random(router: Router, hashes: Iterable[bytes], num_prompt: int, num_new: int) -> Route:  # noqa: ARG001
     """Any replica."""
     replica = random.choice(router._order)[-1]
     router._reserve(replica, num_prompt + num_new)
     return Route(replica, 0, num_prompt, num_new)
 
 
-def least_loaded(router: Router, hashes: Iterable[bytes], num_prompt: int, num_new: int) -> Route:
+def least_loaded(router: Router, hashes: Iterable[bytes], num_prompt: int, num_new: int) -> Route:  # noqa: ARG001
     """The replica with the least to do, whatever is cached."""
     return Router.route(router, (), num_prompt, num_new)
 
@@ -56,9 +56,8 @@ def _rate(count: int, beginnings: list[list[bytes]], tokens: list[bytes], with_e
         router.add(replica)
     for place, own in enumerate(beginnings):  # each is cached by four
         for replica in range(place, place + 4):
-            for hash in own:
-                router.stored(replica % count, hash)
-    prompts = [rng.choice(beginnings) + [rng.randbytes(16) for _ in range(32)] for _ in range(4000)]
+            router.stored(replica % count, own)
+    prompts = [rng.choice(beginnings) + [rng.randbytes(16) for _ in range(32)] for _ in range(6000)]
     start = time.perf_counter()
     for prompt in prompts:
         if with_hashes:
@@ -68,11 +67,9 @@ def _rate(count: int, beginnings: list[list[bytes]], tokens: list[bytes], with_e
         route = router.begun(router.route(prompt, 1024, 128))
         open_routes.append(route)
         if with_events:
-            for hash in prompt[route.num_cached_tokens // SIZE :]:
-                router.stored(route.replica, hash)
-            for hash in prompt[32:]:
-                router.removed(route.replica, hash)
-        if len(open_routes) > 8 * count:
+            router.stored(route.replica, prompt[route.num_cached_tokens // SIZE :])
+            router.removed(route.replica, prompt[32:])
+        if len(open_routes) > 2 * count:
             router.ended(open_routes.pop(rng.randrange(len(open_routes))))
     return len(prompts) / (time.perf_counter() - start)
 

@@ -102,13 +102,12 @@ class SimulatedReplica:
             assert call.route is not None
             call.route = self.router.begun(call.route)
             self.decoding[call] = call.num_new
+            self.router.stored(self.number, [hash for hash in call.blocks if hash not in self.cache])
             for hash in call.blocks:
-                if hash not in self.cache:
-                    self.router.stored(self.number, hash)
                 self.cache[hash] = None
                 self.cache.move_to_end(hash)
             while len(self.cache) > CACHE_BLOCKS:
-                self.router.removed(self.number, self.cache.popitem(last=False)[0])
+                self.router.removed(self.number, [self.cache.popitem(last=False)[0]])
         return ended
 
 
