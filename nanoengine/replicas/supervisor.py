@@ -48,7 +48,7 @@ class Process:
     slot: Slot
     started: Started
     link: Link
-    last_heard: float
+    asked: float | None = None  # when it was asked whether it lives, and has said nothing since
     ready: Ready | None = None
     num_counts: int = 0  # how often it told what it counts
 
@@ -175,7 +175,7 @@ class Supervisor:
                 self._lose(process, "died")
 
     def _receive(self, process: Process, message: Any) -> None:
-        process.last_heard = time.monotonic()
+        process.asked = None
         if isinstance(message, News):
             if message.metrics is not None and process is process.slot.current:
                 process.num_counts += 1
@@ -202,10 +202,11 @@ class Supervisor:
         limit = self.options.replica_silence_seconds
         self._next_ping = now + min(PING_SECONDS, limit / 4)
         for process in [slot.current for slot in self.slots if slot.current is not None]:
-            if now - process.last_heard > limit:
+            if process.asked is not None and now - process.asked > limit:
                 self._lose(process, f"has said nothing for replica_silence_seconds={limit:g}")
-            else:
-                process.link.send(Ping(wants_metrics=True))
+                continue
+            process.asked = now if process.asked is None else process.asked
+            process.link.send(Ping(wants_metrics=True))
         for process in [process for process, end in self._leaving.items() if end < now]:
             self._reap(process)
 
@@ -230,7 +231,7 @@ class Supervisor:
         slot.is_starting = False
         self._num_processes += 1
         link = Link(started.socket, self.selector)
-        process = slot.next = Process(self._num_processes, slot, started, link, time.monotonic())
+        process = slot.next = Process(self._num_processes, slot, started, link)
         link.register(process)
         if self._is_closed:
             slot.next = None
